@@ -1,0 +1,41 @@
+"""``python -m iris_ray.actors.bootstrap ADDRESS``: start the cluster's Controller from a plain Ray driver.
+
+A detached actor keeps its creator's Ray job and inherits its runtime environment. So it is created here, by a driver
+that has neither secrets nor a checkout, only iris_ray itself, and it stays when this driver ends.
+"""
+
+import sys
+from pathlib import Path
+
+import ray
+
+import iris_ray
+from iris_ray.actors.controller import Controller
+from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
+
+
+def main(address: str) -> None:
+    ray.init(
+        address=address,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        runtime_env={"py_modules": [str(Path(iris_ray.__file__).parent)]},
+    )
+    controller = (
+        ray.remote(Controller)
+        .options(
+            name=CONTROLLER_NAME,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            resources={"node:__internal_head__": 0.001},  # the head is not preemptible; TPU hosts are
+            max_concurrency=10_000,
+        )
+        .remote()
+    )
+    ray.get(controller.ping.remote())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

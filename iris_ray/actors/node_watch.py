@@ -1,0 +1,76 @@
+"""From Ray's node table to events for the controller's state: which TPU hosts there are, and what became of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from iris_ray.actors.ray_internals import available_resources_by_node, draining_nodes
+from iris_ray.constraints import AttributeValue
+from iris_ray.errors import InvalidRequestError
+from iris_ray.events import WorkerFailedEvent, WorkerRegisteredEvent
+from iris_ray.jobs import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.topology import get_tpu_config
+
+SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
+WORKER_ID_LABEL = "ray.io/tpu-worker-id"
+POD_TYPE_LABEL = "ray.io/tpu-pod-type"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTable:
+    """One reading of Ray's tables."""
+
+    nodes: tuple[Mapping[str, Any], ...]
+    draining: Mapping[str, int]
+    available: Mapping[str, Mapping[str, float]]
+
+    @staticmethod
+    def read() -> "NodeTable":
+        """Blocks for a few milliseconds."""
+        return NodeTable(tuple(ray.nodes()), draining_nodes(), available_resources_by_node())
+
+
+def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> WorkerRegisteredEvent | str | None:
+    """What one live node is to the scheduler: a TPU worker, a refusal in words, or None if it is no TPU host.
+
+    Args:
+        node: an entry of ``ray.nodes()``.
+        table: the reading that it comes from.
+        ours: how many of its chips are reserved by iris_ray.
+    """
+    labels, resources = node.get("Labels", {}), node.get("Resources", {})
+    chips = resources.get("TPU", 0.0)
+    if not chips or SLICE_NAME_LABEL not in labels:
+        return None
+    node_id, slice_name = node["NodeID"], labels[SLICE_NAME_LABEL]
+    worker_id = labels.get(WORKER_ID_LABEL, "")
+    if not worker_id.isdecimal():  # nothing is guessed: a host without a number is not host 0
+        return f"host {node['NodeManagerAddress']} of {slice_name} has no usable {WORKER_ID_LABEL} ({worker_id!r})"
+    try:
+        config = get_tpu_config(labels.get(POD_TYPE_LABEL, "")).with_live_hosts(chips)
+    except InvalidRequestError as error:
+        return f"host {worker_id} of {slice_name}: {error}"
+    attributes = {name: AttributeValue(value) for name, value in labels.items()}
+    attributes |= {
+        TPU_NAME: AttributeValue(slice_name),
+        TPU_WORKER_ID: AttributeValue(int(worker_id)),
+        TPU_TOPOLOGY: AttributeValue(config.name),
+        TPU_VM_COUNT: AttributeValue(config.vm_count),
+    }
+    taken = chips - table.available.get(node_id, {}).get("TPU", chips) - ours
+    return WorkerRegisteredEvent(
+        node_id,
+        node["NodeManagerAddress"],
+        attributes,
+        dict(resources),
+        draining="Ray is draining it" if node_id in table.draining else None,
+        foreign=f"{taken:g} chips of host {worker_id} are in use outside iris_ray" if taken > 0 else None,
+    )
+
+
+def failure(node: Mapping[str, Any]) -> WorkerFailedEvent:
+    """The event for a node that Ray declared dead."""
+    reason = node.get("DeathReasonMessage") or "Ray declared the node dead"
+    return WorkerFailedEvent(node["NodeID"], f"the host died: {str(reason).strip()[:200]}")

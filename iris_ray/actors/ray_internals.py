@@ -1,0 +1,49 @@
+"""The one place that touches private Ray APIs. Checked on Ray 2.60.0.
+
+Everything here is small on purpose: when Ray changes, this page says what we relied on.
+"""
+
+import sys
+from typing import Any
+
+import ray
+from ray._private import ray_constants
+from ray._raylet import PlacementGroupID
+from ray.remote_function import RemoteFunction
+from ray.util.placement_group import PlacementGroup
+
+
+def draining_nodes() -> dict[str, int]:
+    """Node id → deadline (ms since the epoch; 0 if none) of every node that Ray drains. Ray Serve uses the same call."""
+    return dict(ray._private.state.state.get_draining_nodes())
+
+
+def available_resources_by_node() -> dict[str, dict[str, float]]:
+    """Node id → resources that nobody has claimed."""
+    return dict(ray._private.state.available_resources_per_node())
+
+
+def label_output(name: str) -> None:
+    """Mark what this process prints from now on: Ray's driver shows ``(<name> pid=…, ip=…)`` before each line.
+
+    Ray's log monitor takes the name of an actor from such a line; Ray itself writes it once, at the actor's start.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        print(f"{ray_constants.LOG_PREFIX_ACTOR_NAME}{name}", file=stream, flush=True)
+
+
+def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:
+    """The plain function behind a Ray remote function, and the options that were given for it."""
+    return function._function, dict(function._default_options)
+
+
+def is_client_mode() -> bool:
+    """Whether this process is a Ray Client (``ray://``) and not a driver of its own."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+def placement_group_by_id(hex_id: str) -> PlacementGroup:
+    """A handle of a placement group that another process made."""
+    return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))

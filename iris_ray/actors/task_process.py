@@ -1,0 +1,85 @@
+"""The process that runs the user's function: one per host and attempt, never used twice.
+
+It starts ahead as a *standby* with Ray and iris_ray imported and nothing else, so that whatever reads the environment
+at import does so after it is set. It is a plain, single-threaded actor: user code gets the main thread, and with it
+signals.
+"""
+
+import importlib
+import os
+import sys
+import time
+import traceback
+
+import cloudpickle
+import ray
+
+from iris_ray.actors.messages import TaskLaunch
+from iris_ray.actors.ray_internals import label_output
+from iris_ray.errors import ResultNotPicklableError
+from iris_ray.outcomes import EndKind, TaskEnd
+from iris_ray.task_env import task_environment
+
+
+class TaskProcess:
+    """Waits for one task, runs it, and tells how it ended as a value."""
+
+    def __init__(self, preload: tuple[str, ...] = ()) -> None:
+        for module in preload:
+            importlib.import_module(module)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def run(self, launch: TaskLaunch) -> TaskEnd:
+        """Run the user's function here and now. Never raises for what user code does."""
+        changes = task_environment(os.environ, launch.env, launch.info, launch.multislice, launch.num_cpus)
+        for name, value in changes.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        label_output(launch.label)
+        try:
+            result = cloudpickle.loads(launch.function)()
+            end = _returned(result)
+        except SystemExit as stop:
+            end = _exited(stop)
+        except BaseException as error:
+            end = _raised(error)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        return end
+
+    def exit(self) -> None:
+        """End the process in good order: exit handlers of user code run."""
+        ray.actor.exit_actor()
+
+
+def _returned(result: object) -> TaskEnd:
+    try:
+        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(result))
+    except Exception as error:
+        message = f"the function returned a {type(result).__name__} that can't be pickled: {error}"
+        return _raised(ResultNotPicklableError(message))
+
+
+def _exited(stop: SystemExit) -> TaskEnd:
+    """``sys.exit()`` and ``sys.exit(0)`` are a script's way to return; anything else is a failure."""
+    if stop.code in (None, 0):
+        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(None))
+    return TaskEnd(EndKind.CRASHED, time.time(), error=f"the function called sys.exit({stop.code!r})")
+
+
+def _raised(error: BaseException) -> TaskEnd:
+    ended_at = time.time()
+    text = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    payload: bytes | None = None
+    if isinstance(error, Exception):
+        try:
+            payload = cloudpickle.dumps(error)
+            cloudpickle.loads(payload)  # some exceptions pickle and can't be rebuilt; find out where it happened
+        except Exception:
+            payload = None
+    return TaskEnd(EndKind.RAISED, ended_at, payload, summary, text)

@@ -1,0 +1,77 @@
+"""Every error that iris_ray raises on purpose.
+
+::
+
+    IrisError
+    ├── InvalidRequestError (ValueError)     refused at the door; nothing was acquired
+    │   ├── UnknownTPUTypeError
+    │   ├── InvalidSliceCountError
+    │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
+    │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
+    ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
+    ├── ControllerUnavailableError (RuntimeError)
+    ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
+    ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
+    ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
+    ├── PreemptedTooManyTimesError (RuntimeError)
+    ├── JobCancelledError (RuntimeError)
+    └── IllegalTransitionError (RuntimeError)  a defect of ours: the state machine was asked for the impossible
+
+All of them carry one message and nothing else, so they pickle and cross processes intact.
+"""
+
+
+class IrisError(Exception):
+    """Base of every error that iris_ray raises on purpose."""
+
+
+class InvalidRequestError(IrisError, ValueError):
+    """The request can't work as written. Nothing was acquired."""
+
+
+class UnknownTPUTypeError(InvalidRequestError):
+    """No such TPU type; the message names the nearest ones that exist."""
+
+
+class InvalidSliceCountError(InvalidRequestError):
+    """``num_slices`` is not a positive int or a sequence of distinct positive ints."""
+
+
+class InvalidFunctionError(InvalidRequestError):
+    """The function can't be run on a gang: it needs arguments, can't be pickled, or is not a function."""
+
+
+class UnsupportedOptionError(InvalidRequestError):
+    """An option of a Ray remote function can't be honoured for a gang, and is not silently dropped."""
+
+
+class NoClusterError(IrisError, ConnectionError):
+    """Ray is not initialised in this process and no running cluster was found."""
+
+
+class ControllerUnavailableError(IrisError, RuntimeError):
+    """The cluster's Controller could not be started or reached."""
+
+
+class ResultNotPicklableError(IrisError, TypeError):
+    """The user's function returned a value that can't be sent to the caller."""
+
+
+class TaskCrashedError(IrisError, RuntimeError):
+    """A task process ended by a signal or an exit code, without returning or raising."""
+
+
+class RemoteUserError(IrisError, RuntimeError):
+    """Stands for a user's exception that could not be pickled or rebuilt; carries its traceback as text."""
+
+
+class PreemptedTooManyTimesError(IrisError, RuntimeError):
+    """The gang lost its hosts more often than ``max_retries_preemption`` allows."""
+
+
+class JobCancelledError(IrisError, RuntimeError):
+    """The job was cancelled, by its owner or because its owner is gone."""
+
+
+class IllegalTransitionError(IrisError, RuntimeError):
+    """An event asked for a state change that the transition table does not hold: a defect in iris_ray."""

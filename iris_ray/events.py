@@ -1,0 +1,109 @@
+"""What can happen to the controller's state. Every change is one of these; times are seconds on the caller's clock.
+
+Reports carry the attempt that they speak of; one about an older attempt changes nothing.
+"""
+
+from dataclasses import dataclass
+
+from iris_ray.constraints import Attributes
+from iris_ray.jobs import JobSpec, TaskState
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmittedEvent:
+    spec: JobSpec
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelledEvent:
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRegisteredEvent:
+    """A worker appeared, or what is known about it changed. Its occupants are kept."""
+
+    worker_id: str
+    address: str
+    attributes: Attributes
+    resources: dict[str, float]
+    draining: str | None = None
+    foreign: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDrainedEvent:
+    """The worker takes nothing new; what runs there goes on."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFailedEvent:
+    """The worker is gone, with everything that ran on it."""
+
+    worker_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GangAssignedEvent:
+    """All tasks of a job get their workers, at once: ``groups[slice_id][worker_id]`` is a worker's id."""
+
+    job_id: str
+    group_names: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDispatchFailedEvent:
+    """An attempt could not be started whole: the gang goes back to the queue, uncharged, after a pause."""
+
+    job_id: str
+    attempt: int
+    error: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStateChangedEvent:
+    """One task of an attempt reports RUNNING, SUCCEEDED, FAILED or WORKER_FAILED."""
+
+    job_id: str
+    task_index: int
+    attempt: int
+    new_state: TaskState
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEndConfirmedEvent:
+    """No process of the attempt is left on any host: its capacity is free."""
+
+    job_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class SliceReleasedEvent:
+    """The owner holds the slice no longer."""
+
+    slice_name: str
+    owner: str
+
+
+Event = (
+    JobSubmittedEvent
+    | JobCancelledEvent
+    | WorkerRegisteredEvent
+    | WorkerDrainedEvent
+    | WorkerFailedEvent
+    | GangAssignedEvent
+    | TaskDispatchFailedEvent
+    | TaskStateChangedEvent
+    | AttemptEndConfirmedEvent
+    | SliceReleasedEvent
+)

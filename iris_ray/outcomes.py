@@ -1,0 +1,99 @@
+"""How a task ended, as values: failures travel as data and are judged in one place, never through `except`."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+@dataclass(frozen=True, slots=True)
+class TpuSuccess:
+    """The function returned; ``result`` is its pickled value."""
+
+    result: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TpuPreempted:
+    """The provider took the host, with notice."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TpuFailed:
+    """The host, or a process of ours on it, was lost without notice. Charged like a preemption."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class TpuRunError:
+    """The job's own doing: an exception, an exit code, or a crash on a healthy host.
+
+    Attributes:
+        error: one line for people.
+        traceback: the remote traceback, if there was an exception.
+        exception: the pickled exception, if there was one and it can be pickled.
+    """
+
+    error: str
+    traceback: str = ""
+    exception: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TpuCancelled:
+    """Ended by us because of another task, or on request."""
+
+    error: str
+
+
+TpuResult = TpuSuccess | TpuPreempted | TpuFailed | TpuRunError | TpuCancelled
+
+
+class EndKind(Enum):
+    """How a task process ended, as its own host saw it."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    CRASHED = "crashed"
+    STOPPED = "stopped"  # by us
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """The facts about one task's end.
+
+    Attributes:
+        kind: what happened.
+        ended_at: seconds since the epoch on the task's host; orders causes and effects within a gang.
+        payload: the pickled result (RETURNED) or exception (RAISED; None if it can't be pickled).
+        error: one line for people.
+        traceback: text (RAISED).
+    """
+
+    kind: EndKind
+    ended_at: float
+    payload: bytes | None = None
+    error: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvidence:
+    """What is known about a host at the moment of judgement.
+
+    Attributes:
+        lost: why the host counts as lost, or None if it answers.
+        draining: the notice that the host had, or None.
+    """
+
+    lost: str | None = None
+    draining: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskKey:
+    """A task's place in its gang."""
+
+    slice_id: int
+    worker_id: int

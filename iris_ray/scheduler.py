@@ -1,0 +1,161 @@
+"""Who runs where: a pure function of a snapshot.
+
+A gang takes whole groups (slices) of exactly its size, or nothing. The scheduler proposes; the controller commits.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from iris_ray.constraints import matches_all
+from iris_ray.jobs import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, Job, JobSpec, Worker, string_attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A gang's place: ``groups[slice_id][worker_id]`` is a worker's id."""
+
+    job_id: str
+    group_names: tuple[str, ...]
+    groups: tuple[tuple[str, ...], ...]
+
+
+@dataclass(slots=True)
+class SchedulingResult:
+    """What to start, and why the rest waits (job id → a sentence)."""
+
+    assignments: list[Assignment] = field(default_factory=list)
+    waiting: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Workers that share a value of ``group_by``, by host number."""
+
+    name: str
+    workers: tuple[Worker, ...]
+
+    @property
+    def type_name(self) -> str:
+        return string_attribute(self.workers[0].attributes, TPU_TOPOLOGY) or "unknown type"
+
+    def obstacle(self, spec: JobSpec) -> str | None:
+        """Why the job can't have this group now, or None if it can."""
+        present = [w.host_number for w in self.workers]
+        if len(present) != len(set(present)):
+            return f"{self.name}: two hosts claim the same worker id"
+        complete = self.workers[0].attributes.get(TPU_VM_COUNT)
+        size = complete.value if complete else spec.replicas
+        if size != spec.replicas:
+            return f"{self.name}: has {size} hosts, the job needs {spec.replicas}"
+        if missing := [i for i in range(spec.replicas) if i not in present]:
+            return f"{self.name}: host {', '.join(map(str, missing))} of {spec.replicas} is missing"
+        if len(present) > spec.replicas:
+            return f"{self.name}: has a host {max(present)}, but only {spec.replicas} belong to its type"
+        for worker in self.workers:
+            if worker.draining:
+                return f"{self.name}: host {worker.host_number} is draining ({worker.draining})"
+            if worker.occupants:
+                (task_id, _), *_ = worker.occupants
+                return f"{self.name}: in use by {task_id.rpartition('/')[0]}"
+            if worker.foreign:
+                return f"{self.name}: {worker.foreign}"
+            if lacking := [r for r, need in spec.resources.items() if worker.available(r) < need]:
+                have, need = worker.available(lacking[0]), spec.resources[lacking[0]]
+                return f"{self.name}: host {worker.host_number} has {have:g} {lacking[0]}, a task needs {need:g}"
+        return None
+
+
+class Scheduler:
+    """Stateless: everything it knows comes in through the arguments."""
+
+    def find_assignments(
+        self, pending: Iterable[Job], workers: Iterable[Worker], holders: Mapping[str, str], now: float
+    ) -> SchedulingResult:
+        """Place pending jobs, oldest first; a job that does not fit lets those behind it pass.
+
+        Args:
+            pending: jobs that wait, oldest first.
+            workers: all live workers.
+            holders: slice name → owner that keeps it warm; a job prefers slices of its own owner, then unheld ones,
+                then those that another owner would have to give up.
+            now: seconds on the clock of ``Job.not_before``.
+        """
+        workers = list(workers)
+        result = SchedulingResult()
+        taken: dict[str, str] = {}  # group name → job that got it in this cycle
+        groups_by_key: dict[str, list[Group]] = {}
+        for job in pending:
+            if job.not_before > now:
+                result.waiting[job.spec.job_id] = (
+                    f"pausing {job.not_before - now:.0f} s after a launch that failed: {job.error}"
+                )
+                continue
+            key = job.spec.coscheduling.group_by
+            if key not in groups_by_key:
+                groups_by_key[key] = _groups(workers, key)
+            placed = _place(job.spec, groups_by_key[key], holders, taken)
+            if isinstance(placed, str):
+                result.waiting[job.spec.job_id] = placed
+            else:
+                result.assignments.append(placed)
+                taken.update(dict.fromkeys(placed.group_names, job.spec.job_id))
+        return result
+
+
+def _groups(workers: Iterable[Worker], key: str) -> list[Group]:
+    members: dict[str, list[Worker]] = defaultdict(list)
+    for worker in workers:
+        if name := string_attribute(worker.attributes, key):
+            members[name].append(worker)
+    return [Group(name, tuple(sorted(ws, key=lambda w: w.host_number))) for name, ws in sorted(members.items())]
+
+
+def _place(
+    spec: JobSpec, groups: list[Group], holders: Mapping[str, str], taken: Mapping[str, str]
+) -> Assignment | str:
+    """An assignment, or the reason why there is none."""
+    free: list[Group] = []
+    obstacles: list[str] = []
+    for group in groups:
+        try:
+            if not all(matches_all(spec.constraints, w.attributes) for w in group.workers):
+                continue
+        except TypeError as error:
+            return f"its constraints can't be evaluated: {error}"
+        if group.name in taken:
+            obstacles.append(f"{group.name}: goes to {taken[group.name]}")
+        elif obstacle := group.obstacle(spec):
+            obstacles.append(obstacle)
+        else:
+            free.append(group)
+
+    counts = [n for n in spec.coscheduling.num_groups if n <= len(free)]
+    if not counts:
+        return _waiting_reason(spec, groups, len(free), obstacles)
+
+    def cost(group: Group) -> int:
+        holder = holders.get(group.name)
+        return 0 if holder == spec.owner else 1 if holder is None else 2
+
+    best = sorted(free, key=cost)[: max(counts)]  # stable: by name within equal cost
+    chosen = sorted(best, key=lambda g: g.name)
+    return Assignment(
+        spec.job_id, tuple(g.name for g in chosen), tuple(tuple(w.worker_id for w in g.workers) for g in chosen)
+    )
+
+
+def _waiting_reason(spec: JobSpec, groups: list[Group], free: int, obstacles: list[str]) -> str:
+    wanted = " or ".join(map(str, spec.coscheduling.num_groups))
+    what = "slices" if spec.coscheduling.group_by == TPU_NAME else f"groups by {spec.coscheduling.group_by}"
+    conditions = " and ".join(map(str, spec.constraints)) or "any"
+    reason = f"waiting for {wanted} {what} ({conditions}); {free} free"
+    if obstacles:
+        return f"{reason}; {'; '.join(obstacles[:4])}" + ("; …" if len(obstacles) > 4 else "")
+    if free:
+        return reason
+    types: dict[str, int] = defaultdict(int)
+    for group in groups:
+        types[group.type_name] += 1
+    there_are = ", ".join(f"{n} × {name}" for name, n in sorted(types.items())) or "no TPU hosts at all"
+    return f"{reason}; none like that in the cluster, which has {there_are}"

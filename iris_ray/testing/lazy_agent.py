@@ -1,0 +1,56 @@
+"""Stands in for Ray's runtime_env agent on a simulated host, and becomes it when it is first needed.
+
+Run as a script, never imported. The real agent costs 1.5 s of CPU to start, and a host needs it only once a worker with
+a runtime_env is to run there.
+
+1. ``python -I -S lazy_agent.py wait ADDRESS PORT_FILE PYTHON SCRIPT [ARG ...]`` binds the agent's port, writes it into
+   ``PORT_FILE``, where the raylet looks for it, and waits for a connection. It then leaves that connection in the
+   socket's backlog and executes, in the same process,
+2. ``PYTHON lazy_agent.py become FD SCRIPT [ARG ...]``, which runs the agent's own ``SCRIPT`` with the socket it finds
+   bound already in place of the one that it makes itself.
+"""
+
+import os
+import runpy
+import select
+import socket
+import sys
+from typing import Any
+
+
+def wait(address: str, port_file: str, python: list[str], script: list[str]) -> None:
+    """Announces a bound port, waits for the first connection, and executes stage 2."""
+    listener = socket.create_server((address, 0), backlog=128)
+    temporary = f"{port_file}.tmp"
+    with open(temporary, "w") as file:
+        file.write(str(listener.getsockname()[1]))
+    os.replace(temporary, port_file)  # the raylet polls for the file: it must never see half of it
+    select.select([listener], [], [])
+    listener.set_inheritable(True)
+    os.execvp(python[0], [*python, __file__, "become", str(listener.fileno()), *script])
+
+
+def become(inherited: int, script: list[str]) -> None:
+    """Runs ``script`` as the main program; the first socket that it binds is the inherited one."""
+
+    class Socket(socket.socket):
+        def bind(self, address: Any, /) -> None:
+            nonlocal inherited
+            if inherited < 0:
+                super().bind(address)
+                return
+            os.dup2(inherited, self.fileno(), inheritable=False)
+            os.close(inherited)
+            inherited = -1
+
+    socket.socket = Socket  # type: ignore[misc]
+    sys.argv = script
+    runpy.run_path(script[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "wait":
+        separator = sys.argv.index("--")
+        wait(sys.argv[2], sys.argv[3], sys.argv[4:separator], sys.argv[separator + 1 :])
+    else:
+        become(int(sys.argv[2]), sys.argv[3:])

@@ -1,0 +1,337 @@
+"""Starts Ray's own processes as ``ray start`` would, minus what a simulated cluster does not need.
+
+The only module of this package that touches Ray's private API; checked on Ray 2.60.0. What it relies on:
+
+- ``ray._private.services`` builds each process's command line and runs it through its module-level function
+  ``start_ray_process``, which is replaced while a node is started, so that every process gets a keeper;
+- a raylet finds its agents' ports in files of its session directory, named by ``get_port_filename``; it ends when its
+  dashboard agent ends, and does not mind one that does nothing;
+- ``Node``, used for the head only, does its work through the methods overridden here.
+"""
+
+import logging
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray._private import services
+from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
+from ray._private.node import Node
+from ray._private.parameter import RayParams
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+from ray._private.resource_isolation_config import ResourceIsolationConfig
+from ray._raylet import (
+    DASHBOARD_AGENT_LISTEN_PORT_NAME,
+    METRICS_AGENT_PORT_NAME,
+    METRICS_EXPORT_PORT_NAME,
+    RUNTIME_ENV_AGENT_PORT_NAME,
+    get_port_filename,
+)
+from ray.core.generated import autoscaler_pb2
+from ray.core.generated.gcs_pb2 import GcsNodeInfo
+
+from iris_ray.testing.machine import script_command
+
+Launch = Callable[[str, Sequence[str]], subprocess.Popen[bytes]]
+"""Runs a command for a purpose ("raylet", "gcs_server", …) and returns the process to watch."""
+
+_OBJECT_STORE_BYTES = 100 * 2**20  # of a host; nothing is allocated until it is used. Ray's minimum is 75 MB.
+_HEAD_OBJECT_STORE_BYTES = 500 * 2**20
+_NOT_LISTENING = 1  # a port nobody listens on, for agents that are not there
+
+# Settings of Ray's processes that a user's own environment may override.
+_RAY_SETTINGS = {
+    # A killed host is found in 1.5 s and a frozen one in 4 s, instead of 15 s and a minute.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    # No worker before somebody needs one: each costs 1.5 s of CPU.
+    "RAY_enable_worker_prestart": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    # Metrics go to the agent that is not there.
+    "RAY_enable_metrics_collection": "0",
+    # Every raylet would watch the same machine's memory, and kill workers for what the others use.
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What a raylet on one simulated TPU VM says about itself.
+
+    Attributes:
+        node_id: hex id.
+        cpus: logical CPUs.
+        resources: custom resources, ``TPU`` among them.
+        labels: node labels.
+        directory: the host's private directory.
+        socket_prefix: path that the names of its Unix sockets begin with; short, the kernel allows 107 bytes.
+        address: its IP address.
+    """
+
+    node_id: str
+    cpus: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+    directory: Path
+    socket_prefix: str
+    address: str
+
+
+class _ResolvedSpec(ResourceAndLabelSpec):  # type: ignore[misc]
+    """Resources that are final: Ray's own detection would ask this machine, and Google's metadata server."""
+
+    def __init__(self, cpus: int, object_store: int, resources: dict[str, float], labels: dict[str, str]):
+        super().__init__(cpus, 0, psutil.virtual_memory().total // 2, object_store, resources, labels)
+
+    def resolved(self) -> bool:
+        return True
+
+
+@dataclass
+class _Launching(threading.local):
+    """How the calling thread wants Ray's processes to be run; None outside of a start."""
+
+    launch: Launch | None = field(default=None)
+
+
+_launching = _Launching()
+_patch_lock = threading.Lock()
+
+
+@contextmanager
+def _launched_by(launch: Launch) -> Iterator[None]:
+    """Within, the processes that this thread asks Ray to start are run by ``launch``."""
+
+    def start_ray_process(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
+        if _launching.launch is None:  # somebody else's ray.init() in another thread
+            return original(command, process_type, *args, **kwargs)
+        process = _launching.launch(process_type, command)
+        return services.ProcessInfo(
+            process=process, **dict.fromkeys(services.ProcessInfo._fields[1:3]), **_NO_DEBUGGERS
+        )
+
+    with _patch_lock:
+        original = services.start_ray_process
+        services.start_ray_process = start_ray_process
+        _launching.launch = launch
+        try:
+            yield
+        finally:
+            _launching.launch = None
+            services.start_ray_process = original
+
+
+_NO_DEBUGGERS = {name: False for name in services.ProcessInfo._fields[3:]}
+
+
+class _HeadNode(Node):  # type: ignore[misc]
+    """The head: a GCS, a raylet without TPU and a log monitor; an API server only if it is wanted."""
+
+    def __init__(self, params: RayParams, cpus: int) -> None:
+        self._cpus = cpus
+        super().__init__(params, head=True, shutdown_at_exit=False, spawn_reaper=False)
+
+    def get_resource_and_label_spec(self) -> ResourceAndLabelSpec:
+        address = self.node_ip_address
+        resources = {f"node:{address}": 1.0, "node:__internal_head__": 1.0}
+        return _ResolvedSpec(self._cpus, _HEAD_OBJECT_STORE_BYTES, resources, {})
+
+    def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
+        # Without a dashboard Ray starts one all the same, for usage statistics, and waits 2 s for it.
+        if include_dashboard:
+            super().start_api_server(include_dashboard=True, raise_on_failure=raise_on_failure)
+
+
+class RayHead:
+    """The running head node, and the way to the cluster's state.
+
+    Args:
+        root: the cluster's directory; Ray's session directory goes there.
+        address: IP address of the head.
+        cpus: logical CPUs of the head.
+        dashboard: whether to start Ray's dashboard, which ``ray job submit`` and the state API need.
+        launch: runs each of the head's processes.
+    """
+
+    def __init__(self, root: Path, *, address: str, cpus: int, dashboard: bool, launch: Launch) -> None:
+        ensure_token_if_auth_enabled(create_token_if_missing=True)
+        params = RayParams(
+            num_cpus=cpus,
+            num_gpus=0,
+            node_ip_address=address,
+            temp_dir=str(root),
+            raylet_socket_name=f"{root}/s/head-raylet",
+            plasma_store_socket_name=f"{root}/s/head-store",
+            include_dashboard=dashboard,
+            dashboard_port=None,  # the first free one from 8265
+            dashboard_agent_listen_port=0,
+            no_monitor=True,  # no autoscaler
+            min_worker_port=0,
+            max_worker_port=0,
+            resource_isolation_config=ResourceIsolationConfig(),
+        )
+
+        def launch_on_head(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+            if kind == "raylet" and not dashboard:
+                command = _without_agents(command, Path(self._session_dir(command)), address)
+            return launch(kind, command)
+
+        with _launched_by(launch_on_head):
+            self._node = _HeadNode(params, cpus)
+
+    @staticmethod
+    def _session_dir(command: Sequence[str]) -> str:
+        return _flag(command, "session_dir")
+
+    @property
+    def gcs_address(self) -> str:
+        """``host:port`` to connect a driver to."""
+        return str(self._node.gcs_address)
+
+    @property
+    def node_id(self) -> str:
+        """Hex id of the head node."""
+        return str(self._node.node_id)
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """``host:port`` of the dashboard, None without one."""
+        return self._node.webui_url
+
+    def start_host(self, spec: HostSpec, launch: Launch) -> None:
+        """Starts the raylet of a host, and returns before it has joined."""
+        node = self._node
+        runtime_env_dir = spec.directory / "runtime_resources"
+        runtime_env_dir.mkdir()
+        resources = {**spec.resources, f"node:{spec.address}": 1.0}
+        session_dir = Path(node.get_session_dir_path())
+        # Not in the cluster's log directory: its log monitor would print each raylet's stack trace in the terminal.
+        logs = spec.directory / "logs"
+
+        def launch_raylet(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+            return launch(kind, _without_agents(command, session_dir, spec.address))
+
+        with _launched_by(launch_raylet):
+            services.start_raylet(
+                redis_address=node.redis_address,
+                gcs_address=node.gcs_address,
+                node_id=spec.node_id,
+                node_ip_address=spec.address,
+                node_manager_port=0,
+                raylet_name=f"{spec.socket_prefix}r",
+                plasma_store_name=f"{spec.socket_prefix}s",
+                cluster_id=node.cluster_id.hex(),
+                worker_path=node._ray_params.worker_path,
+                setup_worker_path=node._ray_params.setup_worker_path,
+                temp_dir=node.get_temp_dir_path(),
+                session_dir=str(session_dir),
+                resource_dir=str(runtime_env_dir),
+                log_dir=node.get_logs_dir_path(),  # one for all: the head's log monitor reads it
+                resource_and_label_spec=_ResolvedSpec(
+                    spec.cpus, _OBJECT_STORE_BYTES, resources, dict(spec.labels)
+                ),
+                plasma_directory="/dev/shm",
+                fallback_directory=str(spec.directory),
+                object_store_memory=_OBJECT_STORE_BYTES,
+                session_name=node.session_name,
+                is_head_node=False,
+                resource_isolation_config=ResourceIsolationConfig(),
+                metrics_agent_port=0,
+                metrics_export_port=0,
+                dashboard_agent_listen_port=0,
+                runtime_env_agent_port=0,
+                raylet_stdout_filepath=str(logs / "raylet.out"),
+                raylet_stderr_filepath=str(logs / "raylet.err"),
+                runtime_env_agent_stdout_filepath=str(logs / "runtime_env_agent.out"),
+                runtime_env_agent_stderr_filepath=str(logs / "runtime_env_agent.err"),
+                runtime_env_agent_log_filepath=str(logs / "runtime_env_agent.log"),
+                max_bytes=node.max_bytes,
+                backup_count=node.backup_count,
+                fate_share=False,
+                webui=node.webui_url,
+            )
+
+    def living_nodes(self) -> set[str]:
+        """Hex ids of the nodes that the GCS holds to be alive."""
+        nodes = self._node.get_gcs_client().get_all_node_info(timeout=10)
+        return {id.hex() for id, info in nodes.items() if info.state == GcsNodeInfo.GcsNodeState.ALIVE}
+
+    def announce_preemption(self, node_id: str, message: str, deadline: float) -> None:
+        """Marks a node as draining because it is about to be preempted.
+
+        Args:
+            node_id: hex id.
+            message: for people who look at the node.
+            deadline: Unix time in seconds at which the node is going to be gone.
+        """
+        accepted, reason = self._node.get_gcs_client().drain_node(
+            node_id,
+            autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
+            message,
+            int(deadline * 1000),
+            timeout=10,
+        )
+        if not accepted:
+            raise RuntimeError(f"Ray refused to drain node {node_id}: {reason}")
+
+
+def new_node_id() -> str:
+    """A hex node id that no other node has."""
+    return str(ray.NodeID.from_random().hex())
+
+
+def ray_settings() -> dict[str, str]:
+    """Environment for all of the cluster's Ray processes; a user's own environment wins over it."""
+    return dict(_RAY_SETTINGS)
+
+
+def _without_agents(command: Sequence[str], session_dir: Path, address: str) -> list[str]:
+    """A raylet's command line with its dashboard agent left out and its runtime_env agent started on demand.
+
+    Side effect: the port files of the dashboard agent, which the raylet reads, are written.
+    """
+    node_id = _flag(command, "node_id")
+    for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
+        (session_dir / get_port_filename(node_id, name)).write_text(str(_NOT_LISTENING))
+    port_file = session_dir / get_port_filename(node_id, RUNTIME_ENV_AGENT_PORT_NAME)
+    agent = shlex.split(_flag(command, "runtime_env_agent_command"))
+    script = next(i for i, argument in enumerate(agent) if argument.endswith(".py"))
+    lazy = [
+        *script_command("lazy_agent.py"),
+        "wait",
+        address,
+        str(port_file),
+        *agent[:script],
+        "--",
+        *agent[script:],
+    ]
+    replaced = {
+        # Through a shell, because the raylet adds arguments of its own.
+        "dashboard_agent_command": subprocess.list2cmdline(["/bin/sh", "-c", "exec sleep infinity"]),
+        "runtime_env_agent_command": subprocess.list2cmdline(lazy),
+        "num_prestart_python_workers": "0",
+    }
+    return [_replace(argument, replaced) for argument in command]
+
+
+def _flag(command: Sequence[str], name: str) -> str:
+    """The value of ``--name=value`` in a command line."""
+    prefix = f"--{name}="
+    return next(argument.removeprefix(prefix) for argument in command if argument.startswith(prefix))
+
+
+def _replace(argument: str, values: Mapping[str, str]) -> str:
+    """``--name=value`` with another value if ``values`` has one for it."""
+    name, equals, _ = argument.partition("=")
+    value = values.get(name.removeprefix("--"))
+    return argument if not equals or value is None else f"{name}={value}"

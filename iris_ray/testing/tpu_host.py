@@ -1,0 +1,112 @@
+"""What a simulated TPU host tells Ray, libtpu and user code about itself."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from iris_ray.testing.machine import Machine
+from iris_ray.topology import TPUConfig, default_topology
+
+HOST_DIR_VARIABLE = "IRIS_RAY_HOST_DIR"
+"""Names the private directory of a simulated host; no real host has this variable."""
+
+_SUBDIRECTORIES = ("dev", "lock", "logs", "tmp")
+
+# What describes the machine that the driver runs on must not describe the simulated ones.
+_NOT_INHERITED = ("MEGASCALE_", "TPU_", "RAY_ADDRESS", "RAY_OVERRIDE_", HOST_DIR_VARIABLE)
+
+
+@dataclass(frozen=True, slots=True)
+class TPUHost:
+    """One simulated TPU VM.
+
+    Attributes:
+        slice_name: name of its slice.
+        worker_id: its number within the slice, from 0.
+        config: type of the slice.
+        node_id: hex id of its Ray node.
+        address: its IP address.
+        directory: its private directory.
+    """
+
+    slice_name: str
+    worker_id: int
+    config: TPUConfig
+    node_id: str
+    address: str
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """For messages and file names: ``v4-32-0-w3``."""
+        return f"{self.slice_name}-w{self.worker_id}"
+
+    def resources(self) -> dict[str, float]:
+        """The custom resources that a raylet on a TPU VM finds by itself."""
+        resources = {
+            "TPU": float(self.config.chips_per_vm),
+            f"accelerator_type:{self._accelerator}": 1.0,
+            self.slice_name: 1.0,
+        }
+        if self.worker_id == 0:
+            resources[f"TPU-{self.config.name}-head"] = 1.0
+        return resources
+
+    def labels(self) -> dict[str, str]:
+        """The node labels that a raylet on a TPU VM sets by itself."""
+        return {
+            "ray.io/accelerator-type": self._accelerator,
+            "ray.io/tpu-slice-name": self.slice_name,
+            "ray.io/tpu-worker-id": str(self.worker_id),
+            "ray.io/tpu-topology": default_topology(self.config),
+            "ray.io/tpu-pod-type": self.config.name,
+        }
+
+    def environment(self, addresses: list[str]) -> dict[str, str]:
+        """The whole environment of the host's processes.
+
+        Args:
+            addresses: IP addresses of all hosts of the slice, by worker id.
+        """
+        return {
+            # There is no TPU: JAX would look for one first, and say so on every host. A user's own choice wins.
+            "JAX_PLATFORMS": "cpu",
+            **machine_environment(),
+            "TPU_NAME": self.slice_name,
+            "TPU_WORKER_ID": str(self.worker_id),
+            "TPU_WORKER_HOSTNAMES": ",".join(addresses),
+            "TPU_ACCELERATOR_TYPE": self.config.accelerator_type,
+            "TPU_TOPOLOGY": default_topology(self.config),
+            "TPU_SKIP_MDS_QUERY": "true",  # libtpu: all is told, don't ask Google's metadata server
+            "TMPDIR": str(self.directory / "tmp"),
+            HOST_DIR_VARIABLE: str(self.directory),
+        }
+
+    def make_directory(self) -> None:
+        """Makes the private directory, with an empty file for every chip in ``dev/``."""
+        for name in _SUBDIRECTORIES:
+            (self.directory / name).mkdir(parents=True)
+        for chip in range(self.config.chips_per_vm):
+            (self.directory / "dev" / f"accel{chip}").touch()
+
+    @property
+    def _accelerator(self) -> str:
+        return f"TPU-{self.config.generation.upper()}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunningHost:
+    """A host and the processes that make it up."""
+
+    host: TPUHost
+    machine: Machine
+
+
+def machine_environment() -> dict[str, str]:
+    """This process's environment without what describes the machine and cluster that it runs on."""
+    return {name: value for name, value in _environ().items() if not name.startswith(_NOT_INHERITED)}
+
+
+def _environ() -> Mapping[str, str]:
+    return os.environ

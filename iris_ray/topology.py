@@ -1,0 +1,281 @@
+"""TPU types: what a name such as ``v4-32`` means in chips, hosts and VMs.
+
+Everything is computed from one rule per generation, not looked up in a table of sizes. Sources:
+
+- Google Cloud's page of each generation, https://cloud.google.com/tpu/docs/v4 (likewise v2, v3, v5e, v5p,
+  v6e, tpu7x): TensorCores a chip, chips a host, slice shapes, the largest slice.
+- ``ray._private.accelerators.tpu`` (Ray 2.60): how Ray spells a type in the label ``ray.io/tpu-pod-type``.
+
+What is an assumption rather than a documented fact:
+
+- v4, v5p and v7x: every multiple of four chips up to the largest slice is accepted. Google documents shapes
+  whose sides are all at most 4 or all multiples of 4, so a size between those (v4-40, say) is accepted though
+  perhaps nobody can rent it. Refusing a size that does exist would be worse.
+- v7x-2 is one chip: Google's xpk has a machine type for it, ``tpu7x-standard-1t``; Ray has no such shape.
+- v5p ends at v5p-12288, the largest slice Google says it schedules, although a v5p pod has 8,960 chips.
+- v2-16 and v3-16 are refused: neither Google's lists nor Ray's hold that shape.
+- v2-64 is accepted: Ray's list holds its shape (4x8), though Google does not always offer it.
+"""
+
+import re
+import reprlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import isqrt
+from typing import Final
+
+from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
+
+__all__ = ["TPU_GENERATIONS", "TPUConfig", "default_topology", "get_tpu_config"]
+
+_CHIPS_PER_VM: Final = 4  # of every slice that does not fit into one VM
+
+
+@dataclass(frozen=True, slots=True)
+class _Generation:
+    """The rule of one generation.
+
+    ``single_vm_chips`` are the sizes of the slices that one VM holds; all larger slices are made of VMs of
+    four chips. ``dimensions`` is that of the torus: 2-D slices come in powers of two from 4x4 on, 3-D ones in
+    whole VMs.
+    """
+
+    name: str
+    max_chips: int
+    cores_per_chip: int = 2  # 1: the number in the type's name counts chips
+    chips_per_host: int = 4  # physical host
+    single_vm_chips: tuple[int, ...] = (4,)
+    dimensions: int = 3
+    spellings: tuple[str, ...] = ()
+    google_name: str = ""
+
+    def sizes(self) -> list[int]:
+        """Every number that may follow the hyphen, ascending."""
+        if self.dimensions == 3:
+            larger = list(range(2 * _CHIPS_PER_VM, self.max_chips + 1, _CHIPS_PER_VM))
+        else:
+            larger = [2**n for n in range(4, self.max_chips.bit_length())]
+        return [chips * self.cores_per_chip for chips in (*self.single_vm_chips, *larger)]
+
+    def nearest(self, size: int) -> list[str]:
+        """The type of this size if there is one, else its neighbours on both sides."""
+        sizes = self.sizes()
+        below, above = bisect_right(sizes, size) - 1, bisect_left(sizes, size)
+        return [f"{self.name}-{sizes[i]}" for i in sorted({below, above}) if 0 <= i < len(sizes)]
+
+    def explain_sizes(self) -> str:
+        """The rule in words, for a person whose type was refused."""
+        sizes, singles = self.sizes(), len(self.single_vm_chips)
+        unit = "chips" if self.cores_per_chip == 1 else f"TensorCores, {self.cores_per_chip} a chip"
+        multiples = f"multiples of {_CHIPS_PER_VM * self.cores_per_chip}"
+        step = multiples if self.dimensions == 3 else "powers of two"
+        listed = ", ".join(map(str, sizes[:singles]))
+        return f"{self.name} sizes count {unit}: {listed}, then {step} from {sizes[singles]} to {sizes[-1]}"
+
+
+_V5E: Final = _Generation(
+    "v5litepod",
+    max_chips=256,
+    cores_per_chip=1,
+    chips_per_host=8,
+    single_vm_chips=(1, 4, 8),
+    dimensions=2,
+    spellings=("v5e", "v5lite"),
+)
+_RULES: Final = (
+    _Generation("v2", max_chips=256, dimensions=2),
+    _Generation("v3", max_chips=1024, dimensions=2),
+    _Generation("v4", max_chips=4096),
+    _V5E,
+    _Generation("v5p", max_chips=6144),
+    replace(_V5E, name="v6e", spellings=()),
+    _Generation("v7x", max_chips=9216, single_vm_chips=(1, 4), google_name="tpu7x"),
+)
+_BY_NAME: Final = {name: rule for rule in _RULES for name in (rule.name, *rule.spellings)}
+
+TPU_GENERATIONS: Final = tuple(rule.name for rule in _RULES)
+"""The canonical names of the generations, oldest first."""
+
+# "v4-32", "TPU-v4-32", "tpu7x-8", "v5litepod_16": the generation, and whatever follows it.
+_SPELLING: Final = re.compile(r"(?:tpu[-_ ]?v?|v)(?P<generation>\d+[a-z]*)(?P<rest>.*)", re.ASCII | re.DOTALL)
+_SIZE: Final = re.compile(r"[-_ ](\d{1,12})", re.ASCII)
+_ALMOST_SIZE: Final = re.compile(r"[^\da-z]*(\d{1,12})[^\da-z]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class TPUConfig:
+    """A TPU slice type in numbers.
+
+    ``vm_count`` is what a scheduler needs: VMs run the operating system, carry the worker ids and get one
+    task each. ``host_count`` is the number of physical machines underneath. The two differ for v5litepod and
+    v6e, whose machines have eight chips: a v5litepod-16 is two machines that Google splits into four VMs of
+    four chips, and a v6e-1 has an eighth of a machine, which counts as one.
+
+    Attributes:
+        name: The canonical type, as Ray's node label ``ray.io/tpu-pod-type`` carries it: ``"v5litepod-16"``.
+        generation: The part before the hyphen, one of ``TPU_GENERATIONS``.
+        chip_count: Chips of the whole slice.
+        host_count: Physical machines the slice touches, never more than ``vm_count``.
+        vm_count: TPU VMs: the workers of the slice, one task each.
+        chips_per_vm: Chips that one VM sees, its ``TPU`` count in Ray.
+    """
+
+    name: str
+    generation: str
+    chip_count: int
+    host_count: int
+    vm_count: int
+    chips_per_vm: int
+
+    @property
+    def accelerator_type(self) -> str:
+        """The type as Google Cloud's tools spell it. Only v7x differs from ``name``: ``"tpu7x-8"``."""
+        google_name = _BY_NAME[self.generation].google_name or self.generation
+        return self.name.replace(self.generation, google_name, 1)
+
+    def with_live_hosts(self, chips_per_host: float) -> "TPUConfig":
+        """This type as a live slice really is, which wins over the rule.
+
+        A v5litepod-8 is one VM of eight chips by rule, but GKE also makes it of two VMs of four chips.
+
+        Args:
+            chips_per_host: Chips on one live node of the slice, a whole number: its ``TPU`` resource (a float
+                in Ray), divided by ``RAY_TPU_RESOURCE_PER_CHIP`` where somebody has set that variable.
+
+        Returns:
+            The same slice with ``vm_count`` and ``chips_per_vm`` as observed.
+
+        Raises:
+            InvalidRequestError: no slice of this type can be made of such nodes.
+
+        Example:
+            >>> get_tpu_config("v5litepod-8").with_live_hosts(4).vm_count
+            2
+        """
+        is_number = isinstance(chips_per_host, int | float) and not isinstance(chips_per_host, bool)
+        if not is_number or chips_per_host < 1 or chips_per_host % 1 != 0:
+            given = reprlib.repr(chips_per_host)
+            raise InvalidRequestError(
+                f"{self.name}: a host has a positive whole number of chips, not {given}."
+            )
+        chips = int(chips_per_host)
+        most = _BY_NAME[self.generation].chips_per_host
+        if chips > most:
+            raise InvalidRequestError(
+                f"{self.name}: a host can't have {chips} chips, a {self.generation} machine has {most}. "
+                f"Does RAY_TPU_RESOURCE_PER_CHIP make Ray count each chip more than once?"
+            )
+        if self.chip_count % chips:
+            raise InvalidRequestError(
+                f"{self.name}: {self.chip_count} chips can't be hosts of {chips} chips each."
+            )
+        return replace(self, vm_count=self.chip_count // chips, chips_per_vm=chips)
+
+
+def get_tpu_config(name: str) -> TPUConfig:
+    """What a TPU type is made of.
+
+    Case and surrounding blanks don't matter, a ``TPU`` may stand in front, the size may follow a hyphen, an
+    underscore or a blank, v5e and v5lite mean v5litepod, and tpu7x means v7x.
+
+    Args:
+        name: The type, as Google Cloud's ``--accelerator-type`` or Ray spells it. Its number counts
+            TensorCores for v2, v3, v4, v5p and v7x (two a chip), chips for v5litepod and v6e.
+
+    Returns:
+        The configuration by rule. What a live node reports may differ: see ``TPUConfig.with_live_hosts``.
+
+    Raises:
+        UnknownTPUTypeError: there is no such type; the message says why and ends with the nearest ones.
+
+    Example:
+        >>> get_tpu_config("v4-32")
+        TPUConfig(name='v4-32', generation='v4', chip_count=16, host_count=4, vm_count=4, chips_per_vm=4)
+        >>> get_tpu_config("TPU-v5e-16").name
+        'v5litepod-16'
+    """
+    rule, size = _parse(name)
+    if size not in rule.sizes():
+        raise _unknown(name, rule.explain_sizes(), rule.nearest(size))
+    chips = size // rule.cores_per_chip
+    chips_per_vm = chips if chips in rule.single_vm_chips else _CHIPS_PER_VM
+    return TPUConfig(
+        name=f"{rule.name}-{size}",
+        generation=rule.name,
+        chip_count=chips,
+        host_count=-(-chips // rule.chips_per_host),
+        vm_count=chips // chips_per_vm,
+        chips_per_vm=chips_per_vm,
+    )
+
+
+def default_topology(config: TPUConfig) -> str:
+    """The default shape of a slice in chips, such as ``"2x2x4"`` for v4-32.
+
+    Google's default is the shape nearest to a cube or square. A slice may be rented in another shape of the
+    same size: then the live node's label ``ray.io/tpu-topology`` is right and this is not.
+
+    Sides ascend, except that Google writes the four-chip slice as 2x2x1. Shapes as documented (all sides at
+    most 4, or all multiples of 4) come first; other sizes get the most compact shape that 2x2x1 hosts tile.
+    """
+    chips = config.chip_count
+    if _BY_NAME[config.generation].dimensions == 2:
+        width = 2 ** ((chips.bit_length() - 1) // 2)
+        return f"{width}x{chips // width}"
+    if chips == 1:
+        return "1x1x1"
+    if chips == _CHIPS_PER_VM:
+        return "2x2x1"
+
+    def rank(sides: tuple[int, int, int]) -> tuple[bool, int]:
+        a, b, c = sides
+        documented = c <= 4 or all(side % 4 == 0 for side in sides)
+        return (not documented, a * b + b * c + a * c)  # the smaller the surface, the nearer to a cube
+
+    shape = min(_tileable_boxes(chips), key=rank)
+    return "x".join(map(str, shape))
+
+
+def _tileable_boxes(volume: int) -> Iterator[tuple[int, int, int]]:
+    """All a <= b <= c with a*b*c = volume and at least two even sides."""
+    for a in range(1, isqrt(volume) + 1):
+        for b in range(a, isqrt(volume // a) + 1):
+            sides = (a, b, volume // (a * b))
+            if a * b * sides[2] == volume and sum(side % 2 == 0 for side in sides) >= 2:
+                yield sides
+
+
+def _parse(name: str) -> tuple[_Generation, int]:
+    """The generation's rule and the size that a name asks for, whether that size exists or not."""
+    if not isinstance(name, str):
+        raise _unknown(name, f"a string is needed, not {type(name).__name__}", _examples(_RULES))
+    spelled = _SPELLING.fullmatch(name.strip().lower())
+    if spelled is None:
+        raise _unknown(name, "a type is a generation, a hyphen and a size", _examples(_RULES))
+    generation, rest = f"v{spelled['generation']}", spelled["rest"]
+    size = _SIZE.fullmatch(rest)
+    almost = size or _ALMOST_SIZE.fullmatch(rest)
+    rule = _BY_NAME.get(generation)
+    if rule is None:
+        alike = [other for other in _RULES if other.name.startswith(generation)] or list(_RULES)
+        nearest = [other.nearest(int(almost[1]))[0] for other in alike] if almost else _examples(alike)
+        known = ", ".join(TPU_GENERATIONS)
+        raise _unknown(name, f"there is no generation {reprlib.repr(generation)}, only {known}", nearest)
+    if size is None:
+        reason = "a hyphen and a whole number should follow the generation" if rest else "the size is missing"
+        nearest = rule.nearest(int(almost[1])) if almost else _examples([rule])
+        raise _unknown(name, f"{reason}; {rule.explain_sizes()}", nearest)
+    return rule, int(size[1])
+
+
+def _examples(rules: Sequence[_Generation]) -> list[str]:
+    """A few types that exist: of one generation the smallest and largest, of several one each."""
+    if len(rules) == 1:
+        sizes = rules[0].sizes()
+        return [f"{rules[0].name}-{size}" for size in (sizes[0], sizes[-1])]
+    return [f"{rule.name}-{rule.sizes()[len(rule.single_vm_chips)]}" for rule in rules]
+
+
+def _unknown(name: object, reason: str, valid: Sequence[str]) -> UnknownTPUTypeError:
+    return UnknownTPUTypeError(f"{reprlib.repr(name)} is not a TPU type: {reason}. Try {', '.join(valid)}.")
