@@ -1,1 +1,49 @@
-"""iris_ray: run a function on every host of TPU slices, all or none, through preemptions, on Ray."""
+"""iris_ray: run a function on every host of TPU slices, all or none, through preemptions, on Ray.
+
+The names below are imported when they are first used, so that the pure core (`iris_ray.scheduler`, `iris_ray.state`,
+…) needs no Ray, and a task process imports no more than it must.
+"""
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "AttributeValue": "constraints",
+    "Constraint": "constraints",
+    "ConstraintOp": "constraints",
+    "CoschedulingConfig": "jobs",
+    "IrisError": "errors",
+    "JobInfo": "job_info",
+    "JobState": "jobs",
+    "MultisliceInfo": "multislice",
+    "TPUConfig": "topology",
+    "TaskState": "jobs",
+    "TpuCancelled": "outcomes",
+    "TpuFailed": "outcomes",
+    "TpuPreempted": "outcomes",
+    "TpuRunError": "outcomes",
+    "TpuSuccess": "outcomes",
+    "get_job_info": "job_info",
+    "get_tpu_config": "topology",
+    "release": "launcher",
+    "run_on_pod": "launcher",
+    "run_on_pod_multislice": "launcher",
+    "run_on_pod_multislice_resumable": "launcher",
+    "run_on_pod_ray": "launcher",
+    "run_on_pod_resumable": "launcher",
+}
+
+__version__ = "0.1.0"
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'iris_ray' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"iris_ray.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -75,7 +75,9 @@ class Constraint:
     def __post_init__(self) -> None:
         takes_value = self.op not in (ConstraintOp.EXISTS, ConstraintOp.NOT_EXISTS)
         if takes_value != (self.value is not None):
-            raise ValueError(f"constraint on {self.key!r}: {self.op.name} {'needs a' if takes_value else 'takes no'} value")
+            raise ValueError(
+                f"constraint on {self.key!r}: {self.op.name} {'needs a' if takes_value else 'takes no'} value"
+            )
 
     def matches(self, attributes: Attributes) -> bool:
         """Whether a worker with these attributes satisfies the constraint.

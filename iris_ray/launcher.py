@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
 import ray
+from ray import cloudpickle
 from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -302,8 +302,9 @@ class _ProcessPool:
 
     def submit(self, request: RunRequest) -> "ray.ObjectRef[list[Any]]":
         with self._lock:
+            pool = self._current()
             self._calls += 1
-            return self._current().run.options(name=f"run_on_pod({request.name})").remote(request)
+            return pool.run.options(name=f"run_on_pod({request.name})").remote(request)
 
     def release(self) -> None:
         with self._lock:
@@ -329,24 +330,23 @@ class _ProcessPool:
                 .remote()
             )
             self._cluster = cluster
-            threading.Thread(
-                target=self._end_when_idle, args=(self._pool,), name="iris_ray-pool", daemon=True
-            ).start()
+            self._calls = 0
+            threading.Thread(target=self._end_when_idle, args=(self._pool,), name="iris_ray-pool", daemon=True).start()
             del starting
         return self._pool
 
     def _end_when_idle(self, pool: ActorHandle) -> None:
-        """Wait until the pool has neither jobs nor slices, and end it unless a new call was faster."""
+        """Wait until the pool has done all calls and holds no slice, and end it unless a new call was faster."""
         while True:
-            calls = self._calls
+            calls = max(1, self._calls)
             try:
-                ray.get(pool.until_idle.remote())
+                ray.get(pool.until_idle.remote(calls))
             except Exception:
                 return  # the pool, or the connection to Ray, is gone
             with self._lock:
                 if self._pool is not pool:
                     return
-                if self._calls == calls and calls > 0:
+                if self._calls == calls:
                     self._end()
                     return
 

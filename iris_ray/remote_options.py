@@ -43,7 +43,9 @@ _REASONS = {
 }
 
 
-def function_and_options(remote_fn: Callable[[], Any] | Any, config: TPUConfig) -> tuple[Callable[..., Any], TaskOptions]:
+def function_and_options(
+    remote_fn: Callable[[], Any] | Any, config: TPUConfig
+) -> tuple[Callable[..., Any], TaskOptions]:
     """The plain function and what it asks for.
 
     Args:

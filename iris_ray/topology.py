@@ -156,9 +156,7 @@ class TPUConfig:
         is_number = isinstance(chips_per_host, int | float) and not isinstance(chips_per_host, bool)
         if not is_number or chips_per_host < 1 or chips_per_host % 1 != 0:
             given = reprlib.repr(chips_per_host)
-            raise InvalidRequestError(
-                f"{self.name}: a host has a positive whole number of chips, not {given}."
-            )
+            raise InvalidRequestError(f"{self.name}: a host has a positive whole number of chips, not {given}.")
         chips = int(chips_per_host)
         most = _BY_NAME[self.generation].chips_per_host
         if chips > most:
@@ -167,9 +165,7 @@ class TPUConfig:
                 f"Does RAY_TPU_RESOURCE_PER_CHIP make Ray count each chip more than once?"
             )
         if self.chip_count % chips:
-            raise InvalidRequestError(
-                f"{self.name}: {self.chip_count} chips can't be hosts of {chips} chips each."
-            )
+            raise InvalidRequestError(f"{self.name}: {self.chip_count} chips can't be hosts of {chips} chips each.")
         return replace(self, vm_count=self.chip_count // chips, chips_per_vm=chips)
 
 

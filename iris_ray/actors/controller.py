@@ -7,8 +7,9 @@ table and the pools' reports into events, and the core's effects into calls.
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
+from typing import Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayActorError
@@ -234,16 +235,17 @@ class Controller:
         await asyncio.to_thread(remove_reservations, owner)
         state = self._state
         events: list[Event] = [
-            JobCancelledEvent(job.spec.job_id, "the process that called run_on_pod is gone") for job in state.jobs_of(owner)
+            JobCancelledEvent(job.spec.job_id, "the process that called run_on_pod is gone")
+            for job in state.jobs_of(owner)
         ]
         events += [AttemptEndConfirmedEvent(*attempt) for attempt in state.attempts_of(owner)]
         events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
         self._apply(events)
 
-    def _in_background(self, work: "asyncio.Future[None] | object") -> None:
-        task = asyncio.ensure_future(work)  # type: ignore[arg-type]
-        self._background.add(task)  # type: ignore[arg-type]
-        task.add_done_callback(self._background.discard)  # type: ignore[arg-type]
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
 
 def remove_reservations(owner: str) -> None:
@@ -252,4 +254,3 @@ def remove_reservations(owner: str) -> None:
     for group_id, group in placement_group_table().items():
         if group["name"].startswith(prefix) and group["state"] != "REMOVED":
             remove_placement_group(placement_group_by_id(group_id))
-

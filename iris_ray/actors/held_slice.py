@@ -1,8 +1,8 @@
 """One slice that a pool holds: its reservation in Ray, its actors and its standbys."""
 
 import asyncio
-import logging
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import ray
 from ray.actor import ActorHandle
@@ -11,10 +11,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.host_actor import TPUHostActor
 from iris_ray.actors.messages import HostPlace, ProcessSpec
+from iris_ray.actors.resource_pool import Unreachable, answer
 from iris_ray.actors.slice_actor import SliceActor
 from iris_ray.actors.task_process import TaskProcess
 
-logger = logging.getLogger(__name__)
+START_TIMEOUT_S = 300.0
+"""How long all hosts of a slice may take to start their processes (their runtime environment included)."""
 
 PLACEMENT_GROUP_PREFIX = "iris_ray/"
 
@@ -29,7 +31,9 @@ class HeldSlice:
         hosts: by worker id.
         bundle: what is reserved on each host, the chips included.
         process: what its standbys were started with.
-        busy_with: the job that uses it, or None.
+        ready: the ports that host 0's standby holds, once every host's next task could start at once.
+        used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
+        in_use: an attempt runs on it.
         idle_since: seconds on the event loop's clock, while idle.
         keep_warm: seconds that it may idle.
         needs_standbys: the standbys were used and not yet replaced.
@@ -42,18 +46,21 @@ class HeldSlice:
     actor: ActorHandle
     host_actors: tuple[ActorHandle, ...]
     standbys: list[ActorHandle]
-    busy_with: str | None = None
+    ready: "asyncio.Future[tuple[int, ...] | Unreachable]"
+    used_by: str = ""
+    in_use: bool = False
     idle_since: float = 0.0
     keep_warm: float = 0.0
     needs_standbys: bool = False
-    refill: asyncio.Task[None] | None = field(default=None)
 
     @property
     def name(self) -> str:
         return self.hosts[0].slice_name
 
     @staticmethod
-    def reserve(owner: str, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec) -> "HeldSlice":
+    def reserve(
+        owner: str, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec, avoid_ports: Collection[int]
+    ) -> "HeldSlice":
         """Ask Ray for everything at once: the reservation, the slice's actor, its hosts' actors and their standbys.
 
         Returns at once; nothing has started yet. Bundle i is on worker i. The reservation's name says whose it is, so
@@ -64,32 +71,32 @@ class HeldSlice:
             name=f"{PLACEMENT_GROUP_PREFIX}{owner}/{hosts[0].slice_name}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
-        standbys = [_start_standby(group, host, process) for host in hosts]
+        standbys = [_start_standby(group, host, process, avoid_ports) for host in hosts]
         host_actors = tuple(
             ray.remote(TPUHostActor)
             .options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, host.worker_id))
-            .remote(host, standby)
-            for host, standby in zip(hosts, standbys, strict=True)
+            .remote(host)
+            for host in hosts
         )
         actor = (
             ray.remote(SliceActor)
             .options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0))
             .remote(hosts[0].slice_name, host_actors)
         )
-        return HeldSlice(hosts, bundle, process, group, actor, host_actors, standbys)
+        ready = _prepare(hosts, actor, standbys)
+        return HeldSlice(hosts, bundle, process, group, actor, host_actors, standbys, ready)
 
-    async def renew_standbys(self, process: ProcessSpec) -> None:
-        """Start a fresh task process on every host, for the next task."""
+    def renew_standbys(self, process: ProcessSpec, avoid_ports: Collection[int]) -> None:
+        """Start a fresh task process on every host, for the next task. Returns at once."""
         self.needs_standbys = False
         self.process = process
-        self.standbys = [_start_standby(self.group, host, process) for host in self.hosts]
-        for host_actor, standby in zip(self.host_actors, self.standbys, strict=True):
-            host_actor.adopt_standby.remote(standby)
+        # The used ones are dropped here; their hosts' actors keep handles of their own until they are gone.
+        self.standbys = [_start_standby(self.group, host, process, avoid_ports) for host in self.hosts]
+        self.ready = _prepare(self.hosts, self.actor, self.standbys)
 
     def discard(self) -> None:
         """Give the reservation back to Ray, which ends every process that runs in it. Returns at once."""
-        if self.refill is not None:
-            self.refill.cancel()
+        self.ready.cancel()
         for actor in (*self.standbys, *self.host_actors, self.actor):
             ray.kill(actor)
         remove_placement_group(self.group)
@@ -99,9 +106,22 @@ def _on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStr
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
-def _start_standby(group: PlacementGroup, host: HostPlace, process: ProcessSpec) -> ActorHandle:
+def _prepare(
+    hosts: tuple[HostPlace, ...], actor: ActorHandle, standbys: Sequence[ActorHandle]
+) -> "asyncio.Future[tuple[int, ...] | Unreachable]":
+    call = actor.prepare.remote(standbys, START_TIMEOUT_S)
+    ready = asyncio.ensure_future(answer(call, f"slice {hosts[0].slice_name}", START_TIMEOUT_S + 5.0))
+    ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever launches next will see it
+    return ready
+
+
+def _start_standby(
+    group: PlacementGroup, host: HostPlace, process: ProcessSpec, avoid_ports: Collection[int]
+) -> ActorHandle:
     options = {"runtime_env": process.runtime_env} if process.runtime_env else {}
     strategy = _on_bundle(group, host.worker_id)
     return (
-        ray.remote(TaskProcess).options(num_cpus=0, scheduling_strategy=strategy, **options).remote(process.preload)
+        ray.remote(TaskProcess)
+        .options(num_cpus=0, scheduling_strategy=strategy, **options)
+        .remote(host.address, frozenset(avoid_ports), process.preload)
     )

@@ -1,196 +1,148 @@
-"""One TPU host: starts, watches and ends the task processes on it.
+"""One TPU host: watches and ends the task processes on it.
 
 It runs in a process of its own and stays responsive whatever user code does in the task process.
 """
 
 import asyncio
+import contextlib
 import os
-import random
-import socket
 import time
 
 import psutil
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
 
-from iris_ray.actors.host_processes import ProcessLedger, end_task, host_directory
-from iris_ray.actors.messages import HostPlace, TaskLaunch
+from iris_ray.actors.host_processes import ProcessLedger, end_task, family, host_directory
+from iris_ray.actors.messages import HostPlace, StandbyReady
 from iris_ray.actors.pidfd import how_it_ended
 from iris_ray.outcomes import EndKind, TaskEnd
 
-# Below Linux' default ephemeral range (32768 and up), where an outgoing connection may take a port at any moment, and
-# above Ray's default worker ports (10002-19999).
-_PORTS = range(20_000, 32_768)
-
 EXIT_GRACE_S = 2.0
 """How long a task process whose function has returned may take to run its exit handlers."""
+KILL_GRACE_S = 0.5
+"""How long Ray may take to end a process before we do; Ray reports a death that it did not cause as a failure."""
+ENDED_KEPT = 4
+"""Processes that have ended, of which somebody may still want to know how."""
 
 
 class TPUHostActor:
-    """Carries out one task at a time on its host, each in a process of its own.
+    """Knows every task process on its host by pid: the one that runs and the standby that waits.
 
     Args:
         place: which host this is.
-        standby: the task process that will run the next task.
     """
 
-    def __init__(self, place: HostPlace, standby: ActorHandle) -> None:
+    def __init__(self, place: HostPlace) -> None:
         self._place = place
         self._ledger = ProcessLedger(host_directory())
-        self._standby: Standby | None = Standby(standby)
-        self._running: RunningTask | None = None
+        self._processes: dict[int, TaskWatch] = {}
 
     async def healthy(self) -> bool:
         """Answering is the proof."""
         return True
 
-    async def adopt_standby(self, standby: ActorHandle) -> None:
-        """Take this process for the next task."""
-        self._standby = Standby(standby)
-
-    async def prepare(self, ports: int, avoid: frozenset[int]) -> tuple[int, ...]:
-        """Wait until a task could start at once: the last one's processes are gone and a standby answers.
-
-        Args:
-            ports: how many free TCP ports of this host to find.
-            avoid: ports that must not be among them.
+    async def adopt(self, standby: ActorHandle) -> StandbyReady:
+        """Wait until the standby has started, and watch it from now on.
 
         Raises:
-            RuntimeError: processes of an earlier task can't be ended, or there is no standby.
+            RuntimeError: processes that an earlier actor left on this host can't be ended.
         """
-        if self._running is not None:
-            await self._running.end(None)
-            self._running = None
-        if self._standby is None:
-            raise RuntimeError(f"{self._place.slice_name} host {self._place.worker_id} has no standby")
-        own = await self._standby.ready()
-        stubborn = await asyncio.to_thread(self._ledger.end_leftovers, own.pid)
-        if stubborn:
-            raise RuntimeError(
-                f"{self._place.slice_name} host {self._place.worker_id}: an earlier task's processes can't be ended:"
-                f" {', '.join(stubborn)}"
-            )
-        return free_ports(self._place.address, ports, avoid)
+        if not self._processes:
+            await self._end_leftovers()
+        ready: StandbyReady = await standby.ready.remote()
+        for pid in [pid for pid, process in self._processes.items() if process.gone][:-ENDED_KEPT]:
+            del self._processes[pid]
+        self._processes[ready.pid] = TaskWatch(standby, ready.pid, self._ledger)
+        return ready
 
-    async def run_remote_fn(self, launch: TaskLaunch) -> TaskEnd:
-        """Run one task in the standby; returns when it ended, however it ended."""
-        assert self._standby is not None, "prepare() comes first"
-        standby, self._standby = self._standby, None
-        self._ledger.record(await standby.ready(), launch.info.task_id)
-        self._running = RunningTask(standby, launch, self._ledger)
-        return await self._running.wait()
+    async def how_it_ended(self, pid: int) -> TaskEnd:
+        """How a task process ended that did not say so itself; waits for its end."""
+        return await self._processes[pid].facts()
 
-    async def stop(self, reason: str | None) -> TaskEnd | None:
-        """End the current task, if any, and wait until no process of it is left; returns how it ended.
+    async def stop(self, pid: int, task_id: str, reason: str | None) -> TaskEnd:
+        """End a task: returns when no process of it is left, with the facts about its end.
 
         Args:
+            pid: its process.
+            task_id: whose child processes carry it in their environment.
             reason: why it is stopped if it still runs; None after it returned, to let exit handlers run.
+
+        Raises:
+            RuntimeError: some of its processes can't be ended.
         """
-        if self._running is None:
-            return None
-        end = await self._running.end(reason)
-        self._running = None
-        return end
+        watch = self._processes[pid]
+        await watch.end(task_id, reason)
+        return await watch.facts()
 
     async def teardown(self) -> None:
         """End everything on this host before the actor itself is ended."""
-        await self.stop("the slice is released")
-        if self._standby is not None:
-            ray.kill(self._standby.handle)
+        await asyncio.gather(*(watch.end(None, "the slice is released") for watch in self._processes.values()))
+
+    async def _end_leftovers(self) -> None:
+        stubborn = await asyncio.to_thread(self._ledger.end_leftovers)
+        if stubborn:
+            raise RuntimeError(
+                f"{self._place.slice_name} host {self._place.worker_id}: processes of an earlier task can't be ended:"
+                f" {', '.join(stubborn)}"
+            )
 
 
-class Standby:
-    """A task process that waits."""
+class TaskWatch:
+    """One task process, from its adoption until the last process of its task is gone."""
 
-    def __init__(self, handle: ActorHandle) -> None:
-        self.handle = handle
-        self._process: psutil.Process | None = None
-
-    async def ready(self) -> psutil.Process:
-        """The process, once it has started."""
-        if self._process is None:
-            self._process = psutil.Process(await self.handle.pid.remote())
-        return self._process
-
-
-class RunningTask:
-    """One task from its start until the last of its processes is gone."""
-
-    def __init__(self, standby: Standby, launch: TaskLaunch, ledger: ProcessLedger) -> None:
-        assert standby._process is not None
-        self._handle = standby.handle
-        self._process = standby._process
-        self._task_id = launch.info.task_id
+    def __init__(self, handle: ActorHandle, pid: int, ledger: ProcessLedger) -> None:
+        self._handle = handle
+        self._process = psutil.Process(pid)
         self._ledger = ledger
-        self._stopped_for: str | None = None
         self._exited_at: float | None = None
-        self._pidfd = os.pidfd_open(self._process.pid)
+        self._exited = asyncio.Event()
+        self._stopped_for: str | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._how: str | None = None
+        self.gone = False
+        self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
-        # A task of its own: cancelling the caller must not lose track of the process.
-        self._end = asyncio.create_task(self._watch(launch))
-        self._gone: asyncio.Task[None] | None = None
+        ledger.record(self._process)
 
-    async def wait(self) -> TaskEnd:
-        return await asyncio.shield(self._end)
-
-    async def end(self, reason: str | None) -> TaskEnd:
-        """Make sure that every process of the task is gone. Calling it again waits for the same end."""
-        if self._gone is None:
-            self._gone = asyncio.create_task(self._end_processes(reason))
-        await asyncio.shield(self._gone)
-        return await self.wait()
-
-    async def _watch(self, launch: TaskLaunch) -> TaskEnd:
-        try:
-            end: TaskEnd = await self._handle.run.remote(launch)
-            return end
-        except RayTaskError as error:  # what the process sent can't be read here
-            return TaskEnd(EndKind.RAISED, time.time(), None, str(error.cause), str(error))
-        except RayActorError:
-            pass
-        if self._exited_at is None:  # Ray may notice a little before the pidfd does
-            await asyncio.sleep(0.05)
-        ended_at = self._exited_at or time.time()
+    async def facts(self) -> TaskEnd:
+        """How the process ended; waits for its end."""
+        await self._exited.wait()
+        assert self._exited_at is not None
         if self._stopped_for is not None:
-            return TaskEnd(EndKind.STOPPED, ended_at, error=self._stopped_for)
-        how = how_it_ended(self._pidfd) or "ended without a word"
-        return TaskEnd(EndKind.CRASHED, ended_at, error=f"the task process {how}")
+            return TaskEnd(EndKind.STOPPED, self._exited_at, error=self._stopped_for)
+        return TaskEnd(
+            EndKind.CRASHED, self._exited_at, error=f"the task process {self._how or 'ended without a word'}"
+        )
+
+    async def end(self, task_id: str | None, reason: str | None) -> None:
+        """Make sure that every process of the task is gone. Calling it again waits for the same end."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end(task_id, reason))
+        await asyncio.shield(self._ending)
+
+    async def _end(self, task_id: str | None, reason: str | None) -> None:
+        known = await asyncio.to_thread(family, self._process)
+        if not self._exited.is_set():
+            self._stopped_for = reason or "the task had returned"
+            if reason is None:
+                self._handle.exit.remote()
+                await self._exits_within(EXIT_GRACE_S)
+            ray.kill(self._handle)
+            await self._exits_within(KILL_GRACE_S)
+        left = await asyncio.to_thread(end_task, known, task_id)
+        if left:
+            raise RuntimeError(f"processes of {task_id or 'a standby'} can't be ended: {', '.join(left)}")
+        await self._exits_within(KILL_GRACE_S)
+        self._ledger.forget(self._process.pid)
+        self.gone = True
+
+    async def _exits_within(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._exited.wait(), seconds)
 
     def _on_exit(self) -> None:
         self._exited_at = time.time()
+        self._how = how_it_ended(self._pidfd)
         asyncio.get_running_loop().remove_reader(self._pidfd)
-
-    async def _end_processes(self, reason: str | None) -> None:
-        if not self._end.done():
-            self._stopped_for = reason or "stopped"
-        elif self._exited_at is None and reason is None:
-            self._handle.exit.remote()
-            for _ in range(int(EXIT_GRACE_S / 0.02)):
-                if self._exited_at is not None:
-                    break
-                await asyncio.sleep(0.02)
-        ray.kill(self._handle)
-        left = await asyncio.to_thread(end_task, self._process, self._task_id)
-        await self.wait()
-        if not left:
-            self._ledger.forget(self._process.pid)
-        if self._exited_at is None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-
-
-def free_ports(address: str, count: int, avoid: frozenset[int]) -> tuple[int, ...]:
-    """TCP ports that nothing on this host listens on right now."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.choice(_PORTS)
-        if port in avoid or port in found:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-        found.append(port)
-    return tuple(found)
+        self._exited.set()

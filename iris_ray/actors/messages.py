@@ -74,6 +74,14 @@ class AttemptOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """A standby has started and holds these free ports of its host."""
+
+    pid: int
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskLaunch:
     """All that a task process needs to run one task.
 

@@ -5,6 +5,7 @@ A SlicePoolManager lives in the caller's Ray job and ends with the calling proce
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +15,14 @@ from ray.actor import ActorHandle
 from iris_ray.actors.controller_client import find_controller
 from iris_ray.actors.gang_run import GangRun
 from iris_ray.actors.held_slice import Bundle, HeldSlice
-from iris_ray.actors.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest
+from iris_ray.actors.messages import AttemptOrder, ProcessSpec, RunRequest
 from iris_ray.actors.resource_pool import ResourcePoolManager
 from iris_ray.events import SliceReleasedEvent
 
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
+USED_PORTS_KEPT = 1000
 
 
 class SlicePoolManager(ResourcePoolManager[str]):
@@ -33,6 +35,8 @@ class SlicePoolManager(ResourcePoolManager[str]):
         self.runs: dict[str, GangRun] = {}
         self.controller: ActorHandle | None = None
         self.changed = asyncio.Condition()
+        self.used_ports: deque[int] = deque(maxlen=USED_PORTS_KEPT)
+        self._done = 0
         self._keeper: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -58,17 +62,19 @@ class SlicePoolManager(ResourcePoolManager[str]):
             return await run.run()
         finally:
             del self.runs[run.job_id]
+            await self._release([s for s in self.slices.values() if s.used_by == run.job_id and s.keep_warm <= 0])
+            self._done += 1
             await self._notify()
 
     async def release(self) -> int:
         """Give up every idle slice; returns how many jobs still run."""
-        await self._release([held for held in self.slices.values() if held.busy_with is None])
+        await self._release([held for held in self.slices.values() if not held.in_use])
         return len(self.runs)
 
-    async def until_idle(self) -> None:
-        """Returns when there is neither a job nor a slice left."""
+    async def until_idle(self, calls: int) -> None:
+        """Returns when that many runs have come and gone and no slice is left."""
         async with self.changed:
-            await self.changed.wait_for(lambda: not self.runs and not self.slices)
+            await self.changed.wait_for(lambda: self._done >= calls and not self.runs and not self.slices)
 
     # -- called by the Controller ----------------------------------------------------------------------------------
 
@@ -92,7 +98,7 @@ class SlicePoolManager(ResourcePoolManager[str]):
     async def give_up_slice(self, name: str) -> bool:
         """Let go of an idle slice that somebody else needs; False if it is in use after all."""
         held = self.slices.get(name)
-        if held is not None and held.busy_with is not None:
+        if held is not None and held.in_use:
             return False
         if held is not None:
             logger.info("%s goes to another job", name)
@@ -110,20 +116,25 @@ class SlicePoolManager(ResourcePoolManager[str]):
                 self._discard(held)
                 held = None
             if held is None:
-                held = self.slices[name] = HeldSlice.reserve(self.pool_id, hosts, bundle, process)
+                held = self.slices[name] = HeldSlice.reserve(self.pool_id, hosts, bundle, process, self.used_ports)
             elif held.process != process:
                 for standby in held.standbys:
                     ray.kill(standby)
                 held.needs_standbys = True
-            held.busy_with = order.job_id
+            held.in_use, held.used_by = True, order.job_id
             held.keep_warm = keep_warm
 
-    async def ready_standbys(self, names: Sequence[str], process: ProcessSpec) -> None:
+    def use_standbys(self, names: Sequence[str]) -> None:
+        """The standbys of these slices run tasks now; nobody else gets them."""
+        for name in names:
+            self.slices[name].needs_standbys = True
+
+    def renew_standbys(self, names: Sequence[str], process: ProcessSpec) -> None:
         """Replace the standbys that were used."""
         for name in names:
             held = self.slices.get(name)
             if held is not None and held.needs_standbys:
-                await held.renew_standbys(process)
+                held.renew_standbys(process, self.used_ports)
 
     def retire(self, names: Sequence[str]) -> list[SliceReleasedEvent]:
         """Drop broken slices at once; their hosts may be gone."""
@@ -134,33 +145,27 @@ class SlicePoolManager(ResourcePoolManager[str]):
             events.append(SliceReleasedEvent(name, self.pool_id))
         return events
 
-    async def set_idle(self, names: Sequence[str], process: ProcessSpec) -> None:
-        """An attempt on these slices is over: keep them warm, or release them if they are not to be kept."""
+    def set_idle(self, names: Sequence[str], process: ProcessSpec, job_goes_on: bool) -> None:
+        """An attempt on these slices is over; get them ready for the next one if there may be one."""
         now = asyncio.get_running_loop().time()
-        over: list[HeldSlice] = []
         for name in names:
             if held := self.slices.get(name):
-                held.busy_with, held.idle_since = None, now
-                if held.keep_warm <= 0:
-                    over.append(held)
-        await self._release(over)
-        await self.ready_standbys(names, process)
-
-    def places(self, name: str) -> tuple[HostPlace, ...]:
-        return self.slices[name].hosts
+                held.in_use, held.idle_since = False, now
+        kept = [name for name in names if name in self.slices and (job_goes_on or self.slices[name].keep_warm > 0)]
+        self.renew_standbys(kept, process)
 
     async def _keep_idle_slices(self) -> None:
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
             now = asyncio.get_running_loop().time()
-            idle = [s for s in self.slices.values() if s.busy_with is None and now - s.idle_since > s.keep_warm]
-            await self._release(idle)
+            idle = [s for s in self.slices.values() if not s.in_use and s.used_by not in self.runs]
+            await self._release([s for s in idle if now - s.idle_since > s.keep_warm])
 
     async def _release(self, slices: Sequence[HeldSlice]) -> None:
         if not slices:
             return
         for held in slices:
-            held.busy_with = "being released"
+            held.in_use = True
         await asyncio.gather(*(self.ask(held.name, "teardown", timeout_s=20.0) for held in slices))
         for held in slices:
             self._discard(held)

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup
 
 
 def draining_nodes() -> dict[str, int]:
-    """Node id → deadline (ms since the epoch; 0 if none) of every node that Ray drains. Ray Serve uses the same call."""
+    """Node id → deadline (ms since the epoch; 0 if none) of each node that Ray drains. Ray Serve uses the same call."""
     return dict(ray._private.state.state.get_draining_nodes())
 
 

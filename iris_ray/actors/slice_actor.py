@@ -1,13 +1,31 @@
 """One TPU slice: speaks for all its hosts, so that the pool asks one actor a slice and not one a host."""
 
 import asyncio
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
 
-from iris_ray.actors.messages import TaskLaunch
+from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable
 from iris_ray.outcomes import EndKind, TaskEnd
+
+STOP_TIMEOUT_S = 15.0
+
+
+@dataclass(slots=True)
+class HostTask:
+    """One host's task of the current attempt."""
+
+    task_id: str
+    pid: int
+    end: "asyncio.Task[TaskEnd | None]"
+
+    def known_end(self) -> TaskEnd | None:
+        """What is known about its end by now."""
+        return self.end.result() if self.end.done() and not self.end.cancelled() else None
 
 
 class SliceActor(ResourcePoolManager[int]):
@@ -21,6 +39,8 @@ class SliceActor(ResourcePoolManager[int]):
     def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
         self._name = name
         self._hosts = dict(enumerate(hosts))
+        self._standbys: dict[int, tuple[ActorHandle, int]] = {}  # with their pids
+        self._tasks: dict[int, HostTask] = {}
 
     def members(self) -> Mapping[int, ActorHandle]:
         return self._hosts
@@ -33,41 +53,66 @@ class SliceActor(ResourcePoolManager[int]):
         answers = await self.ask_all("healthy", timeout_s=3.0)
         return {key: a.reason if isinstance(a, Unreachable) else None for key, a in answers.items()}
 
-    async def prepare(self, ports: int, avoid: frozenset[int], timeout_s: float) -> tuple[int, ...] | Unreachable:
-        """Wait until every host could start a task at once; returns free ports of host 0."""
-        calls = (self.ask(i, "prepare", ports if i == 0 else 0, avoid, timeout_s=timeout_s) for i in self._hosts)
-        answers = await asyncio.gather(*calls)
-        for unreachable in (a for a in answers if isinstance(a, Unreachable)):
-            return unreachable
-        return tuple(answers[0])
+    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
+        """Take these standbys for the next attempt; returns, once all have started, the ports that host 0's holds."""
+        calls = (self.ask(i, "adopt", standby, timeout_s=timeout_s) for i, standby in enumerate(standbys))
+        answers: list[StandbyReady | Unreachable] = await asyncio.gather(*calls)
+        for i, (standby, reply) in enumerate(zip(standbys, answers, strict=True)):
+            if isinstance(reply, Unreachable):
+                return reply
+            self._standbys[i] = standby, reply.pid
+        assert isinstance(answers[0], StandbyReady)
+        return answers[0].ports
 
     async def run_remote_fn(self, launches: Sequence[TaskLaunch]) -> dict[int, TaskEnd | None]:
         """Start one task on every host; returns when all have returned, or at the first other end.
 
         The answer holds the ends known by then; None where a host no longer answers.
         """
-        calls = {
-            asyncio.ensure_future(self.ask(i, "run_remote_fn", launch, timeout_s=None)): i
-            for i, launch in enumerate(launches)
-        }
-        ends: dict[int, TaskEnd | None] = {}
-        pending = set(calls)
+        started_at = time.time()
+        self._tasks = {}
+        for i, launch in enumerate(launches):
+            standby, pid = self._standbys.pop(i)
+            end = asyncio.ensure_future(self._run_task(i, standby, pid, launch, started_at))
+            self._tasks[i] = HostTask(launch.info.task_id, pid, end)
+        pending = {task.end for task in self._tasks.values()}
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            for call in done:
-                outcome = call.result()
-                ends[calls[call]] = None if isinstance(outcome, Unreachable) else outcome
-            if any(end is None or end.kind is not EndKind.RETURNED for end in ends.values()):
+            ends = [task.result() for task in done]
+            if any(end is None or end.kind is not EndKind.RETURNED for end in ends):
                 break
-        for call in pending:
-            call.cancel()
-        return ends
+        return {i: task.known_end() for i, task in self._tasks.items() if task.end.done()}
+
+    async def _run_task(
+        self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch, started_at: float
+    ) -> TaskEnd | None:
+        try:
+            end: TaskEnd = await standby.run.remote(launch)
+            return end
+        except RayTaskError as error:  # what it sent can't be read here
+            return TaskEnd(EndKind.RAISED, time.time(), None, str(error.cause), str(error))
+        except RayActorError:
+            pass
+        facts = await self.ask(host, "how_it_ended", pid)
+        if isinstance(facts, Unreachable) or facts.ended_at < started_at:  # a standby that died is no crash of the task
+            return None
+        end = facts
+        return end
 
     async def stop(self, reason: str | None) -> dict[int, TaskEnd | None]:
         """End every task that still runs and wait until all processes are gone; None where a host can't say."""
-        answers = await self.ask_all("stop", reason, timeout_s=15.0)
-        return {key: None if isinstance(a, Unreachable) else a for key, a in answers.items()}
+        calls = (
+            self.ask(i, "stop", task.pid, task.task_id, reason, timeout_s=STOP_TIMEOUT_S)
+            for i, task in self._tasks.items()
+        )
+        answers = await asyncio.gather(*calls)
+        ends: dict[int, TaskEnd | None] = {}
+        for (i, task), facts in zip(self._tasks.items(), answers, strict=True):
+            ends[i] = task.known_end() or (None if isinstance(facts, Unreachable) else facts)
+            task.end.cancel()
+        self._tasks = {}
+        return ends
 
     async def teardown(self) -> None:
         """End everything on the slice before its actors are ended."""
-        await self.ask_all("teardown", timeout_s=15.0)
+        await self.ask_all("teardown", timeout_s=STOP_TIMEOUT_S)

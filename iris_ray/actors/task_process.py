@@ -7,32 +7,50 @@ signals.
 
 import importlib
 import os
+import random
+import socket
 import sys
 import time
 import traceback
+from collections.abc import Collection
 
-import cloudpickle
 import ray
+from ray import cloudpickle
 
-from iris_ray.actors.messages import TaskLaunch
+from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.ray_internals import label_output
 from iris_ray.errors import ResultNotPicklableError
 from iris_ray.outcomes import EndKind, TaskEnd
 from iris_ray.task_env import task_environment
 
+# Below Linux' default ephemeral range (32768 and up), where an outgoing connection may take a port at any moment, and
+# above Ray's default worker ports (10002-19999).
+_PORTS = range(20_000, 32_768)
+PORTS_HELD = 3
+
 
 class TaskProcess:
-    """Waits for one task, runs it, and tells how it ended as a value."""
+    """Waits for one task, runs it, and tells how it ended as a value.
 
-    def __init__(self, preload: tuple[str, ...] = ()) -> None:
+    Args:
+        address: the host's IP address.
+        avoid_ports: ports that earlier attempts used.
+        preload: modules to import while it waits.
+    """
+
+    def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
         for module in preload:
             importlib.import_module(module)
+        self._held = hold_ports(address, PORTS_HELD, avoid_ports)
 
-    def pid(self) -> int:
-        return os.getpid()
+    def ready(self) -> StandbyReady:
+        """Answering is the proof. The ports stay bound, so that nobody else takes them, until the task starts."""
+        return StandbyReady(os.getpid(), tuple(held.getsockname()[1] for held in self._held))
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run the user's function here and now. Never raises for what user code does."""
+        for held in self._held:
+            held.close()
         changes = task_environment(os.environ, launch.env, launch.info, launch.multislice, launch.num_cpus)
         for name, value in changes.items():
             if value is None:
@@ -54,6 +72,23 @@ class TaskProcess:
     def exit(self) -> None:
         """End the process in good order: exit handlers of user code run."""
         ray.actor.exit_actor()
+
+
+def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.socket]:
+    """Sockets bound to ports that nothing on this host uses; bound only, so nothing listens."""
+    held: list[socket.socket] = []
+    while len(held) < count:
+        port = random.choice(_PORTS)
+        if port in avoid:
+            continue
+        probe = socket.socket()
+        try:
+            probe.bind((address, port))
+        except OSError:
+            probe.close()
+        else:
+            held.append(probe)
+    return held
 
 
 def _returned(result: object) -> TaskEnd:

@@ -372,6 +372,13 @@ class SimulatedCluster:
                 self._janitor.wait(10)  # it goes on by itself if that is not enough
         self._head, self._head_machines, self._slices = None, [], {}
 
+    @classmethod
+    def _after_fork(cls) -> None:
+        """A forked child of the driver has no part in the cluster, and must not keep its directory from being removed."""
+        if cls._active is not None:
+            os.close(cls._active._lifeline)
+            cls._active = None
+
     def _running_head(self) -> RayHead:
         if self._head is None:
             raise InvalidRequestError("the simulated cluster is not running: use it in a with statement.")
@@ -397,6 +404,9 @@ class SimulatedCluster:
         if not self._quiet:
             elapsed = time.monotonic() - self._began
             print(f"[simulated cluster {elapsed:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+os.register_at_fork(after_in_child=SimulatedCluster._after_fork)
 
 
 def _checked_slices(slices: Mapping[str, int] | None) -> list[tuple[TPUConfig, int]]:
@@ -438,4 +448,4 @@ def _loopback_addresses() -> Iterator[str]:
 
 def _make_root() -> Path:
     """A new directory whose name is short enough for the Unix sockets in it."""
-    return Path(tempfile.mkdtemp(prefix="iris-", dir="/tmp"))
+    return Path(tempfile.mkdtemp(prefix=f"iris-{os.getpid()}-", dir="/tmp"))

@@ -27,22 +27,23 @@ def wait(address: str, port_file: str, python: list[str], script: list[str]) -> 
     os.replace(temporary, port_file)  # the raylet polls for the file: it must never see half of it
     select.select([listener], [], [])
     listener.set_inheritable(True)
-    os.execvp(python[0], [*python, __file__, "become", str(listener.fileno()), *script])
+    port = f"--runtime-env-agent-port={listener.getsockname()[1]}"
+    os.execvp(python[0], [*python, __file__, "become", str(listener.fileno()), *script, port])
 
 
 def become(inherited: int, script: list[str]) -> None:
-    """Runs ``script`` as the main program; the first socket that it binds is the inherited one."""
+    """Runs ``script`` as the main program; when it binds the inherited socket's address, it gets that socket."""
+    with socket.socket(fileno=os.dup(inherited)) as listener:
+        wanted = listener.getsockname()
 
     class Socket(socket.socket):
         def bind(self, address: Any, /) -> None:
-            nonlocal inherited
-            if inherited < 0:
+            if address == wanted:
+                os.dup2(inherited, self.fileno(), inheritable=False)
+            else:
                 super().bind(address)
-                return
-            os.dup2(inherited, self.fileno(), inheritable=False)
-            os.close(inherited)
-            inherited = -1
 
+    os.set_inheritable(inherited, False)
     socket.socket = Socket  # type: ignore[misc]
     sys.argv = script
     runpy.run_path(script[0], run_name="__main__")

@@ -65,9 +65,12 @@ class Machine:
 
     def begin_kill(self) -> None:
         """Asks the keeper to SIGKILL everything, and returns at once."""
-        if self._keeper.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._keeper.stdin.close()
+        stdin = self._keeper.stdin
+        if stdin is not None and not stdin.closed:
+            with contextlib.suppress(OSError):  # the keeper may be gone
+                # Closing alone would not do: a forked child of this process may hold the pipe open too.
+                stdin.write(b"x")
+                stdin.close()
 
     def kill(self) -> None:
         """SIGKILLs everything on the machine and waits until it is gone and reaped.

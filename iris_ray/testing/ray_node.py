@@ -45,7 +45,8 @@ Launch = Callable[[str, Sequence[str]], subprocess.Popen[bytes]]
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # of a host; nothing is allocated until it is used. Ray's minimum is 75 MB.
 _HEAD_OBJECT_STORE_BYTES = 500 * 2**20
-_NOT_LISTENING = 1  # a port nobody listens on, for agents that are not there
+_HEAD_TIMEOUT_S = 30.0
+_NOT_IN_USE = -1  # how Ray's agents themselves report a service that they do not offer
 
 # Settings of Ray's processes that a user's own environment may override.
 _RAY_SETTINGS = {
@@ -54,6 +55,9 @@ _RAY_SETTINGS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "3",
+    # A raylet that looks for its own object store a moment too early looks again after 20 ms, not after 1 s.
+    "RAY_raylet_client_connect_timeout_milliseconds": "20",
+    "RAY_raylet_client_num_connect_attempts": "500",
     # No worker before somebody needs one: each costs 1.5 s of CPU.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -150,6 +154,13 @@ class _HeadNode(Node):  # type: ignore[misc]
         # Without a dashboard Ray starts one all the same, for usage statistics, and waits 2 s for it.
         if include_dashboard:
             super().start_api_server(include_dashboard=True, raise_on_failure=raise_on_failure)
+
+    def start_ray_processes(self) -> None:
+        super().start_ray_processes()
+        # Node looks for itself in the GCS next, and if it looks too early, again only after a second.
+        deadline = time.monotonic() + _HEAD_TIMEOUT_S
+        while self._node_id not in _living_nodes(self) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 class RayHead:
@@ -263,8 +274,7 @@ class RayHead:
 
     def living_nodes(self) -> set[str]:
         """Hex ids of the nodes that the GCS holds to be alive."""
-        nodes = self._node.get_gcs_client().get_all_node_info(timeout=10)
-        return {id.hex() for id, info in nodes.items() if info.state == GcsNodeInfo.GcsNodeState.ALIVE}
+        return _living_nodes(self._node)
 
     def announce_preemption(self, node_id: str, message: str, deadline: float) -> None:
         """Marks a node as draining because it is about to be preempted.
@@ -285,6 +295,11 @@ class RayHead:
             raise RuntimeError(f"Ray refused to drain node {node_id}: {reason}")
 
 
+def _living_nodes(node: Node) -> set[str]:
+    nodes = node.get_gcs_client().get_all_node_info(timeout=10)
+    return {id.hex() for id, info in nodes.items() if info.state == GcsNodeInfo.GcsNodeState.ALIVE}
+
+
 def new_node_id() -> str:
     """A hex node id that no other node has."""
     return str(ray.NodeID.from_random().hex())
@@ -302,7 +317,7 @@ def _without_agents(command: Sequence[str], session_dir: Path, address: str) -> 
     """
     node_id = _flag(command, "node_id")
     for name in (METRICS_AGENT_PORT_NAME, METRICS_EXPORT_PORT_NAME, DASHBOARD_AGENT_LISTEN_PORT_NAME):
-        (session_dir / get_port_filename(node_id, name)).write_text(str(_NOT_LISTENING))
+        (session_dir / get_port_filename(node_id, name)).write_text(str(_NOT_IN_USE))
     port_file = session_dir / get_port_filename(node_id, RUNTIME_ENV_AGENT_PORT_NAME)
     agent = shlex.split(_flag(command, "runtime_env_agent_command"))
     script = next(i for i, argument in enumerate(agent) if argument.endswith(".py"))

@@ -1,0 +1,41 @@
+"""User objects that pass through our processes unopened.
+
+The pool need not be able to import what user code can, and must not run it: results and exceptions stay pickled until
+they arrive where they are wanted.
+"""
+
+from typing import Any
+
+from ray import cloudpickle
+
+from iris_ray.errors import RemoteUserError
+
+
+class Pickled:
+    """A value that becomes itself again where it arrives."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return cloudpickle.loads, (self._payload,)
+
+
+class PickledError(Exception):
+    """A user's exception, pickled like `Pickled`."""
+
+    def __init__(self, payload: bytes) -> None:
+        super().__init__(payload)
+        self._payload = payload
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_error, (self._payload,)
+
+
+def rebuild_error(payload: bytes) -> Exception:
+    """The user's exception, or a stand-in where its class can't be imported."""
+    try:
+        error = cloudpickle.loads(payload)
+    except Exception as why:
+        return RemoteUserError(f"the task raised an exception that can't be rebuilt here: {why}")
+    return error if isinstance(error, Exception) else RemoteUserError(repr(error))
