@@ -72,7 +72,7 @@ class GangRun:
                 if verdict is not None and verdict.succeeded:
                     ordered = sorted(verdict.results.items(), key=lambda r: (r[0].slice_id, r[0].worker_id))
                     return [Pickled(result.result) for _, result in ordered if isinstance(result, TpuSuccess)]
-                if job.state.finished:
+                if job is not None and job.state.finished:
                     raise self._final_error(verdict, job)
         except asyncio.CancelledError:
             await asyncio.shield(asyncio.ensure_future(self._cancel("cancelled by its owner")))
@@ -129,19 +129,21 @@ class GangRun:
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
-    async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView]:
+    async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
+        """The verdict (None if it did not start), and how the job stands (None after success)."""
         attempt = self._attempt = Attempt(self._pool, self._request, order)
-        where = ", ".join(attempt.names)
-        logger.info("%s attempt %d on %s (%d hosts)", self.job_id, attempt.number, where, attempt.num_tasks)
         try:
             launches = await attempt.prepare()
+            where = ", ".join(attempt.names)
+            logger.info("%s attempt %d on %s (%d hosts)", self.job_id, attempt.number, where, attempt.num_tasks)
             say_running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, self._report_running, attempt)
             try:
                 verdict = await attempt.run(launches)
             finally:
                 say_running.cancel()
             if verdict.succeeded:
-                return verdict, await self._succeed(attempt)
+                await self._succeed(attempt)
+                return verdict, None
             job = await self._conclude(attempt, verdict)
         except LaunchFailed as failure:
             verdict, job = None, await self._give_back(attempt, failure)
@@ -151,15 +153,14 @@ class GangRun:
     def _report_running(self, attempt: Attempt) -> None:
         self._in_background(self._report(self._changes(attempt, TaskState.RUNNING)))
 
-    async def _succeed(self, attempt: Attempt) -> JobView:
-        """The results are out; the hosts are free a little later, when the used processes are gone."""
-        job = await self._report(self._changes(attempt, TaskState.SUCCEEDED))
+    async def _succeed(self, attempt: Attempt) -> None:
+        """The user has waited long enough: results go out at once, everything else happens behind them."""
         tidy = self._in_background(self._tidy(attempt))
         if self._request.keep_warm <= 0:
             await asyncio.wait({tidy})
-        return job
 
     async def _tidy(self, attempt: Attempt) -> None:
+        await self._report(self._changes(attempt, TaskState.SUCCEEDED))
         await attempt.stop_all(None)
         released = self._pool.retire(attempt.lost)
         self._pool.set_idle(attempt.names, self._request.process, job_goes_on=False)

@@ -13,7 +13,7 @@ import ray
 from ray.actor import ActorHandle
 
 from iris_ray.actors.host_processes import ProcessLedger, end_task, family, host_directory
-from iris_ray.actors.messages import HostPlace, StandbyReady
+from iris_ray.actors.messages import HostPlace
 from iris_ray.actors.pidfd import how_it_ended
 from iris_ray.outcomes import EndKind, TaskEnd
 
@@ -41,19 +41,17 @@ class TPUHostActor:
         """Answering is the proof."""
         return True
 
-    async def adopt(self, standby: ActorHandle) -> StandbyReady:
-        """Wait until the standby has started, and watch it from now on.
+    async def adopt(self, standby: ActorHandle, pid: int) -> None:
+        """Watch a standby from now on.
 
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended.
         """
         if not self._processes:
             await self._end_leftovers()
-        ready: StandbyReady = await standby.ready.remote()
-        for pid in [pid for pid, process in self._processes.items() if process.gone][:-ENDED_KEPT]:
-            del self._processes[pid]
-        self._processes[ready.pid] = TaskWatch(standby, ready.pid, self._ledger)
-        return ready
+        for old in [old for old, process in self._processes.items() if process.gone][:-ENDED_KEPT]:
+            del self._processes[old]
+        self._processes[pid] = TaskWatch(standby, pid, self._ledger)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         """How a task process ended that did not say so itself; waits for its end."""

@@ -9,7 +9,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from iris_ray.actors.messages import StandbyReady, TaskLaunch
-from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable
+from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable, answer
 from iris_ray.outcomes import EndKind, TaskEnd
 
 STOP_TIMEOUT_S = 15.0
@@ -55,14 +55,22 @@ class SliceActor(ResourcePoolManager[int]):
 
     async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
         """Take these standbys for the next attempt; returns, once all have started, the ports that host 0's holds."""
-        calls = (self.ask(i, "adopt", standby, timeout_s=timeout_s) for i, standby in enumerate(standbys))
-        answers: list[StandbyReady | Unreachable] = await asyncio.gather(*calls)
+        calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
+        answers = await asyncio.gather(*calls)
         for i, (standby, reply) in enumerate(zip(standbys, answers, strict=True)):
             if isinstance(reply, Unreachable):
                 return reply
             self._standbys[i] = standby, reply.pid
         assert isinstance(answers[0], StandbyReady)
         return answers[0].ports
+
+    async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
+        # Asked from here, so that the connection over which its task will be started is there by then.
+        ready = await answer(standby.ready.remote(), f"the standby on {self.member_name(host)}", timeout_s)
+        if isinstance(ready, Unreachable):
+            return ready
+        adopted = await self.ask(host, "adopt", standby, ready.pid, timeout_s=timeout_s)
+        return adopted if isinstance(adopted, Unreachable) else ready
 
     async def run_remote_fn(self, launches: Sequence[TaskLaunch]) -> dict[int, TaskEnd | None]:
         """Start one task on every host; returns when all have returned, or at the first other end.

@@ -33,9 +33,7 @@ class Machine:
         lifeline: writing end of the janitor's pipe.
     """
 
-    def __init__(
-        self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, lifeline: int
-    ) -> None:
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, lifeline: int) -> None:
         with log.open("ab") as output:
             self._keeper = subprocess.Popen(
                 [*script_command("keeper.py"), str(lifeline), str(os.getpid()), *command],
@@ -67,7 +65,7 @@ class Machine:
         """Asks the keeper to SIGKILL everything, and returns at once."""
         stdin = self._keeper.stdin
         if stdin is not None and not stdin.closed:
-            with contextlib.suppress(OSError):  # the keeper may be gone
+            with contextlib.suppress(OSError, ValueError):  # the keeper may be gone, or another thread be first
                 # Closing alone would not do: a forked child of this process may hold the pipe open too.
                 stdin.write(b"x")
                 stdin.close()

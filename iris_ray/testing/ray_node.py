@@ -9,7 +9,6 @@ The only module of this package that touches Ray's private API; checked on Ray 2
 - ``Node``, used for the head only, does its work through the methods overridden here.
 """
 
-import logging
 import shlex
 import subprocess
 import threading
@@ -22,13 +21,13 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import services
+from ray._private import ray_constants, services
 from ray._private.authentication.authentication_token_setup import ensure_token_if_auth_enabled
 from ray._private.node import Node
 from ray._private.parameter import RayParams
 from ray._private.resource_and_label_spec import ResourceAndLabelSpec
 from ray._private.resource_isolation_config import ResourceIsolationConfig
-from ray._raylet import (
+from ray._raylet import (  # type: ignore[attr-defined]
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
     METRICS_AGENT_PORT_NAME,
     METRICS_EXPORT_PORT_NAME,
@@ -43,9 +42,8 @@ from iris_ray.testing.machine import script_command
 Launch = Callable[[str, Sequence[str]], subprocess.Popen[bytes]]
 """Runs a command for a purpose ("raylet", "gcs_server", …) and returns the process to watch."""
 
-_OBJECT_STORE_BYTES = 100 * 2**20  # of a host; nothing is allocated until it is used. Ray's minimum is 75 MB.
-_HEAD_OBJECT_STORE_BYTES = 500 * 2**20
-_HEAD_TIMEOUT_S = 30.0
+_OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
+_SHARED_MEMORY = Path("/dev/shm")
 _NOT_IN_USE = -1  # how Ray's agents themselves report a service that they do not offer
 
 # Settings of Ray's processes that a user's own environment may override.
@@ -119,10 +117,8 @@ def _launched_by(launch: Launch) -> Iterator[None]:
     def start_ray_process(command: list[str], process_type: str, *args: Any, **kwargs: Any) -> Any:
         if _launching.launch is None:  # somebody else's ray.init() in another thread
             return original(command, process_type, *args, **kwargs)
-        process = _launching.launch(process_type, command)
-        return services.ProcessInfo(
-            process=process, **dict.fromkeys(services.ProcessInfo._fields[1:3]), **_NO_DEBUGGERS
-        )
+        other_fields = services.ProcessInfo._fields[1:]  # log files, debuggers: none
+        return services.ProcessInfo(_launching.launch(process_type, command), **dict.fromkeys(other_fields))
 
     with _patch_lock:
         original = services.start_ray_process
@@ -135,9 +131,6 @@ def _launched_by(launch: Launch) -> Iterator[None]:
             services.start_ray_process = original
 
 
-_NO_DEBUGGERS = {name: False for name in services.ProcessInfo._fields[3:]}
-
-
 class _HeadNode(Node):  # type: ignore[misc]
     """The head: a GCS, a raylet without TPU and a log monitor; an API server only if it is wanted."""
 
@@ -148,7 +141,7 @@ class _HeadNode(Node):  # type: ignore[misc]
     def get_resource_and_label_spec(self) -> ResourceAndLabelSpec:
         address = self.node_ip_address
         resources = {f"node:{address}": 1.0, "node:__internal_head__": 1.0}
-        return _ResolvedSpec(self._cpus, _HEAD_OBJECT_STORE_BYTES, resources, {})
+        return _ResolvedSpec(self._cpus, _OBJECT_STORE_BYTES, resources, {})
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         # Without a dashboard Ray starts one all the same, for usage statistics, and waits 2 s for it.
@@ -158,8 +151,10 @@ class _HeadNode(Node):  # type: ignore[misc]
     def start_ray_processes(self) -> None:
         super().start_ray_processes()
         # Node looks for itself in the GCS next, and if it looks too early, again only after a second.
-        deadline = time.monotonic() + _HEAD_TIMEOUT_S
-        while self._node_id not in _living_nodes(self) and time.monotonic() < deadline:
+        (raylet,) = self.all_processes[ray_constants.PROCESS_TYPE_RAYLET]
+        while self._node_id not in _living_nodes(self):
+            if raylet.process.poll() is not None:
+                raise RuntimeError("the raylet of the head ended.")
             time.sleep(0.01)
 
 
@@ -194,15 +189,11 @@ class RayHead:
 
         def launch_on_head(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
             if kind == "raylet" and not dashboard:
-                command = _without_agents(command, Path(self._session_dir(command)), address)
+                command = _without_agents(command, Path(_flag(command, "session_dir")), address)
             return launch(kind, command)
 
         with _launched_by(launch_on_head):
             self._node = _HeadNode(params, cpus)
-
-    @staticmethod
-    def _session_dir(command: Sequence[str]) -> str:
-        return _flag(command, "session_dir")
 
     @property
     def gcs_address(self) -> str:
@@ -217,7 +208,8 @@ class RayHead:
     @property
     def dashboard_url(self) -> str | None:
         """``host:port`` of the dashboard, None without one."""
-        return self._node.webui_url
+        url: str | None = self._node.webui_url
+        return url
 
     def start_host(self, spec: HostSpec, launch: Launch) -> None:
         """Starts the raylet of a host, and returns before it has joined."""
@@ -248,10 +240,8 @@ class RayHead:
                 session_dir=str(session_dir),
                 resource_dir=str(runtime_env_dir),
                 log_dir=node.get_logs_dir_path(),  # one for all: the head's log monitor reads it
-                resource_and_label_spec=_ResolvedSpec(
-                    spec.cpus, _OBJECT_STORE_BYTES, resources, dict(spec.labels)
-                ),
-                plasma_directory="/dev/shm",
+                resource_and_label_spec=_ResolvedSpec(spec.cpus, _OBJECT_STORE_BYTES, resources, dict(spec.labels)),
+                plasma_directory=_plasma_directory(spec.directory),
                 fallback_directory=str(spec.directory),
                 object_store_memory=_OBJECT_STORE_BYTES,
                 session_name=node.session_name,
@@ -293,6 +283,13 @@ class RayHead:
         )
         if not accepted:
             raise RuntimeError(f"Ray refused to drain node {node_id}: {reason}")
+
+
+def _plasma_directory(fallback: Path) -> str:
+    """Where an object store's memory is mapped from: shared memory, unless it is too small, as in many containers."""
+    if _SHARED_MEMORY.is_dir() and psutil.disk_usage(str(_SHARED_MEMORY)).free >= _OBJECT_STORE_BYTES:
+        return str(_SHARED_MEMORY)
+    return str(fallback)
 
 
 def _living_nodes(node: Node) -> set[str]:

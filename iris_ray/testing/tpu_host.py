@@ -1,7 +1,8 @@
 """What a simulated TPU host tells Ray, libtpu and user code about itself."""
 
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +64,7 @@ class TPUHost:
             "ray.io/tpu-pod-type": self.config.name,
         }
 
-    def environment(self, addresses: list[str]) -> dict[str, str]:
+    def environment(self, addresses: Sequence[str]) -> dict[str, str]:
         """The whole environment of the host's processes.
 
         Args:
@@ -104,9 +105,10 @@ class RunningHost:
 
 
 def machine_environment() -> dict[str, str]:
-    """This process's environment without what describes the machine and cluster that it runs on."""
-    return {name: value for name, value in _environ().items() if not name.startswith(_NOT_INHERITED)}
+    """This process's environment without what describes the machine and cluster that it runs on.
 
-
-def _environ() -> Mapping[str, str]:
-    return os.environ
+    ``python`` on the simulated machines is this process's interpreter, also where no virtual environment is activated.
+    """
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    kept["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), kept.get("PATH", os.defpath)])
+    return kept

@@ -1,0 +1,239 @@
+"""How long a launch takes, side by side with what Ray needs for the bare minimum.
+
+    python benchmarks/launch.py            # everything; about 6 minutes on 2 cores
+    python benchmarks/launch.py warm       # or: cold, recovery
+
+Every figure is a ratio of two things measured in turn in one run, because machines are noisy. Two simulated slices of
+four hosts each.
+"""
+
+import os
+
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from iris_ray import release, run_on_pod, run_on_pod_ray
+from iris_ray.testing import SimulatedCluster
+
+TPU_TYPE, SLICES, HOSTS = "v4-32", 2, 4
+SETTLE_S = 6.0
+"""Before each warm sample: standbys are ready again well before that, and the machine is quiet."""
+
+
+def empty() -> None:
+    """The user's function."""
+
+
+@ray.remote(num_cpus=0)
+class Bare:
+    """The least that Ray can do on a host: answer a call."""
+
+    def call(self) -> None: ...
+
+
+@ray.remote(num_cpus=0, max_calls=1, max_retries=0)
+def pinned_task() -> None:
+    """What a launcher without standbys does on each host: a task in a fresh worker."""
+
+
+def seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def tpu_nodes() -> list[str]:
+    return [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("TPU")]
+
+
+def on(node_id: str) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node_id, soft=False)
+
+
+def summary(samples: list[float]) -> str:
+    return f"median {statistics.median(samples) * 1000:8.1f} ms   ({min(samples) * 1000:.1f} to {max(samples) * 1000:.1f})"
+
+
+def warm(samples: int) -> None:
+    """A warm run_on_pod of an empty function, against a bare fan-out and against pinned tasks."""
+    with SimulatedCluster({TPU_TYPE: SLICES}):
+        nodes = tpu_nodes()
+        actors = [Bare.options(scheduling_strategy=on(node)).remote() for node in nodes]
+        ray.get([actor.call.remote() for actor in actors])
+        run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600)
+
+        ours, bare, back_to_back, pinned = [], [], [], []
+        for _ in range(samples):
+            time.sleep(SETTLE_S)
+            bare.append(seconds(lambda: ray.get([actor.call.remote() for actor in actors])))
+            time.sleep(SETTLE_S)
+            ours.append(seconds(lambda: run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600)))
+        for _ in range(max(3, samples // 3)):
+            back_to_back.append(seconds(lambda: run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600)))
+        release()
+        for _ in range(max(3, samples // 3)):
+            time.sleep(SETTLE_S)
+            pinned.append(
+                seconds(lambda: ray.get([pinned_task.options(scheduling_strategy=on(node)).remote() for node in nodes]))
+            )
+    print(f"warm run_on_pod, {SLICES} × {HOSTS} hosts   {summary(ours)}")
+    print(f"bare fan-out of one call per host  {summary(bare)}")
+    print(f"pinned max_calls=1 tasks           {summary(pinned)}")
+    print(f"back to back, waiting for standbys {summary(back_to_back)}")
+    middle = statistics.median(ours)
+    print(f"run_on_pod / bare fan-out    {middle / statistics.median(bare):.2f}   (to reach: at most 5)")
+    print(f"pinned tasks / run_on_pod    {statistics.median(pinned) / middle:.1f}   (to reach: at least 50)")
+
+
+def in_new_driver(address: str, what: str) -> float:
+    """Run one measurement in a driver of its own; seconds."""
+    done = subprocess.run(
+        [sys.executable, __file__, f"--driver={what}", f"--address={address}"], capture_output=True, text=True, check=True
+    )
+    return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
+
+
+def driver(what: str, address: str) -> None:
+    """The body of a fresh driver."""
+    ray.init(address=address, log_to_driver=False)
+    if what == "run_on_pod":
+        took = seconds(lambda: run_on_pod(empty, TPU_TYPE, num_slices=SLICES))
+    else:
+        # As many processes as run_on_pod starts: the pool here, and on the hosts two slice actors, a host actor and a
+        # task process each.
+        places = [ray.get_runtime_context().get_node_id(), *tpu_nodes(), *tpu_nodes(), *tpu_nodes()[:SLICES]]
+        took = seconds(
+            lambda: ray.get([a.call.remote() for a in [Bare.options(scheduling_strategy=on(p)).remote() for p in places]])
+        )
+    print(json.dumps({"seconds": took}))
+
+
+def cold(samples: int) -> None:
+    """The first run_on_pod of a driver, against the start of as many Ray actors."""
+    with SimulatedCluster({TPU_TYPE: SLICES}) as cluster:
+        in_new_driver(cluster.address, "run_on_pod")  # the cluster's Controller is there from now on
+        ours, actors = [], []
+        for _ in range(samples):
+            actors.append(in_new_driver(cluster.address, "actors"))
+            time.sleep(2)
+            ours.append(in_new_driver(cluster.address, "run_on_pod"))
+            time.sleep(2)
+    processes = 1 + SLICES + 2 * SLICES * HOSTS
+    print(f"cold run_on_pod, {SLICES} × {HOSTS} hosts        {summary(ours)}")
+    print(f"Ray starts {processes} actors at once          {summary(actors)}")
+    ratio = statistics.median(a / b for a, b in zip(ours, actors, strict=True))
+    print(f"run_on_pod / actors          {ratio:.2f}   (to reach: at most 1.2)")
+
+
+def sleeper(directory: str) -> Callable[[], None]:
+    """A function that notes when it starts, and runs until it is told to return."""
+
+    def run() -> None:
+        import time
+        from pathlib import Path
+
+        from iris_ray import get_job_info
+
+        info = get_job_info()
+        assert info is not None
+        (Path(directory) / f"{info.attempt}-{info.task_index}").write_text(str(time.time()))
+        while not (Path(directory) / "return").exists():
+            time.sleep(0.05)
+
+    return run
+
+
+def recovery(samples: int) -> None:
+    """From the loss of a slice to the first line of user code on all hosts of the next attempt."""
+    free, warm_slice, launches, detection = [], [], [], []
+    for spare_is_warm in (False, True):
+        for _ in range(samples):
+            with SimulatedCluster({TPU_TYPE: 2}, quiet=True) as cluster, tempfile.TemporaryDirectory() as directory:
+                if spare_is_warm:
+                    run_on_pod(empty, TPU_TYPE, num_slices=2, keep_warm=600)
+                    time.sleep(SETTLE_S)
+                else:
+                    run_on_pod(empty, "v4-32", keep_warm=0)  # the Controller and nothing else is left
+                started = time.time()
+                ref = run_on_pod_ray.remote(sleeper(directory), TPU_TYPE, keep_warm=600)
+                first = wait_for(directory, 1)
+                if not spare_is_warm:
+                    launches.append(max(first) - started)
+                time.sleep(SETTLE_S)
+                killed = time.time()
+                cluster.preempt_slice(busy_slice(cluster))
+                noticed = wait_until(lambda: not_alive() >= HOSTS)
+                second = wait_for(directory, 2)
+                detection.append(noticed - killed)
+                (warm_slice if spare_is_warm else free).append(max(second) - noticed)
+                (Path(directory) / "return").touch()
+                ray.get(ref)
+    print(f"Ray marks the hosts dead after     {summary(detection)}")
+    print(f"cold launch of one slice           {summary(launches)}")
+    print(f"restart on a free slice            {summary(free)}")
+    print(f"restart on a warm slice            {summary(warm_slice)}")
+    print(f"free slice / cold launch     {statistics.median(free) / statistics.median(launches):.2f}   (to reach: at most 1.2)")
+    print(f"warm slice                   {statistics.median(warm_slice):.2f} s (to reach: at most 1 s)")
+
+
+def not_alive() -> int:
+    return sum(not node["Alive"] for node in ray.nodes())
+
+
+def busy_slice(cluster: SimulatedCluster) -> str:
+    """With one slice in use, the first by name that is free or warm is the one that iris_ray takes."""
+    return cluster.slice_names[0]
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
+    deadline = time.time() + timeout_s
+    while not condition():
+        if time.time() > deadline:
+            raise TimeoutError
+        time.sleep(0.02)
+    return time.time()
+
+
+def wait_for(directory: str, attempt: int) -> list[float]:
+    """When each host's user code started in this attempt, seconds since the epoch."""
+
+    def starts() -> list[Path]:
+        return list(Path(directory).glob(f"{attempt}-*"))
+
+    wait_until(lambda: len(starts()) == HOSTS)
+    time.sleep(0.1)
+    return [float(path.read_text()) for path in starts()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=["all", "warm", "cold", "recovery"], default="all")
+    parser.add_argument("--samples", type=int, help="default: 10 warm, 3 cold, 3 recoveries")
+    parser.add_argument("--driver", help=argparse.SUPPRESS)
+    parser.add_argument("--address", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.driver:
+        driver(args.driver, args.address)
+        return
+    if args.what in ("all", "warm"):
+        warm(args.samples or 10)
+    if args.what in ("all", "cold"):
+        cold(args.samples or 3)
+    if args.what in ("all", "recovery"):
+        recovery(args.samples or 3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The directory of a simulated cluster and everything that runs in it, ended together in every case."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from iris_ray.testing.machine import Machine, script_command
+
+_JANITOR_TIMEOUT_S = 10.0
+
+
+class Workspace:
+    """A directory, machines started in it, and a janitor that removes it when all of them and this process are gone.
+
+    The janitor reads one end of a pipe, the *lifeline*, whose other end this process and every keeper hold: its end of
+    file is the one event that cannot be missed, whatever ends whom. See ``keeper.py`` and ``janitor.py``.
+    """
+
+    def __init__(self) -> None:
+        # In /tmp, not in TMPDIR: the kernel allows 107 bytes for the path of a Unix socket.
+        self.root = Path(tempfile.mkdtemp(prefix=f"iris-{os.getpid()}-", dir="/tmp"))
+        self._lock = threading.Lock()
+        self._machines: list[Machine] = []
+        reading, self._lifeline = os.pipe()
+        try:
+            self._janitor = subprocess.Popen(
+                [*script_command("janitor.py"), str(self.root)],
+                stdin=reading,
+                stdout=subprocess.DEVNULL,
+                cwd="/",
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            shutil.rmtree(self.root, ignore_errors=True)
+            raise
+        finally:
+            os.close(reading)
+
+    def launch(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Machine:
+        """Starts a machine. What its command says before it opens logs of its own goes to ``name.log``."""
+        with self._lock:
+            log = self.root / f"{name}.log"
+            machine = Machine(command, env=env, cwd=cwd, log=log, lifeline=self._lifeline)
+            self._machines.append(machine)
+        return machine
+
+    def close(self) -> None:
+        """Ends all machines and has the directory removed.
+
+        Raises:
+            TimeoutError: some process would not go.
+        """
+        with self._lock:
+            # All at once, so that they end side by side, and that from here on an interruption changes nothing.
+            for machine in self._machines:
+                machine.begin_kill()
+            if self._lifeline >= 0:
+                os.close(self._lifeline)
+                self._lifeline = -1
+            errors: list[TimeoutError] = []
+            for machine in self._machines:
+                try:
+                    machine.kill()
+                except TimeoutError as error:
+                    errors.append(error)
+            self._machines.clear()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._janitor.wait(_JANITOR_TIMEOUT_S)  # it goes on by itself if that was not enough
+        if errors:
+            raise errors[0]
+
+    def leave_to_parent(self) -> None:
+        """For a forked child of this process: lets go of the lifeline, which it must not keep alive."""
+        with contextlib.suppress(OSError):
+            os.close(self._lifeline)
+
+    def tail(self, *logs: Path, lines: int = 20) -> str:
+        """The last lines of some log files, as the end of an error message; empty if they hold nothing."""
+        text = [line for log in logs if log.is_file() for line in log.read_text(errors="replace").splitlines()]
+        return "".join(f"\n  {line}" for line in text[-lines:])
