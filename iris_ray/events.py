@@ -42,6 +42,15 @@ class WorkerDrainedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSuspectedEvent:
+    """The worker did not answer. It takes nothing new until it is known to be dead, or for a while."""
+
+    worker_id: str
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFailedEvent:
     """The worker is gone, with everything that ran on it."""
 
@@ -100,6 +109,7 @@ Event = (
     | JobCancelledEvent
     | WorkerRegisteredEvent
     | WorkerDrainedEvent
+    | WorkerSuspectedEvent
     | WorkerFailedEvent
     | GangAssignedEvent
     | TaskDispatchFailedEvent

@@ -173,6 +173,8 @@ class Worker:
         resources: what the host has in all, by Ray's resource names.
         draining: why the host takes nothing new, or None.
         foreign: who outside iris_ray uses the chips, or None.
+        suspected: why the host may be gone, or None.
+        suspected_until: seconds on the caller's clock; later the suspicion counts no more.
         occupants: tasks that hold resources here until their end is confirmed.
     """
 
@@ -182,6 +184,8 @@ class Worker:
     resources: Mapping[str, float]
     draining: str | None = None
     foreign: str | None = None
+    suspected: str | None = None
+    suspected_until: float = 0.0
     occupants: dict[Occupant, Mapping[str, float]] = field(default_factory=dict)
 
     @property

@@ -1,5 +1,6 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
+import concurrent.futures
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -323,7 +324,7 @@ class _ProcessPool:
         if self._pool is None or self._cluster != cluster:
             # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
-            starting = start_controller(context.gcs_address)
+            start_controller(context.gcs_address)
             self._pool = (
                 ray.remote(SlicePoolManager)
                 .options(num_cpus=0, max_concurrency=10_000, max_task_retries=0, scheduling_strategy=here)
@@ -331,24 +332,37 @@ class _ProcessPool:
             )
             self._cluster = cluster
             self._calls = 0
-            threading.Thread(target=self._end_when_idle, args=(self._pool,), name="iris_ray-pool", daemon=True).start()
-            del starting
+            self._end_when_idle(self._pool)
         return self._pool
 
     def _end_when_idle(self, pool: ActorHandle) -> None:
-        """Wait until the pool has done all calls and holds no slice, and end it unless a new call was faster."""
-        while True:
-            calls = max(1, self._calls)
-            try:
-                ray.get(pool.until_idle.remote(calls))
-            except Exception:
-                return  # the pool, or the connection to Ray, is gone
-            with self._lock:
-                if self._pool is not pool:
-                    return
-                if self._calls == calls:
-                    self._end()
-                    return
+        """Have the pool ended once it has done all calls and holds no slice, unless a new call is faster.
+
+        No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
+        """
+        calls = max(1, self._calls)
+        idle = pool.until_idle.remote(calls).future()
+
+        def idle_or_gone(done: "concurrent.futures.Future[None]") -> None:
+            follow_up = self._forget if done.exception() else self._end_if_unused
+            threading.Thread(target=follow_up, args=(pool, calls), daemon=True).start()
+
+        idle.add_done_callback(idle_or_gone)
+
+    def _end_if_unused(self, pool: ActorHandle, calls: int) -> None:
+        with self._lock:
+            if self._pool is not pool or not ray.is_initialized():
+                return
+            if self._calls == calls:
+                self._end()
+            else:
+                self._end_when_idle(pool)
+
+    def _forget(self, pool: ActorHandle, calls: int) -> None:
+        """The pool's process is gone; the next call makes a new one."""
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
 
     def _end(self) -> None:
         if self._pool is not None:

@@ -38,6 +38,11 @@ MAX_RETRIES_FAILURE = 10
 MAX_RETRIES_PREEMPTION = 10_000
 
 
+SUSPICION_S = 20.0
+"""A host that did not answer is left alone so long, unless Ray declares it dead before: with its default health checks
+that takes about 15 s after a crash."""
+
+
 def dispatch_backoff_s(failures: int) -> float:
     """Seconds to wait before the next launch after so many failed ones in a row: 0.5, 1, 2, … 30."""
     return float(min(30.0, 0.5 * 2 ** min(failures - 1, 10)))

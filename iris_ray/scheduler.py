@@ -39,7 +39,7 @@ class Group:
     def type_name(self) -> str:
         return string_attribute(self.workers[0].attributes, TPU_TOPOLOGY) or "unknown type"
 
-    def obstacle(self, spec: JobSpec) -> str | None:
+    def obstacle(self, spec: JobSpec, now: float) -> str | None:
         """Why the job can't have this group now, or None if it can."""
         present = [w.host_number for w in self.workers]
         if len(present) != len(set(present)):
@@ -55,6 +55,8 @@ class Group:
         for worker in self.workers:
             if worker.draining:
                 return f"{self.name}: host {worker.host_number} is draining ({worker.draining})"
+            if worker.suspected and now < worker.suspected_until:
+                return f"{self.name}: host {worker.host_number} may be lost ({worker.suspected})"
             if worker.occupants:
                 (task_id, _), *_ = worker.occupants
                 return f"{self.name}: in use by {task_id.rpartition('/')[0]}"
@@ -94,7 +96,7 @@ class Scheduler:
             key = job.spec.coscheduling.group_by
             if key not in groups_by_key:
                 groups_by_key[key] = _groups(workers, key)
-            placed = _place(job.spec, groups_by_key[key], holders, taken)
+            placed = _place(job.spec, groups_by_key[key], holders, taken, now)
             if isinstance(placed, str):
                 result.waiting[job.spec.job_id] = placed
             else:
@@ -112,7 +114,7 @@ def _groups(workers: Iterable[Worker], key: str) -> list[Group]:
 
 
 def _place(
-    spec: JobSpec, groups: list[Group], holders: Mapping[str, str], taken: Mapping[str, str]
+    spec: JobSpec, groups: list[Group], holders: Mapping[str, str], taken: Mapping[str, str], now: float
 ) -> Assignment | str:
     """An assignment, or the reason why there is none."""
     free: list[Group] = []
@@ -125,7 +127,7 @@ def _place(
             return f"its constraints can't be evaluated: {error}"
         if group.name in taken:
             obstacles.append(f"{group.name}: goes to {taken[group.name]}")
-        elif obstacle := group.obstacle(spec):
+        elif obstacle := group.obstacle(spec, now):
             obstacles.append(obstacle)
         else:
             free.append(group)

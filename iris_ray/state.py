@@ -22,9 +22,10 @@ from iris_ray.events import (
     WorkerDrainedEvent,
     WorkerFailedEvent,
     WorkerRegisteredEvent,
+    WorkerSuspectedEvent,
 )
 from iris_ray.jobs import ACTIVE, TRANSITIONS, Job, JobSpec, JobState, Task, TaskState, Worker
-from iris_ray.retry import dispatch_backoff_s
+from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +91,9 @@ class ControllerState:
             case WorkerDrainedEvent():
                 if worker := self.workers.get(event.worker_id):
                     worker.draining = event.reason
+            case WorkerSuspectedEvent():
+                if worker := self.workers.get(event.worker_id):
+                    worker.suspected, worker.suspected_until = event.reason, event.now + SUSPICION_S
             case WorkerFailedEvent():
                 self._on_worker_failed(event, effects)
             case GangAssignedEvent():
@@ -238,6 +242,8 @@ class ControllerState:
             event.resources,
             event.draining,
             event.foreign,
+            known.suspected if known else None,
+            known.suspected_until if known else 0.0,
             known.occupants if known else {},
         )
 

@@ -42,6 +42,7 @@ class Attempt:
         number: the attempt's number.
         names: the slices' names by slice id.
         lost: slices that are no good any more, known after the verdict.
+        suspects: hosts that did not answer, by node id, and why they count as lost.
         over: set when no process of it is left and its end has been reported.
     """
 
@@ -49,6 +50,7 @@ class Attempt:
         self.number = order.attempt
         self.names = tuple(hosts[0].slice_name for hosts in order.slices)
         self.lost: tuple[str, ...] = ()
+        self.suspects: dict[str, str] = {}
         self.over = asyncio.Event()
         self._pool = pool
         self._request = request
@@ -219,10 +221,16 @@ class Attempt:
         heard: dict[str, HostEvidence] = {} if isinstance(word, Unreachable) else word
         evidence = {}
         for slice_id, (hosts, reply) in enumerate(zip(slices, replies, strict=True)):
+            alone = isinstance(reply, Unreachable)  # its SliceActor is gone; the hosts may be there
+            silent = await self._pool.ask_hosts(self.names[slice_id]) if alone else reply
             for host in hosts:
                 said = heard.get(host.node_id, HostEvidence())
-                silent = reply.reason if isinstance(reply, Unreachable) else reply[host.worker_id]
-                evidence[TaskKey(slice_id, host.worker_id)] = HostEvidence(said.lost or silent, said.draining)
+                lost = said.lost or silent[host.worker_id]
+                if lost:
+                    self.suspects[host.node_id] = lost
+                elif alone and host.worker_id == 0:
+                    lost = reply.reason
+                evidence[TaskKey(slice_id, host.worker_id)] = HostEvidence(lost, said.draining)
         return evidence
 
 

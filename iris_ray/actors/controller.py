@@ -28,6 +28,7 @@ from iris_ray.events import (
     JobSubmittedEvent,
     SliceReleasedEvent,
     TaskDispatchFailedEvent,
+    WorkerSuspectedEvent,
 )
 from iris_ray.jobs import JobSpec, JobState
 from iris_ray.outcomes import HostEvidence
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 DISPATCH_TIMEOUT_S = 5.0
 NODE_POLL_S = 0.5
 RECLAIM_TIMEOUT_S = 30.0
+TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 GONE_HOSTS_KEPT = 10_000
 
 
@@ -77,7 +79,7 @@ class Controller:
     async def report(self, job_id: str | None, events: list[Event]) -> JobView | None:
         """Take what a pool has to say, and answer how the job stands now."""
         now = time.monotonic()  # clocks of other hosts mean nothing here
-        self._apply(replace(e, now=now) if isinstance(e, TaskDispatchFailedEvent) else e for e in events)
+        self._apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None

@@ -31,6 +31,7 @@ from iris_ray.events import (
     JobCancelledEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
+    WorkerSuspectedEvent,
 )
 from iris_ray.jobs import TPU_TOPOLOGY, CoschedulingConfig, JobSpec, JobState, TaskState
 from iris_ray.outcomes import TpuRunError, TpuSuccess
@@ -178,6 +179,7 @@ class GangRun:
             [
                 *self._changes(attempt, TaskState.RUNNING),  # in case nobody has said so yet
                 *released,
+                *(WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in attempt.suspects.items()),
                 TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error),
                 AttemptEndConfirmedEvent(self.job_id, attempt.number),
             ]

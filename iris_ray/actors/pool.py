@@ -16,7 +16,7 @@ from iris_ray.actors.controller_client import find_controller
 from iris_ray.actors.gang_run import GangRun
 from iris_ray.actors.held_slice import Bundle, HeldSlice
 from iris_ray.actors.messages import AttemptOrder, ProcessSpec, RunRequest
-from iris_ray.actors.resource_pool import ResourcePoolManager
+from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable, answer
 from iris_ray.events import SliceReleasedEvent
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,13 @@ class SlicePoolManager(ResourcePoolManager[str]):
 
     def member_name(self, key: str) -> str:
         return f"slice {key}"
+
+    async def ask_hosts(self, name: str) -> dict[int, str | None]:
+        """Why each host of a slice counts as lost, asked without its SliceActor; None for those that answer."""
+        hosts = dict(enumerate(self.slices[name].host_actors))
+        calls = (answer(actor.healthy.remote(), f"{name} host {i}", 3.0) for i, actor in hosts.items())
+        answers = await asyncio.gather(*calls)
+        return {i: a.reason if isinstance(a, Unreachable) else None for i, a in zip(hosts, answers, strict=True)}
 
     # -- called by the driver --------------------------------------------------------------------------------------
 

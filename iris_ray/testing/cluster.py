@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from ipaddress import IPv4Address
 from itertools import count
@@ -205,15 +206,14 @@ class SimulatedCluster:
         """
         notice = _checked_notice(notice_s)
         victims = [h for h in self._slice(slice_name) if h.machine.running]
-        if notice:
-            self._say(f"preempting slice {slice_name} with {notice:g} s notice")
-            deadline = time.time() + notice
-            for victim in victims:
-                self._running_head().announce_preemption(victim.host.node_id, f"{slice_name} is preempted", deadline)
         preemption = Preemption(slice_name, notice, partial(self._kill_together, slice_name, victims))
         with self._lock:
             self._preemptions.append(preemption)
+        if notice:
+            self._say(f"preempting slice {slice_name} with {notice:g} s notice")
         preemption.start()
+        if notice:
+            self._announce(slice_name, victims, time.time() + notice)
         return preemption
 
     def freeze_host(self, slice_name: str, worker_id: int) -> None:
@@ -333,6 +333,17 @@ class SimulatedCluster:
                 names = ", ".join(host.name for host in missing.values())
                 raise RuntimeError(f"After {_JOIN_TIMEOUT_S:g} s these hosts have not joined the cluster: {names}.")
             time.sleep(_LOOK_S)
+
+    def _announce(self, slice_name: str, victims: Sequence[RunningHost], deadline: float) -> None:
+        """Tells Ray of a preemption, all hosts at once, because a frozen one takes its time not to answer."""
+        head = self._running_head()
+
+        def announce(victim: RunningHost) -> None:
+            if not head.announce_preemption(victim.host.node_id, f"{slice_name} is being preempted", deadline):
+                self._say(f"host {victim.host.name} did not take the notice")
+
+        with ThreadPoolExecutor(max_workers=16) as pool:
+            list(pool.map(announce, victims))
 
     def _kill_together(self, slice_name: str, victims: Sequence[RunningHost]) -> None:
         self._say(f"killing slice {slice_name}")

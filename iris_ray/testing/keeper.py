@@ -48,16 +48,16 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def reap() -> list[int]:
-    """Collects the exit status of every child that has ended. Returns their pids."""
-    reaped: list[int] = []
+def reap() -> dict[int, int]:
+    """Collects the exit code of every child that has ended, by pid; that of a signal is its number, negative."""
+    codes: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while True:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 break
-            reaped.append(pid)
-    return reaped
+            codes[pid] = os.waitstatus_to_exitcode(status)
+    return codes
 
 
 def kill_descendants() -> bool:
@@ -129,7 +129,9 @@ def main(argv: list[str]) -> int:
             break
         with contextlib.suppress(BlockingIOError):
             os.read(woken, 4096)
-        if child in reap():
+        ended = reap()
+        if child in ended:
+            os.write(2, f"{os.path.basename(command[0])} ended with exit code {ended[child]}\n".encode())
             break
     return 0 if kill_descendants() else LEFTOVERS
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 _SCRIPTS = Path(__file__).parent
+_NOT_RUNNING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, None)
 _SIGNAL_ROUNDS = 50
 _LEFTOVERS = 3  # the keeper's exit code when some process would not go
 _END_TIMEOUT_S = 15.0  # longer than the keeper's own
@@ -58,8 +59,8 @@ class Machine:
         return self._keeper.poll() is None
 
     def pids(self) -> list[int]:
-        """Pids of all processes on the machine, parents before children; empty once it is gone."""
-        return [process.pid for process in self._processes()]
+        """Pids of all processes that live on the machine, parents before children; empty once it is gone."""
+        return [process.pid for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE)]
 
     def begin_kill(self) -> None:
         """Asks the keeper to SIGKILL everything, and returns at once."""
@@ -90,7 +91,7 @@ class Machine:
         """SIGSTOPs everything on the machine, also what starts meanwhile."""
         # One that is stopped cannot fork any more: as soon as a look finds nobody running, nobody is.
         for _ in range(_SIGNAL_ROUNDS):
-            running = [process for process in self._processes() if not _is_stopped(process)]
+            running = [process for process in self._processes() if _status(process) not in _NOT_RUNNING]
             if not running:
                 return
             for process in running:
@@ -109,11 +110,12 @@ class Machine:
             return []
 
 
-def _is_stopped(process: psutil.Process) -> bool:
+def _status(process: psutil.Process) -> str | None:
+    """As psutil names it; None if the process is gone."""
     try:
-        return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+        return str(process.status())
     except psutil.NoSuchProcess:
-        return True
+        return None
 
 
 def _send(process: psutil.Process, number: signal.Signals) -> None:

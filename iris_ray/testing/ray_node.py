@@ -43,6 +43,7 @@ Launch = Callable[[str, Sequence[str]], subprocess.Popen[bytes]]
 """Runs a command for a purpose ("raylet", "gcs_server", …) and returns the process to watch."""
 
 _OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
+_DRAIN_TIMEOUT_S = 3.0
 _SHARED_MEMORY = Path("/dev/shm")
 _NOT_IN_USE = -1  # how Ray's agents themselves report a service that they do not offer
 
@@ -266,23 +267,28 @@ class RayHead:
         """Hex ids of the nodes that the GCS holds to be alive."""
         return _living_nodes(self._node)
 
-    def announce_preemption(self, node_id: str, message: str, deadline: float) -> None:
+    def announce_preemption(self, node_id: str, message: str, deadline: float) -> bool:
         """Marks a node as draining because it is about to be preempted.
 
         Args:
             node_id: hex id.
             message: for people who look at the node.
             deadline: Unix time in seconds at which the node is going to be gone.
+
+        Returns:
+            Whether the node's raylet has taken note of it; a frozen one does not answer.
         """
-        accepted, reason = self._node.get_gcs_client().drain_node(
-            node_id,
-            autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
-            message,
-            int(deadline * 1000),
-            timeout=10,
-        )
-        if not accepted:
-            raise RuntimeError(f"Ray refused to drain node {node_id}: {reason}")
+        try:
+            accepted, _ = self._node.get_gcs_client().drain_node(
+                node_id,
+                autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION,
+                message,
+                int(deadline * 1000),
+                timeout=_DRAIN_TIMEOUT_S,
+            )
+        except ray.exceptions.RpcError:
+            return False
+        return bool(accepted)
 
 
 def _plasma_directory(fallback: Path) -> str:

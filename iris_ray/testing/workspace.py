@@ -2,9 +2,8 @@
 
 import contextlib
 import os
-import shutil
+import secrets
 import subprocess
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,11 +22,12 @@ class Workspace:
 
     def __init__(self) -> None:
         # In /tmp, not in TMPDIR: the kernel allows 107 bytes for the path of a Unix socket.
-        self.root = Path(tempfile.mkdtemp(prefix=f"iris-{os.getpid()}-", dir="/tmp"))
+        self.root = Path(f"/tmp/iris-{os.getpid()}-{secrets.token_hex(4)}")
         self._lock = threading.Lock()
         self._machines: list[Machine] = []
         reading, self._lifeline = os.pipe()
         try:
+            # Before there is a directory: this process may be killed between any two lines.
             self._janitor = subprocess.Popen(
                 [*script_command("janitor.py"), str(self.root)],
                 stdin=reading,
@@ -35,9 +35,9 @@ class Workspace:
                 cwd="/",
                 start_new_session=True,
             )
+            self.root.mkdir(mode=0o700)
         except BaseException:
             os.close(self._lifeline)
-            shutil.rmtree(self.root, ignore_errors=True)
             raise
         finally:
             os.close(reading)
