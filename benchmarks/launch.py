@@ -63,7 +63,9 @@ def on(node_id: str) -> NodeAffinitySchedulingStrategy:
 
 
 def summary(samples: list[float]) -> str:
-    return f"median {statistics.median(samples) * 1000:8.1f} ms   ({min(samples) * 1000:.1f} to {max(samples) * 1000:.1f})"
+    return (
+        f"median {statistics.median(samples) * 1000:8.1f} ms   ({min(samples) * 1000:.1f} to {max(samples) * 1000:.1f})"
+    )
 
 
 def warm(samples: int) -> None:
@@ -100,7 +102,10 @@ def warm(samples: int) -> None:
 def in_new_driver(address: str, what: str) -> float:
     """Run one measurement in a driver of its own; seconds."""
     done = subprocess.run(
-        [sys.executable, __file__, f"--driver={what}", f"--address={address}"], capture_output=True, text=True, check=True
+        [sys.executable, __file__, f"--driver={what}", f"--address={address}"],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
 
@@ -115,7 +120,9 @@ def driver(what: str, address: str) -> None:
         # task process each.
         places = [ray.get_runtime_context().get_node_id(), *tpu_nodes(), *tpu_nodes(), *tpu_nodes()[:SLICES]]
         took = seconds(
-            lambda: ray.get([a.call.remote() for a in [Bare.options(scheduling_strategy=on(p)).remote() for p in places]])
+            lambda: ray.get(
+                [a.call.remote() for a in [Bare.options(scheduling_strategy=on(p)).remote() for p in places]]
+            )
         )
     print(json.dumps({"seconds": took}))
 
@@ -184,7 +191,9 @@ def recovery(samples: int) -> None:
     print(f"cold launch of one slice           {summary(launches)}")
     print(f"restart on a free slice            {summary(free)}")
     print(f"restart on a warm slice            {summary(warm_slice)}")
-    print(f"free slice / cold launch     {statistics.median(free) / statistics.median(launches):.2f}   (to reach: at most 1.2)")
+    print(
+        f"free slice / cold launch     {statistics.median(free) / statistics.median(launches):.2f}   (to reach: at most 1.2)"
+    )
     print(f"warm slice                   {statistics.median(warm_slice):.2f} s (to reach: at most 1 s)")
 
 

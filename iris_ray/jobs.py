@@ -176,6 +176,7 @@ class Worker:
         suspected: why the host may be gone, or None.
         suspected_until: seconds on the caller's clock; later the suspicion counts no more.
         occupants: tasks that hold resources here until their end is confirmed.
+        ending: those among them that are over and will be confirmed in a moment.
     """
 
     worker_id: str
@@ -187,6 +188,7 @@ class Worker:
     suspected: str | None = None
     suspected_until: float = 0.0
     occupants: dict[Occupant, Mapping[str, float]] = field(default_factory=dict)
+    ending: set[Occupant] = field(default_factory=set)
 
     @property
     def host_number(self) -> int:

@@ -1,6 +1,7 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
 import concurrent.futures
+import functools
 import inspect
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from iris_ray.actors.controller_client import start_controller
 from iris_ray.actors.messages import ProcessSpec, RunRequest
 from iris_ray.actors.pool import SlicePoolManager
 from iris_ray.actors.ray_internals import is_client_mode
-from iris_ray.errors import InvalidFunctionError, InvalidRequestError, IrisError, NoClusterError
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError, IrisError, NoClusterError, RemoteUserError
 from iris_ray.multislice import slice_counts
 from iris_ray.remote_options import function_and_options
 from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
@@ -81,7 +82,7 @@ def run_on_pod(
         results: list[Any] = ray.get(ref)
         return results
     except RayTaskError as error:
-        if isinstance(error.cause, IrisError):
+        if isinstance(error.cause, IrisError) and not isinstance(error.cause, RemoteUserError):
             raise error.cause from None  # ours: the message says it all, the actor's traceback nothing
         raise
     except BaseException:  # Ctrl-C above all: the gang must not go on without anybody waiting for it
@@ -219,7 +220,8 @@ def make_request(
         raise InvalidRequestError(f'preload is {preload!r}; give a list of module names, such as ["jax"]')
 
     function, options = function_and_options(remote_fn, config)
-    name = getattr(function, "__name__", None) or type(getattr(function, "func", function)).__name__
+    inner = function.func if isinstance(function, functools.partial) else function
+    name = getattr(inner, "__name__", type(inner).__name__)
     require_no_arguments(function, name)
     at_start, at_run = split_by_start(options.env)
     runtime_env = dict(options.runtime_env)
@@ -322,12 +324,14 @@ class _ProcessPool:
         context = ray.get_runtime_context()
         cluster = f"{context.gcs_address} {context.get_job_id()}"
         if self._pool is None or self._cluster != cluster:
-            # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
+            # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host. An actor
+            # that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
+            anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
             start_controller(context.gcs_address)
             self._pool = (
                 ray.remote(SlicePoolManager)
-                .options(num_cpus=0, max_concurrency=10_000, max_task_retries=0, scheduling_strategy=here)
+                .options(num_cpus=0, resources=anchor, max_concurrency=10_000, scheduling_strategy=here)
                 .remote()
             )
             self._cluster = cluster

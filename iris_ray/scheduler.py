@@ -36,6 +36,12 @@ class Group:
     workers: tuple[Worker, ...]
 
     @property
+    def ending(self) -> bool:
+        """Whether what runs here is over and only waits for its end to be confirmed."""
+        occupied = [w for w in self.workers if w.occupants]
+        return bool(occupied) and all(w.occupants.keys() <= w.ending for w in occupied)
+
+    @property
     def type_name(self) -> str:
         return string_attribute(self.workers[0].attributes, TPU_TOPOLOGY) or "unknown type"
 
@@ -59,7 +65,7 @@ class Group:
                 return f"{self.name}: host {worker.host_number} may be lost ({worker.suspected})"
             if worker.occupants:
                 (task_id, _), *_ = worker.occupants
-                return f"{self.name}: in use by {task_id.rpartition('/')[0]}"
+                return f"{self.name}: {'just left' if self.ending else 'in use'} by {task_id.rpartition('/')[0]}"
             if worker.foreign:
                 return f"{self.name}: {worker.foreign}"
             if lacking := [r for r, need in spec.resources.items() if worker.available(r) < need]:
@@ -118,6 +124,7 @@ def _place(
 ) -> Assignment | str:
     """An assignment, or the reason why there is none."""
     free: list[Group] = []
+    soon = 0
     obstacles: list[str] = []
     for group in groups:
         try:
@@ -129,11 +136,13 @@ def _place(
             obstacles.append(f"{group.name}: goes to {taken[group.name]}")
         elif obstacle := group.obstacle(spec, now):
             obstacles.append(obstacle)
+            soon += group.ending
         else:
             free.append(group)
 
     counts = [n for n in spec.coscheduling.num_groups if n <= len(free)]
-    if not counts:
+    better = [n for n in spec.coscheduling.num_groups if len(free) < n <= len(free) + soon]
+    if not counts or better:  # for a larger count it is worth to wait until an ended attempt is gone
         return _waiting_reason(spec, groups, len(free), obstacles)
 
     def cost(group: Group) -> int:

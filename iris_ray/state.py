@@ -107,6 +107,8 @@ class ControllerState:
             case SliceReleasedEvent():
                 if self.holders.get(event.slice_name) == event.owner:
                     del self.holders[event.slice_name]
+        for job_id in effects.finished:
+            self._mark_ending(self.jobs[job_id])
         if effects.finished:
             self._forget_old_jobs()
         return effects
@@ -204,6 +206,7 @@ class ControllerState:
         effects.finished.append(spec.job_id)
 
     def _requeue(self, job: Job, error: str) -> None:
+        self._mark_ending(job)
         job.error = error
         for task in job.tasks:
             _move(job, task, TaskState.PENDING, error)
@@ -224,6 +227,12 @@ class ControllerState:
         for index, worker_id in enumerate(worker_ids):
             if worker := self.workers.get(worker_id):
                 worker.occupants.pop((_task_id(job_id, index), attempt), None)
+                worker.ending.discard((_task_id(job_id, index), attempt))
+
+    def _mark_ending(self, job: Job) -> None:
+        for index, worker_id in enumerate(self._leases.get((job.spec.job_id, job.attempt), ())):
+            if worker := self.workers.get(worker_id):
+                worker.ending.add((_task_id(job.spec.job_id, index), job.attempt))
 
     def _forget_old_jobs(self) -> None:
         finished = [job_id for job_id, job in self.jobs.items() if job.state.finished]
@@ -245,6 +254,7 @@ class ControllerState:
             known.suspected if known else None,
             known.suspected_until if known else 0.0,
             known.occupants if known else {},
+            known.ending if known else set(),
         )
 
     def _on_worker_failed(self, event: WorkerFailedEvent, effects: Effects) -> None:

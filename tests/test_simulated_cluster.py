@@ -212,8 +212,10 @@ class Inhabitant:
 
 
 def inhabit(slice_name: str, worker_id: int) -> Any:
+    # A pinch of a resource matters: Ray has a random node start an actor that asks for none, possibly one that is dead
+    # and not yet known to be, and the actor dies with it.
     labels = {"ray.io/tpu-slice-name": slice_name, "ray.io/tpu-worker-id": str(worker_id)}
-    return Inhabitant.options(label_selector=labels).remote()
+    return Inhabitant.options(label_selector=labels, resources={slice_name: 0.001}).remote()
 
 
 def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> float:
@@ -280,7 +282,7 @@ def test_host_environment_is_its_own(cluster: SimulatedCluster) -> None:
 def test_runtime_env_reaches_workers_on_host_and_head(cluster: SimulatedCluster) -> None:
     (name,) = cluster.slice_names
     read = ray.remote(num_cpus=0, runtime_env={"env_vars": {"COLOUR": "green"}})(lambda: os.environ["COLOUR"])
-    on_host = read.options(label_selector={"ray.io/tpu-slice-name": name}).remote()
+    on_host = read.options(resources={name: 0.001}).remote()
     on_head = read.options(resources={"node:__internal_head__": 0.001}).remote()
     assert ray.get([on_host, on_head]) == ["green", "green"]
 
@@ -344,6 +346,15 @@ def test_preempt_slice_with_notice_drains_then_dies(cluster: SimulatedCluster, f
     assert time.time() - began >= 3
     assert fresh_slice not in cluster.slice_names
     eventually(lambda: not any(is_alive(cluster, fresh_slice, worker_id) for worker_id in (0, 1)))
+
+
+@pytest.mark.cluster
+def test_preempt_slice_on_which_nothing_runs_goes_before_the_deadline(
+    cluster: SimulatedCluster, fresh_slice: str
+) -> None:
+    preemption = cluster.preempt_slice(fresh_slice, notice_s=1000)
+    eventually(lambda: fresh_slice not in cluster.slice_names)
+    assert not preemption.done
 
 
 @pytest.mark.cluster

@@ -56,9 +56,7 @@ SIZES: dict[str, list[int]] = {
     "v6e": [1, 4, 8, 16, 32, 64, 128, 256],
     "v7x": [2, *range(8, 18433, 8)],
 }
-valid_types = st.sampled_from(list(SIZES)).flatmap(
-    lambda g: st.sampled_from(SIZES[g]).map(lambda n: f"{g}-{n}")
-)
+valid_types = st.sampled_from(list(SIZES)).flatmap(lambda g: st.sampled_from(SIZES[g]).map(lambda n: f"{g}-{n}"))
 
 
 def suggestions(error: UnknownTPUTypeError) -> list[str]:
@@ -156,9 +154,7 @@ def test_get_tpu_config_impossible_type_names_nearest(wrong: str, nearest: list[
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    "wrong", [None, 4, 4.0, True, b"v4-8", ["v4-8"], "", " ", "4-8", "tpu", "A100-8", "v"]
-)
+@pytest.mark.parametrize("wrong", [None, 4, 4.0, True, b"v4-8", ["v4-8"], "", " ", "4-8", "tpu", "A100-8", "v"])
 def test_get_tpu_config_no_type_at_all_is_refused_with_examples(wrong: object) -> None:
     with pytest.raises(UnknownTPUTypeError) as caught:
         get_tpu_config(wrong)  # type: ignore[arg-type]
@@ -229,9 +225,7 @@ def test_get_tpu_config_any_text_is_understood_or_answered_with_valid_types(text
     assert [get_tpu_config(name).name for name in names] == names
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"), [("v7x-8", "tpu7x-8"), ("v5e-16", "v5litepod-16"), ("v4-32", "v4-32")]
-)
+@pytest.mark.parametrize(("name", "expected"), [("v7x-8", "tpu7x-8"), ("v5e-16", "v5litepod-16"), ("v4-32", "v4-32")])
 def test_accelerator_type_is_spelled_as_google_does(name: str, expected: str) -> None:
     assert get_tpu_config(name).accelerator_type == expected
 
@@ -239,9 +233,7 @@ def test_accelerator_type_is_spelled_as_google_does(name: str, expected: str) ->
 @pytest.mark.parametrize(
     ("name", "chips_per_host", "vms"), [("v5e-8", 4, 2), ("v6e-8", 4, 2), ("v5e-8", 8, 1), ("v4-32", 4.0, 4)]
 )
-def test_with_live_hosts_observed_count_wins_over_the_rule(
-    name: str, chips_per_host: float, vms: int
-) -> None:
+def test_with_live_hosts_observed_count_wins_over_the_rule(name: str, chips_per_host: float, vms: int) -> None:
     rule = get_tpu_config(name)
     live = rule.with_live_hosts(chips_per_host)
     assert (live.vm_count, live.chips_per_vm) == (vms, chips_per_host)

@@ -34,9 +34,9 @@ class SimulatedCluster:
     """Real Ray nodes on this machine that pose as the hosts of TPU slices.
 
     Each simulated host is a raylet of its own, with the environment, node labels, resources, IP address and directories
-    of a TPU VM, but without chips. The driver is attached to a head node that has no TPU. Everything ends with the
-    ``with`` block, also by an exception or Ctrl-C in it, and when the driver process is killed. There can be one such
-    cluster in a process at a time. Linux only.
+    of a TPU VM, but without chips; it ends when its raylet does. The driver is attached to a head node that has no TPU.
+    Everything ends with the ``with`` block, also by an exception or Ctrl-C in it, and when the driver process is
+    killed. There can be one such cluster in a process at a time. Linux only.
 
     Args:
         slices: How many slices of each TPU type to start with, e.g. ``{"v4-32": 2}``. None at all will do.
@@ -54,8 +54,9 @@ class SimulatedCluster:
 
     Example:
         >>> with SimulatedCluster({"v4-32": 2}) as cluster:
-        ...     cluster.preempt_slice("v4-32-0", notice_s=30)
-        ...     run_on_pod(train, "v4-32")
+        ...     run = run_on_pod_ray.remote(train, "v4-32")
+        ...     cluster.kill_host("v4-32-0", 2)
+        ...     results = ray.get(run)
     """
 
     _active: ClassVar["SimulatedCluster | None"] = None
@@ -199,7 +200,7 @@ class SimulatedCluster:
             slice_name: Which one.
             notice_s: None or 0 kills all its hosts at once, before this returns. Otherwise Ray is told now that their
                 nodes are going to be preempted (a drain with a deadline), and they are killed this many seconds later,
-                in the background.
+                in the background. Ray ends a drained node earlier than that if, or as soon as, nothing runs on it.
 
         Returns:
             The preemption, to ``wait()`` for. ``shutdown()`` does not wait for it.

@@ -6,6 +6,7 @@ The only module of this package that touches Ray's private API; checked on Ray 2
   ``start_ray_process``, which is replaced while a node is started, so that every process gets a keeper;
 - a raylet finds its agents' ports in files of its session directory, named by ``get_port_filename``; it ends when its
   dashboard agent ends, and does not mind one that does nothing;
+- the runtime_env agent's script binds the port given to it with ``socket.bind`` (see ``lazy_agent.py``);
 - ``Node``, used for the head only, does its work through the methods overridden here.
 """
 

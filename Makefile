@@ -1,0 +1,34 @@
+# Everything happens in an environment of the project's own, .venv, which is made when it is first needed.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check lint quick bench clean
+
+demo: $(READY)  ## a JAX training run on simulated TPU slices that loses one of them
+	$(BIN)/python examples/demo.py
+
+test: $(READY)  ## all tests, real Ray clusters included
+	$(BIN)/python -m pytest
+
+check: lint quick  ## what to run before every commit; under a minute
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+quick: $(READY)
+	$(BIN)/python -m pytest -m "not cluster" -q
+
+bench: $(READY)  ## launch times beside the bare minimum that Ray needs
+	$(BIN)/python benchmarks/launch.py
+
+$(READY): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

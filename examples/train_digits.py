@@ -1,0 +1,133 @@
+"""A small training run that survives the loss of its TPUs: handwritten digits, data-parallel over all processes.
+
+    python examples/train_digits.py --checkpoints /shared/digits --tpu v4-32 --num-slices 2     # on a Ray cluster
+    python examples/train_digits.py --checkpoints /tmp/digits                                   # alone, in this process
+
+The data set (1,797 images of 8×8 pixels) ships inside scikit-learn. The checkpoint directory must be visible to every
+host. `examples/demo.py` runs this on simulated slices and takes one away.
+"""
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from sklearn.datasets import load_digits
+
+import iris_ray
+import iris_ray.jax
+
+HIDDEN = 64
+LEARNING_RATE = 0.5
+TEST_IMAGES = 360
+
+
+def train(checkpoints: str, steps: int = 300, batch_size: int = 128, step_s: float = 0.0) -> float:
+    """Train a two-layer network and return its accuracy on images that it has not seen, between 0 and 1.
+
+    Starts from the newest checkpoint, if there is one: that is all it takes to survive a preemption.
+
+    Args:
+        checkpoints: directory that all processes can read and process 0 can write.
+        steps: optimiser steps in all.
+        batch_size: images per step over all processes; a multiple of the number of processes.
+        step_s: sleep so many seconds in each step, to have time to watch.
+    """
+    iris_ray.jax.initialize()
+    rank, world = jax.process_index(), jax.process_count()
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    over_batch, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16.0).astype(np.float32)
+    train_x, train_y = images[:-TEST_IMAGES], labels[:-TEST_IMAGES]
+
+    start, params = restore(checkpoints)
+    params = jax.tree.map(lambda p: jax.make_array_from_process_local_data(everywhere, p), params)
+    me = iris_ray.get_job_info()
+    where = f"{me.slice_name} worker {me.worker_id}, attempt {me.attempt}" if me else "this machine"
+    print(f"process {rank} of {world} on {where}: starts at step {start}", flush=True)
+
+    for step in range(start, steps):
+        batch = np.random.default_rng(step).integers(len(train_x), size=batch_size)[rank::world]  # this process's share
+        x = jax.make_array_from_process_local_data(over_batch, train_x[batch])
+        y = jax.make_array_from_process_local_data(over_batch, train_y[batch])
+        params, loss = update(params, x, y)
+        if (step + 1) % 20 == 0:
+            loss = float(loss)
+            if rank == 0:
+                print(f"step {step + 1:4d} of {steps}   loss {loss:.3f}", flush=True)
+                save(checkpoints, step + 1, jax.tree.map(np.asarray, params), loss)
+        time.sleep(step_s)
+    logits = forward(jax.tree.map(np.asarray, params), images[-TEST_IMAGES:])
+    return float((np.argmax(logits, axis=1) == labels[-TEST_IMAGES:]).mean())
+
+
+def forward(params, x):
+    return jnp.maximum(x @ params["w1"] + params["b1"], 0.0) @ params["w2"] + params["b2"]
+
+
+@jax.jit
+def update(params, x, y):
+    """One step of gradient descent. The batch is spread over all processes; JAX averages the gradients."""
+
+    def loss_of(params):
+        log_probabilities = jax.nn.log_softmax(forward(params, x))
+        return -jnp.mean(jnp.take_along_axis(log_probabilities, y[:, None], axis=1))
+
+    loss, gradients = jax.value_and_grad(loss_of)(params)
+    return jax.tree.map(lambda p, g: p - LEARNING_RATE * g, params, gradients), loss
+
+
+def fresh_parameters():
+    rng = np.random.default_rng(0)
+    return {
+        "w1": rng.normal(0, 0.1, (64, HIDDEN)).astype(np.float32),
+        "b1": np.zeros(HIDDEN, np.float32),
+        "w2": rng.normal(0, 0.1, (HIDDEN, 10)).astype(np.float32),
+        "b2": np.zeros(10, np.float32),
+    }
+
+
+def save(checkpoints: str, step: int, params, loss: float) -> None:
+    """Write a checkpoint so that a reader finds the whole of it or the one before."""
+    directory = Path(checkpoints)
+    unfinished = directory / "unfinished.npz"
+    np.savez(unfinished, step=step, **params)
+    os.replace(unfinished, directory / "checkpoint.npz")
+    info = iris_ray.get_job_info()
+    with (directory / "progress.jsonl").open("a") as progress:
+        line = {"step": step, "loss": loss, "attempt": info.attempt if info else 1, "time": time.time()}
+        progress.write(json.dumps(line) + "\n")
+
+
+def restore(checkpoints: str):
+    """The newest checkpoint's step and parameters, or step 0 and fresh ones."""
+    path = Path(checkpoints) / "checkpoint.npz"
+    if not path.exists():
+        return 0, fresh_parameters()
+    with np.load(path) as saved:
+        return int(saved["step"]), {name: saved[name] for name in saved.files if name != "step"}
+
+
+if __name__ == "__main__":
+    import functools
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoints", required=True, help="directory that every host can reach")
+    parser.add_argument("--tpu", help="TPU type, such as v4-32; without it, train in this process")
+    parser.add_argument("--num-slices", type=int, nargs="+", default=[1], help="slice counts to use, such as 2 4")
+    parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    Path(args.checkpoints).mkdir(parents=True, exist_ok=True)
+    function = functools.partial(train, str(Path(args.checkpoints).resolve()), args.steps)
+    if args.tpu:
+        accuracies = iris_ray.run_on_pod_resumable(function, args.tpu, num_slices=args.num_slices)
+        print(f"accuracy on unseen images: {accuracies[0]:.1%}")
+    else:
+        print(f"accuracy on unseen images: {function():.1%}")

@@ -1,0 +1,111 @@
+"""Typed values and what constraints say of them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iris_ray.constraints import AttributeValue as V
+from iris_ray.constraints import Constraint, ConstraintOp, matches_all
+
+OP = ConstraintOp
+ORDERINGS = [OP.GT, OP.GE, OP.LT, OP.LE]
+SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3))
+
+
+def holds(have: object, op: ConstraintOp, asked: object) -> bool:
+    return Constraint("k", op, V(asked)).matches({"k": V(have)})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        (4, 4.0, True),
+        (4, 5, False),
+        ("4", 4, False),
+        (True, 1, False),
+        (False, 0, False),
+        (1.0, True, False),
+        ("True", True, False),
+        (True, True, True),
+        ("a", "a", True),
+    ],
+    ids=repr,
+)
+def test_attribute_value_equality_is_typed(left: object, right: object, equal: bool) -> None:
+    assert (V(left) == V(right)) is equal
+    assert holds(left, OP.EQ, right) is equal
+    assert holds(left, OP.NE, right) is not equal
+
+
+@given(SCALARS, SCALARS)
+def test_attribute_value_equal_values_have_equal_hashes(left: object, right: object) -> None:
+    if V(left) == V(right):
+        assert hash(V(left)) == hash(V(right))
+
+
+@pytest.mark.parametrize(
+    ("have", "op", "asked", "expected"),
+    [
+        (8, OP.GT, 4, True),
+        (4, OP.GT, 4, False),
+        (4, OP.GE, 4, True),
+        (4, OP.GE, 4.5, False),
+        (3, OP.LT, 4, True),
+        (4, OP.LT, 4, False),
+        (4, OP.LE, 4.0, True),
+        (5, OP.LE, 4, False),
+        ("b", OP.GT, "a", True),
+        ("v10", OP.LT, "v9", True),  # strings order as strings
+        (math.inf, OP.GT, 10**30, True),
+    ],
+    ids=str,
+)
+def test_constraint_ordering_within_a_kind(have: object, op: ConstraintOp, asked: object, expected: bool) -> None:
+    assert holds(have, op, asked) is expected
+
+
+@pytest.mark.parametrize("op", ORDERINGS, ids=lambda op: op.name)
+@pytest.mark.parametrize(
+    ("have", "asked"), [("4", 4), (4, "4"), (True, 1), (1, True), (True, False), (True, True), (False, False)], ids=repr
+)
+def test_constraint_ordering_across_kinds_or_of_booleans_is_an_error(
+    have: object, op: ConstraintOp, asked: object
+) -> None:
+    with pytest.raises(TypeError, match="order"):
+        holds(have, op, asked)
+
+
+@pytest.mark.parametrize("op", [op for op in OP if op not in (OP.EXISTS, OP.NOT_EXISTS)], ids=lambda op: op.name)
+def test_constraint_missing_attribute_satisfies_no_comparison(op: ConstraintOp) -> None:
+    assert not Constraint("k", op, V(1)).matches({})
+
+
+@pytest.mark.parametrize("value", [True, False, 0, "", "x"], ids=repr)
+def test_constraint_existence_is_about_the_key_whatever_the_value(value: object) -> None:
+    """A taint is a boolean attribute; ``False`` and 0 are there too."""
+    assert Constraint("k", OP.EXISTS).matches({"k": V(value)})
+    assert not Constraint("k", OP.NOT_EXISTS).matches({"k": V(value)})
+    assert not Constraint("k", OP.EXISTS).matches({"other": V(value)})
+    assert Constraint("k", OP.NOT_EXISTS).matches({"other": V(value)})
+
+
+@pytest.mark.parametrize("op", list(OP), ids=lambda op: op.name)
+def test_constraint_with_a_value_too_many_or_too_few_is_refused(op: ConstraintOp) -> None:
+    takes_none = op in (OP.EXISTS, OP.NOT_EXISTS)
+    with pytest.raises(ValueError, match="'k'"):
+        Constraint("k", op, V(1) if takes_none else None)
+
+
+def test_matches_all_needs_every_constraint() -> None:
+    attributes = {"pool": V("large"), "chips": V(4)}
+    large, small = Constraint("pool", OP.EQ, V("large")), Constraint("chips", OP.LT, V(4))
+    assert matches_all([], attributes)
+    assert matches_all([large], attributes)
+    assert not matches_all([large, small], attributes)
+
+
+def test_constraint_reads_as_a_sentence() -> None:
+    assert str(Constraint("tpu-topology", OP.EQ, V("v4-32"))) == "tpu-topology == v4-32"
+    assert str(Constraint("taint:maintenance", OP.NOT_EXISTS)) == "taint:maintenance not exists"

@@ -1,0 +1,150 @@
+"""Several drivers on one cluster, and what is left when a driver ends, however it ends."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from iris_ray import release, run_on_pod
+from iris_ray.testing import SimulatedCluster
+from tests.gangs import alive, free_chips, wait_until
+
+pytestmark = pytest.mark.cluster
+
+CHIPS = 3 * 2 * 4
+
+PRELUDE = """
+    import os, sys, time
+    from pathlib import Path
+    import ray
+    from iris_ray import get_job_info, run_on_pod, run_on_pod_ray
+    address, directory = sys.argv[1], Path(sys.argv[2])
+    ray.init(address=address, log_to_driver=False)
+
+    def linger():
+        me = get_job_info()
+        (directory / f"pid-{os.getpid()}").touch()
+        while not (directory / "finish").exists():
+            time.sleep(0.02)
+        return me.task_index
+"""
+
+
+@pytest.fixture
+def drivers(cluster: SimulatedCluster, tmp_path: Path) -> Iterator["Drivers"]:
+    release()
+    wait_until(lambda: free_chips() == CHIPS, 20)
+    started = Drivers(cluster.address, tmp_path)
+    yield started
+    started.end()
+
+
+class Drivers:
+    """Scripts in processes of their own, connected to the test's cluster."""
+
+    def __init__(self, address: str, directory: Path) -> None:
+        self._address, self.directory = address, directory
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, body: str) -> "subprocess.Popen[str]":
+        script = textwrap.dedent(PRELUDE) + textwrap.dedent(body)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, self._address, str(self.directory)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def task_pids(self, count: int) -> list[int]:
+        """The tasks' processes, once that many have started."""
+        paths = wait_until(lambda: len(p := list(self.directory.glob("pid-*"))) >= count and p)
+        return [int(path.name.removeprefix("pid-")) for path in paths]
+
+    def end(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def actors_left() -> list[str]:
+    """Command lines of Ray workers that run an actor of ours, the Controller excepted."""
+    ours = ("ray::SlicePoolManager", "ray::iris_ray", "ray::SliceActor", "ray::TPUHostActor", "ray::TaskProcess")
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if line.startswith(ours):
+            found.append(line)
+    return found
+
+
+def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
+    """Collecting slices one by one they could hold one each and wait for ever."""
+    (drivers.directory / "finish").touch()
+    body = "print(sorted(run_on_pod(linger, 'v4-16', num_slices=2)), sorted(run_on_pod(linger, 'v4-16', num_slices=2)))"
+    both = [drivers.start(body), drivers.start(body)]
+    for driver in both:
+        output, _ = driver.communicate(timeout=120)
+        assert "[0, 1, 2, 3] [0, 1, 2, 3]" in output
+
+
+def test_warm_slices_of_an_idle_driver_go_to_whoever_needs_them(drivers: "Drivers") -> None:
+    assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
+    (drivers.directory / "finish").touch()
+    other = drivers.start("print(run_on_pod(linger, 'v4-16', num_slices=2))")
+    output, _ = other.communicate(timeout=120)
+    assert "[0, 1, 2, 3]" in output
+
+
+@pytest.mark.parametrize("how", ["normal", "exception", "SIGKILL", "SIGTERM", "SIGINT"])
+def test_drivers_end_leaves_nothing_but_the_controller(drivers: "Drivers", how: str) -> None:
+    bodies = {
+        "normal": "ref = run_on_pod_ray.remote(linger, 'v4-16', num_slices=2); time.sleep(0.1)\n"
+        "while len(list(directory.glob('pid-*'))) < 4: time.sleep(0.05)",
+        "exception": "ref = run_on_pod_ray.remote(linger, 'v4-16', num_slices=2)\n"
+        "while len(list(directory.glob('pid-*'))) < 4: time.sleep(0.05)\nraise SystemExit(3)",
+    }
+    driver = drivers.start(bodies.get(how, "run_on_pod(linger, 'v4-16', num_slices=2)"))
+    pids = drivers.task_pids(4)
+    if how.startswith("SIG"):
+        driver.send_signal(getattr(signal, how))
+    driver.wait(timeout=30)
+    wait_until(lambda: not any(map(alive, pids)), 20)
+    wait_until(lambda: free_chips() == CHIPS, 20)
+    wait_until(lambda: not actors_left(), 20)
+    controller = ray.get_actor("controller", namespace="iris_ray")
+    assert "does not know" in ray.get(controller.why.remote("nobody"))
+
+
+def test_interrupted_call_stops_its_gang_though_the_driver_lives_on(drivers: "Drivers") -> None:
+    driver = drivers.start(
+        """
+        try:
+            run_on_pod(linger, "v4-16")
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        time.sleep(60)
+        """
+    )
+    pids = drivers.task_pids(2)
+    time.sleep(0.5)
+    driver.send_signal(signal.SIGINT)
+    wait_until(lambda: not any(map(alive, pids)), 20)
+    assert driver.poll() is None
+
+
+def test_job_of_a_vanished_driver_makes_room_for_the_next(drivers: "Drivers") -> None:
+    greedy = drivers.start("run_on_pod(linger, 'v4-16', num_slices=3)")
+    drivers.task_pids(6)
+    greedy.kill()
+    assert run_on_pod(lambda: os.getpid() > 0, "v4-16", num_slices=3) == [True] * 6
