@@ -63,9 +63,8 @@ def on(node_id: str) -> NodeAffinitySchedulingStrategy:
 
 
 def summary(samples: list[float]) -> str:
-    return (
-        f"median {statistics.median(samples) * 1000:8.1f} ms   ({min(samples) * 1000:.1f} to {max(samples) * 1000:.1f})"
-    )
+    low, middle, high = (1000 * f(samples) for f in (min, statistics.median, max))
+    return f"median {middle:8.1f} ms   ({low:.1f} to {high:.1f})"
 
 
 def warm(samples: int) -> None:
@@ -76,20 +75,23 @@ def warm(samples: int) -> None:
         ray.get([actor.call.remote() for actor in actors])
         run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600)
 
-        ours, bare, back_to_back, pinned = [], [], [], []
+        def launch() -> float:
+            return seconds(lambda: run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600))
+
+        def pinned_tasks() -> float:
+            time.sleep(SETTLE_S)
+            tasks = [pinned_task.options(scheduling_strategy=on(node)) for node in nodes]
+            return seconds(lambda: ray.get([task.remote() for task in tasks]))
+
+        ours, bare = [], []
         for _ in range(samples):
             time.sleep(SETTLE_S)
             bare.append(seconds(lambda: ray.get([actor.call.remote() for actor in actors])))
             time.sleep(SETTLE_S)
-            ours.append(seconds(lambda: run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600)))
-        for _ in range(max(3, samples // 3)):
-            back_to_back.append(seconds(lambda: run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600)))
+            ours.append(launch())
+        back_to_back = [launch() for _ in range(max(3, samples // 3))]
         release()
-        for _ in range(max(3, samples // 3)):
-            time.sleep(SETTLE_S)
-            pinned.append(
-                seconds(lambda: ray.get([pinned_task.options(scheduling_strategy=on(node)).remote() for node in nodes]))
-            )
+        pinned = [pinned_tasks() for _ in range(max(3, samples // 3))]
     print(f"warm run_on_pod, {SLICES} × {HOSTS} hosts   {summary(ours)}")
     print(f"bare fan-out of one call per host  {summary(bare)}")
     print(f"pinned max_calls=1 tasks           {summary(pinned)}")
@@ -101,12 +103,8 @@ def warm(samples: int) -> None:
 
 def in_new_driver(address: str, what: str) -> float:
     """Run one measurement in a driver of its own; seconds."""
-    done = subprocess.run(
-        [sys.executable, __file__, f"--driver={what}", f"--address={address}"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    command = [sys.executable, __file__, f"--driver={what}", f"--address={address}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return float(json.loads(done.stdout.strip().splitlines()[-1])["seconds"])
 
 
@@ -119,11 +117,8 @@ def driver(what: str, address: str) -> None:
         # As many processes as run_on_pod starts: the pool here, and on the hosts two slice actors, a host actor and a
         # task process each.
         places = [ray.get_runtime_context().get_node_id(), *tpu_nodes(), *tpu_nodes(), *tpu_nodes()[:SLICES]]
-        took = seconds(
-            lambda: ray.get(
-                [a.call.remote() for a in [Bare.options(scheduling_strategy=on(p)).remote() for p in places]]
-            )
-        )
+        kinds = [Bare.options(scheduling_strategy=on(place)) for place in places]
+        took = seconds(lambda: ray.get([actor.call.remote() for actor in [kind.remote() for kind in kinds]]))
     print(json.dumps({"seconds": took}))
 
 
@@ -191,9 +186,8 @@ def recovery(samples: int) -> None:
     print(f"cold launch of one slice           {summary(launches)}")
     print(f"restart on a free slice            {summary(free)}")
     print(f"restart on a warm slice            {summary(warm_slice)}")
-    print(
-        f"free slice / cold launch     {statistics.median(free) / statistics.median(launches):.2f}   (to reach: at most 1.2)"
-    )
+    ratio = statistics.median(free) / statistics.median(launches)
+    print(f"free slice / cold launch     {ratio:.2f}   (to reach: at most 1.2)")
     print(f"warm slice                   {statistics.median(warm_slice):.2f} s (to reach: at most 1 s)")
 
 

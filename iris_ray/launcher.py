@@ -324,8 +324,8 @@ class _ProcessPool:
         context = ray.get_runtime_context()
         cluster = f"{context.gcs_address} {context.get_job_id()}"
         if self._pool is None or self._cluster != cluster:
-            # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host. An actor
-            # that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
+            # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
+            # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
             anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
             start_controller(context.gcs_address)

@@ -1,4 +1,4 @@
-"""What the cluster tests share: functions for gangs that leave a trace, and ways to look at the cluster from outside."""
+"""What the cluster tests share: functions for gangs that leave a trace, and looks at the cluster from outside."""
 
 import json
 import os

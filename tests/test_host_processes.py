@@ -77,7 +77,7 @@ def nursery() -> Iterator[Nursery]:
     nursery.clear()
 
 
-# -- ending a task -------------------------------------------------------------------------------------------------------
+# -- ending a task --------------------------------------------------------------------------------------------------
 
 
 def test_end_task_takes_the_whole_tree_along(nursery: Nursery) -> None:
@@ -117,7 +117,7 @@ def test_end_task_counts_a_process_that_nobody_reaps_as_gone(nursery: Nursery) -
     assert end_task([child], None, timeout_s=0.5) == []
 
 
-# -- what earlier actors left behind --------------------------------------------------------------------------------------
+# -- what earlier actors left behind --------------------------------------------------------------------------------
 
 
 def test_ledger_ends_what_an_earlier_actor_left_behind(nursery: Nursery, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_host_directory_by_default_is_one_per_user() -> None:
     assert str(os.getuid()) in host_directory({}).name
 
 
-# -- how a process ended -------------------------------------------------------------------------------------------------
+# -- how a process ended --------------------------------------------------------------------------------------------
 
 TELLS = tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 15)
 

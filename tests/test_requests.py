@@ -77,7 +77,7 @@ def remote(**options: Any) -> Any:
     return ray.remote(**options)(hello) if options else ray.remote(hello)
 
 
-# -- requests as such ----------------------------------------------------------------------------------------------------
+# -- requests as such -----------------------------------------------------------------------------------------------
 
 
 def test_request_holds_what_the_type_means() -> None:
@@ -88,7 +88,9 @@ def test_request_holds_what_the_type_means() -> None:
     assert cloudpickle.loads(made.function)() == "hello"
 
 
-@pytest.mark.parametrize("num_slices", [0, -1, [], (), True, [True], "2", [2, 2], 1.0, [1, 2.0], None, {1, 2}], ids=repr)
+@pytest.mark.parametrize(
+    "num_slices", [0, -1, [], (), True, [True], "2", [2, 2], 1.0, [1, 2.0], None, {1, 2}], ids=repr
+)
 def test_request_with_a_bad_slice_count_is_refused(num_slices: Any) -> None:
     with pytest.raises(InvalidSliceCountError):
         request(num_slices=num_slices)
@@ -133,7 +135,7 @@ def test_request_with_limits_of_what_is_allowed() -> None:
     assert made.process.preload == ("json",)
 
 
-# -- functions -----------------------------------------------------------------------------------------------------------
+# -- functions ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,14 +164,21 @@ def test_request_callable_of_every_kind_is_named_and_taken(fn: Any, name: str | 
 
 @pytest.mark.parametrize(
     "fn",
-    [needs_one, functools.partial(with_defaults, 1, z=2), Greeter().needs_one, NeedsOne(), lambda x: x, ray.remote(needs_one)],
+    [
+        needs_one,
+        functools.partial(with_defaults, 1, z=2),
+        Greeter().needs_one,
+        NeedsOne(),
+        lambda x: x,
+        ray.remote(needs_one),
+    ],
     ids=["function", "partial that is complete", "method", "instance", "lambda", "remote function"],
 )
 def test_request_function_that_needs_arguments_is_refused_and_told_how_to_bind_them(fn: Any) -> None:
     if isinstance(fn, functools.partial):
         assert request(fn)
         return
-    with pytest.raises(InvalidFunctionError, match="functools.partial"):
+    with pytest.raises(InvalidFunctionError, match=r"functools\.partial"):
         request(fn)
 
 
@@ -203,7 +212,7 @@ def test_request_function_that_can_not_be_pickled_is_refused_with_the_cause() ->
     assert isinstance(refused.value.__cause__, TypeError)
 
 
-# -- options of remote functions -------------------------------------------------------------------------------------------
+# -- options of remote functions ------------------------------------------------------------------------------------
 
 
 def test_options_of_a_plain_remote_function_are_none() -> None:
@@ -264,7 +273,6 @@ def test_options_that_hold_for_every_gang_are_taken(options: dict[str, Any]) -> 
         ({"resources": {"TPU": 1}}, "all 4 chips"),
         ({"resources": {"TPU": 8}}, "all 4 chips"),
         ({"enable_task_events": False}, "enable_task_events"),
-        ({"object_store_memory": 1000}, "object_store_memory"),
         ({"_labels": {"a": "b"}}, "_labels"),
     ],
     ids=str,
@@ -284,7 +292,7 @@ def test_options_refusal_does_not_tell_the_values_of_variables() -> None:
     assert "s3cret" not in str(refused.value)
 
 
-# -- the family ----------------------------------------------------------------------------------------------------------
+# -- the family -----------------------------------------------------------------------------------------------------
 
 FAMILY = [
     run_on_pod,
@@ -315,7 +323,7 @@ def test_run_on_pod_ray_called_directly_says_how_to_call_it() -> None:
         run_on_pod_ray(hello, "v4-32")
 
 
-# -- errors --------------------------------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------------------------
 
 ERRORS = [e for _, e in inspect.getmembers(errors, inspect.isclass) if issubclass(e, IrisError)]
 

@@ -32,7 +32,7 @@ def add_slices(world: World, *names: str, tpu_type: str = "v4-16") -> None:
         world.add_slice(name, tpu_type)
 
 
-# -- whole slices of the right size --------------------------------------------------------------------------------------
+# -- whole slices of the right size ---------------------------------------------------------------------------------
 
 
 def test_gang_takes_the_slice_of_its_size_past_larger_and_smaller_ones(world: World) -> None:
@@ -117,7 +117,7 @@ def test_live_size_of_a_slice_wins_over_the_rule_for_its_type(world: World) -> N
     assert placed(world) == {"job": ("a",)}
 
 
-# -- several slices --------------------------------------------------------------------------------------------------------
+# -- several slices -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_slices_and_their_hosts_come_in_order(world: World) -> None:
     assert assignment.groups == (("a-0", "a-1"), ("b-0", "b-1"))
 
 
-# -- who comes first -----------------------------------------------------------------------------------------------------
+# -- who comes first ------------------------------------------------------------------------------------------------
 
 
 def test_older_job_comes_first(world: World) -> None:
@@ -249,7 +249,7 @@ def test_planning_changes_nothing(world: World) -> None:
     assert world.busy() == set()
 
 
-# -- why a job waits -----------------------------------------------------------------------------------------------------
+# -- why a job waits ------------------------------------------------------------------------------------------------
 
 
 def test_reason_names_what_the_cluster_has_when_nothing_is_of_that_type(world: World) -> None:

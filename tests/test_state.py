@@ -163,7 +163,7 @@ def world() -> Iterator[World]:
     world.state.check()
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- the table ------------------------------------------------------------------------------------------------------
 
 
 def test_transitions_table_knows_every_state_and_ends_in_terminal_ones() -> None:
@@ -178,7 +178,7 @@ def test_transitions_success_is_left_only_with_the_gang() -> None:
     assert S.FAILED not in TRANSITIONS[S.SUCCEEDED]
 
 
-# -- a job's ordinary life ---------------------------------------------------------------------------------------------
+# -- a job's ordinary life ------------------------------------------------------------------------------------------
 
 
 def test_job_runs_to_success_and_is_reported_finished_once(world: World) -> None:
@@ -236,7 +236,7 @@ def test_task_failure_reported_after_its_success_leaves_no_half_changed_state(wo
         assert job.state in (JobState.FAILED, JobState.RUNNING)
 
 
-# -- rule 1: one member's end is the gang's ----------------------------------------------------------------------------
+# -- rule 1: one member's end is the gang's -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 3])
@@ -279,7 +279,7 @@ def test_sibling_failing_right_after_the_first_is_not_charged_again(world: World
     assert charged(job) == (1, 0)
 
 
-# -- rule 2: capacity ----------------------------------------------------------------------------------------------------
+# -- rule 2: capacity -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed"])
@@ -343,7 +343,7 @@ def test_capacity_survives_a_new_registration_of_the_same_worker(world: World) -
     assert world.busy() == {"a-0", "a-1"}
 
 
-# -- rules 3 and 4: budgets ----------------------------------------------------------------------------------------------
+# -- rules 3 and 4: budgets -----------------------------------------------------------------------------------------
 
 
 def test_budget_without_failure_retries_one_crash_fails_the_job(world: World) -> None:
@@ -436,7 +436,7 @@ def test_attempt_that_charges_nothing_while_its_hosts_live_backs_off(world: Worl
     assert job.state.finished or sum(charged(job)) or job.not_before > world.now
 
 
-# -- rule 5: launches that fail ------------------------------------------------------------------------------------------
+# -- rule 5: launches that fail -------------------------------------------------------------------------------------
 
 
 def test_dispatch_failure_requeues_the_whole_gang_uncharged_after_a_pause(world: World) -> None:
@@ -480,7 +480,7 @@ def test_dispatch_failure_of_an_older_attempt_changes_nothing(world: World) -> N
     assert (job.state, job.attempt, job.dispatch_failures) == (JobState.RUNNING, 2, 0)
 
 
-# -- rules 6 and 7: restarts and late reports --------------------------------------------------------------------------
+# -- rules 6 and 7: restarts and late reports -----------------------------------------------------------------------
 
 
 def test_restarted_gang_restarts_whole_with_the_member_that_had_succeeded(world: World) -> None:
@@ -552,7 +552,7 @@ def test_reports_about_an_unknown_job_change_nothing(world: World) -> None:
         assert world.do(event) == Effects()
 
 
-# -- cancelling --------------------------------------------------------------------------------------------------------
+# -- cancelling -----------------------------------------------------------------------------------------------------
 
 
 def test_cancelling_a_running_job_stops_its_attempt(world: World) -> None:
@@ -570,7 +570,7 @@ def test_cancelling_a_waiting_job_stops_nothing(world: World) -> None:
     assert world.plan().assignments == []
 
 
-# -- assignment ----------------------------------------------------------------------------------------------------------
+# -- assignment -----------------------------------------------------------------------------------------------------
 
 
 def test_assignment_of_a_job_that_runs_is_refused(world: World) -> None:
@@ -591,7 +591,7 @@ def test_assignment_that_does_not_fit_is_refused_and_changes_nothing(
     assert "a" not in world.state.holders
 
 
-# -- slices that their owners keep warm --------------------------------------------------------------------------------
+# -- slices that their owners keep warm -----------------------------------------------------------------------------
 
 
 def test_slice_belongs_to_the_owner_of_the_gang_until_it_is_released(world: World) -> None:
@@ -632,7 +632,7 @@ def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_tr
     assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
 
 
-# -- workers -----------------------------------------------------------------------------------------------------------
+# -- workers --------------------------------------------------------------------------------------------------------
 
 
 def test_worker_that_drains_keeps_its_task_and_gets_no_other(world: World) -> None:
@@ -661,7 +661,7 @@ def test_knows_a_registration_that_would_change_nothing(world: World) -> None:
     assert not world.state.knows(host("z", 0))
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
+# -- memory ---------------------------------------------------------------------------------------------------------
 
 
 def test_finished_jobs_are_forgotten_oldest_first_once_their_capacity_is_free(
@@ -693,7 +693,7 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
     assert ("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it
 
 
-# -- everything at once ------------------------------------------------------------------------------------------------
+# -- everything at once ---------------------------------------------------------------------------------------------
 
 SLICES = ("a", "b", "c")
 OWNERS = ("pool-a", "pool-b")
@@ -910,5 +910,5 @@ class RandomEvents(RuleBasedStateMachine):
 
 TestRandomEvents = RandomEvents.TestCase
 TestRandomEvents.settings = settings(
-    max_examples=120, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -63,7 +63,7 @@ def raises(error: BaseException | type[BaseException]) -> Callable[[], None]:
     return function
 
 
-# -- how it ends ---------------------------------------------------------------------------------------------------------
+# -- how it ends ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [None, 0, "text", {"a": [1, 2]}, (1, 2)], ids=repr)
@@ -145,10 +145,9 @@ def test_run_result_survives_what_user_code_does_to_its_output(
             raise OSError("no space left on device")
 
     def function() -> int:
-        replacement = {"closed": StringIO(), "none": None, "broken": Broken()}[state]
-        if state == "closed":
-            replacement.close()
-        setattr(sys, stream, replacement)
+        closed = open(os.devnull, "w")  # noqa: SIM115
+        closed.close()
+        setattr(sys, stream, {"closed": closed, "none": None, "broken": Broken()}[state])
         return 7
 
     process = TaskProcess(HERE, (), ())
@@ -157,7 +156,7 @@ def test_run_result_survives_what_user_code_does_to_its_output(
     assert process.run(launch).kind is EndKind.RETURNED
 
 
-# -- its environment -----------------------------------------------------------------------------------------------------
+# -- its environment ------------------------------------------------------------------------------------------------
 
 
 def test_run_sets_the_tasks_environment_before_user_code_is_loaded() -> None:
@@ -188,7 +187,7 @@ def test_standby_imports_what_it_is_told_to() -> None:
     assert "colorsys" in sys.modules
 
 
-# -- its ports -----------------------------------------------------------------------------------------------------------
+# -- its ports ------------------------------------------------------------------------------------------------------
 
 
 def test_standby_holds_free_ports_until_its_task_starts() -> None:
@@ -220,13 +219,13 @@ def test_hold_ports_avoids_what_earlier_attempts_used() -> None:
             one.close()
 
 
-@pytest.mark.timeout(5)
+@pytest.mark.timeout(2)
 def test_hold_ports_on_an_address_that_is_not_ours_says_so_instead_of_trying_for_ever() -> None:
     with pytest.raises(OSError):  # noqa: PT011
         hold_ports("192.0.2.1", 1, ())  # reserved for documentation
 
 
-# -- what travels ----------------------------------------------------------------------------------------------------------
+# -- what travels ---------------------------------------------------------------------------------------------------
 
 
 def test_pickled_becomes_itself_where_it_arrives() -> None:
@@ -241,7 +240,12 @@ def test_pickled_error_becomes_the_users_exception_where_it_arrives() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"no pickle", cloudpickle.dumps(TwoPartError("a", "b")), cloudpickle.dumps("text"), cloudpickle.dumps(SystemExit(1))],
+    [
+        b"no pickle",
+        cloudpickle.dumps(TwoPartError("a", "b")),
+        cloudpickle.dumps("text"),
+        cloudpickle.dumps(SystemExit(1)),
+    ],
     ids=["garbage", "not rebuildable", "no exception", "base exception"],
 )
 def test_rebuild_error_that_can_not_be_rebuilt_gets_a_stand_in(payload: bytes) -> None:
