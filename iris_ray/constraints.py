@@ -33,12 +33,16 @@ class AttributeValue:
         return hash((self._kind, self.value))
 
     def __lt__(self, other: "AttributeValue") -> bool:
-        if self._kind != other._kind or self._kind == "bool":
-            raise TypeError(f"can't order {self.value!r} ({self._kind}) and {other.value!r} ({other._kind})")
+        self._require_order(other)
         return self.value < other.value  # type: ignore[operator]
 
     def __le__(self, other: "AttributeValue") -> bool:
-        return self == other or self < other
+        self._require_order(other)
+        return self.value <= other.value  # type: ignore[operator]
+
+    def _require_order(self, other: "AttributeValue") -> None:
+        if self._kind != other._kind or self._kind == "bool":
+            raise TypeError(f"can't order {self.value!r} ({self._kind}) and {other.value!r} ({other._kind})")
 
     def __str__(self) -> str:
         return str(self.value)

@@ -191,11 +191,10 @@ class Worker:
     ending: set[Occupant] = field(default_factory=set)
 
     @property
-    def host_number(self) -> int:
-        """The 0-based number of the host within its slice."""
-        value = self.attributes[TPU_WORKER_ID].value
-        assert isinstance(value, int)
-        return value
+    def host_number(self) -> int | None:
+        """The 0-based number of the host within its slice; None if it has none, which is not 0."""
+        value = self.attributes.get(TPU_WORKER_ID, AttributeValue("")).value
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
     def available(self, resource: str) -> float:
         """How much of a resource is not held by a task."""

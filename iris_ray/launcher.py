@@ -216,7 +216,7 @@ def make_request(
             raise InvalidRequestError(f"{name} is {value!r}; give an int of 0 or more")
     if isinstance(keep_warm, bool) or not isinstance(keep_warm, (int, float)) or not keep_warm >= 0:
         raise InvalidRequestError(f"keep_warm is {keep_warm!r}; give seconds, 0 or more")
-    if isinstance(preload, str) or not all(isinstance(module, str) for module in preload):
+    if not isinstance(preload, (list, tuple)) or not all(isinstance(module, str) for module in preload):
         raise InvalidRequestError(f'preload is {preload!r}; give a list of module names, such as ["jax"]')
 
     function, options = function_and_options(remote_fn, config)

@@ -5,6 +5,7 @@ libtpu reads the variables when the process first touches the TPU. A single slic
 JAX wait for peers that don't exist. So they are always overwritten or removed, never inherited.
 """
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,26 +55,34 @@ def slice_counts(num_slices: int | Sequence[int]) -> tuple[int, ...]:
         InvalidSliceCountError: not a positive int, nor a non-empty sequence of distinct positive ints. ``True`` and
             strings are refused although Python would take them for an int and a sequence.
     """
-    if _is_int(num_slices):
-        counts: tuple[object, ...] = (num_slices,)
+    single = _as_int(num_slices)
+    if single is not None:
+        counts = [single]
     elif isinstance(num_slices, Sequence) and not isinstance(num_slices, (str, bytes, bytearray)):
-        counts = tuple(num_slices)
+        counts = []
+        for item in num_slices:
+            count = _as_int(item)
+            if count is None:
+                raise InvalidSliceCountError(f"num_slices holds {item!r}; every count must be an int")
+            counts.append(count)
     else:
         raise InvalidSliceCountError(
             f"num_slices is {num_slices!r}; give an int such as 2, or the counts that the job can use, such as [2, 4]"
         )
     if not counts:
         raise InvalidSliceCountError("num_slices is empty; name at least one count, such as [2, 4]")
-    if bad := [c for c in counts if not _is_int(c)]:
-        raise InvalidSliceCountError(f"num_slices holds {bad[0]!r}; every count must be an int")
-    ints = tuple(int(c) for c in counts)  # type: ignore[call-overload]
-    if min(ints) < 1:
-        raise InvalidSliceCountError(f"num_slices holds {min(ints)}; a job needs at least 1 slice")
-    if len(set(ints)) != len(ints):
-        raise InvalidSliceCountError(f"num_slices names a count twice: {list(ints)}")
-    return tuple(sorted(ints))
+    if min(counts) < 1:
+        raise InvalidSliceCountError(f"num_slices holds {min(counts)}; a job needs at least 1 slice")
+    if len(set(counts)) != len(counts):
+        raise InvalidSliceCountError(f"num_slices names a count twice: {counts}")
+    return tuple(sorted(counts))
 
 
-def _is_int(value: object) -> bool:
-    """True for ints, NumPy's included; not for bool."""
-    return hasattr(value, "__index__") and not isinstance(value, bool) and type(value).__name__ != "bool_"
+def _as_int(value: object) -> int | None:
+    """The value if it is an int, NumPy's included; bool is none here."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

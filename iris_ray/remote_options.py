@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray.actor import ActorClass
 from ray.remote_function import RemoteFunction
 
 from iris_ray.actors.ray_internals import remote_function_parts
@@ -59,17 +60,22 @@ def function_and_options(
     if isinstance(remote_fn, RemoteFunction):
         function, given = remote_function_parts(remote_fn)
         return function, _translate(given, config)
+    if isinstance(remote_fn, ActorClass):
+        raise InvalidFunctionError("the first argument is a Ray actor class; give a function or a Ray remote function")
     if isinstance(remote_fn, type):
         raise InvalidFunctionError(f"{remote_fn.__name__} is a class; give a function, or an instance that is callable")
     if callable(remote_fn):
         return remote_fn, TaskOptions()
-    kind = type(remote_fn).__name__
-    hint = "a bound DAG node; give the function itself" if hasattr(remote_fn, "execute") else f"a {kind}"
-    raise InvalidFunctionError(f"the first argument must be a function or a Ray remote function, and is {hint}")
+    what = f"a {type(remote_fn).__name__}"
+    if hasattr(remote_fn, "execute"):
+        what = "a bound DAG node; give the function itself"
+    elif hasattr(remote_fn, "remote"):
+        what = "the answer of .options(...); give the options to @ray.remote(...) instead"
+    raise InvalidFunctionError(f"the first argument must be a function or a Ray remote function, and is {what}")
 
 
 def _translate(given: dict[str, Any], config: TPUConfig) -> TaskOptions:
-    given = {key: value for key, value in given.items() if value is not None and not key.startswith("_")}
+    given = {key: value for key, value in given.items() if value is not None}
     runtime_env = dict(given.pop("runtime_env", {}) or {})
     env = {str(k): str(v) for k, v in (runtime_env.pop("env_vars", None) or {}).items()}
     name = given.pop("name", None)

@@ -55,12 +55,12 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
         return TpuSuccess(end.payload)
     if host.lost is not None:
         return TpuPreempted(f"{host.lost}; {host.draining}") if host.draining else TpuFailed(host.lost)
-    if end is None:
-        return TpuFailed("the task's end was not reported, though its host answers")
-    if end.kind is EndKind.STOPPED:
+    if end is not None and end.kind is EndKind.STOPPED:
         return TpuCancelled(end.error)
     if host.draining:
-        return TpuPreempted(f"{host.draining}; the task ended with: {end.error}")
+        return TpuPreempted(f"{host.draining}; the task ended with: {end.error if end else 'no report'}")
+    if end is None:
+        return TpuFailed("the task's end was not reported, though its host answers")
     return TpuRunError(end.error, end.traceback, end.payload)
 
 

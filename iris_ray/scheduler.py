@@ -36,18 +36,14 @@ class Group:
     workers: tuple[Worker, ...]
 
     @property
-    def ending(self) -> bool:
-        """Whether what runs here is over and only waits for its end to be confirmed."""
-        occupied = [w for w in self.workers if w.occupants]
-        return bool(occupied) and all(w.occupants.keys() <= w.ending for w in occupied)
-
-    @property
     def type_name(self) -> str:
         return string_attribute(self.workers[0].attributes, TPU_TOPOLOGY) or "unknown type"
 
-    def obstacle(self, spec: JobSpec, now: float) -> str | None:
-        """Why the job can't have this group now, or None if it can."""
+    def defect(self, spec: JobSpec, now: float) -> str | None:
+        """What makes the group useless for the job, whoever uses it; None if nothing does."""
         present = [w.host_number for w in self.workers]
+        if None in present:
+            return f"{self.name}: a host has no worker id"
         if len(present) != len(set(present)):
             return f"{self.name}: two hosts claim the same worker id"
         complete = self.workers[0].attributes.get(TPU_VM_COUNT)
@@ -57,21 +53,31 @@ class Group:
         if missing := [i for i in range(spec.replicas) if i not in present]:
             return f"{self.name}: host {', '.join(map(str, missing))} of {spec.replicas} is missing"
         if len(present) > spec.replicas:
-            return f"{self.name}: has a host {max(present)}, but only {spec.replicas} belong to its type"
+            return f"{self.name}: has more hosts than the {spec.replicas} of its type"
         for worker in self.workers:
+            host = f"{self.name}: host {worker.host_number}"
             if worker.draining:
-                return f"{self.name}: host {worker.host_number} is draining ({worker.draining})"
+                return f"{host} is draining ({worker.draining})"
             if worker.suspected and now < worker.suspected_until:
-                return f"{self.name}: host {worker.host_number} may be lost ({worker.suspected})"
-            if worker.occupants:
-                (task_id, _), *_ = worker.occupants
-                return f"{self.name}: {'just left' if self.ending else 'in use'} by {task_id.rpartition('/')[0]}"
+                return f"{host} may be lost ({worker.suspected})"
             if worker.foreign:
                 return f"{self.name}: {worker.foreign}"
-            if lacking := [r for r, need in spec.resources.items() if worker.available(r) < need]:
-                have, need = worker.available(lacking[0]), spec.resources[lacking[0]]
-                return f"{self.name}: host {worker.host_number} has {have:g} {lacking[0]}, a task needs {need:g}"
+            for resource, need in spec.resources.items():
+                if (have := worker.resources.get(resource, 0.0)) < need:
+                    return f"{host} has {have:g} {resource}, a task needs {need:g}"
         return None
+
+    def user(self) -> str | None:
+        """The job that the group is taken by; None if it is free."""
+        for worker in self.workers:
+            for task_id, _ in worker.occupants:
+                return task_id.rpartition("/")[0]
+        return None
+
+    @property
+    def ending(self) -> bool:
+        """Whether what runs here is over and only waits for its end to be confirmed."""
+        return all(worker.occupants.keys() <= worker.ending for worker in self.workers)
 
 
 class Scheduler:
@@ -91,7 +97,7 @@ class Scheduler:
         """
         workers = list(workers)
         result = SchedulingResult()
-        taken: dict[str, str] = {}  # group name → job that got it in this cycle
+        taken: dict[str, str] = {}  # worker id → job that got it in this cycle
         groups_by_key: dict[str, list[Group]] = {}
         for job in pending:
             if job.not_before > now:
@@ -107,7 +113,7 @@ class Scheduler:
                 result.waiting[job.spec.job_id] = placed
             else:
                 result.assignments.append(placed)
-                taken.update(dict.fromkeys(placed.group_names, job.spec.job_id))
+                taken.update({worker_id: job.spec.job_id for group in placed.groups for worker_id in group})
         return result
 
 
@@ -116,7 +122,11 @@ def _groups(workers: Iterable[Worker], key: str) -> list[Group]:
     for worker in workers:
         if name := string_attribute(worker.attributes, key):
             members[name].append(worker)
-    return [Group(name, tuple(sorted(ws, key=lambda w: w.host_number))) for name, ws in sorted(members.items())]
+
+    def by_number(worker: Worker) -> int:
+        return -1 if worker.host_number is None else worker.host_number
+
+    return [Group(name, tuple(sorted(workers, key=by_number))) for name, workers in sorted(members.items())]
 
 
 def _place(
@@ -132,11 +142,14 @@ def _place(
                 continue
         except TypeError as error:
             return f"its constraints can't be evaluated: {error}"
-        if group.name in taken:
-            obstacles.append(f"{group.name}: goes to {taken[group.name]}")
-        elif obstacle := group.obstacle(spec, now):
-            obstacles.append(obstacle)
+        winner = next((taken[w.worker_id] for w in group.workers if w.worker_id in taken), None)
+        if defect := group.defect(spec, now):
+            obstacles.append(defect)
+        elif winner:
+            obstacles.append(f"{group.name}: goes to {winner}")
+        elif user := group.user():
             soon += group.ending
+            obstacles.append(f"{group.name}: {'just left' if group.ending else 'in use'} by {user}")
         else:
             free.append(group)
 

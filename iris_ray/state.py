@@ -105,8 +105,7 @@ class ControllerState:
             case AttemptEndConfirmedEvent():
                 self._free(event.job_id, event.attempt)
             case SliceReleasedEvent():
-                if self.holders.get(event.slice_name) == event.owner:
-                    del self.holders[event.slice_name]
+                self._on_slice_released(event)
         for job_id in effects.finished:
             self._mark_ending(self.jobs[job_id])
         if effects.finished:
@@ -137,6 +136,7 @@ class ControllerState:
         job = self.jobs[event.job_id]
         if job.state is not JobState.PENDING:
             raise IllegalTransitionError(f"job {event.job_id} is {job.state.name}; only a PENDING one is assigned")
+        self._require_fitting(event, job.spec)
         if len(job.tasks) != job.spec.replicas * len(event.groups):  # another count of slices: another set of tasks
             job.tasks = _new_tasks(job.spec, len(event.groups))
             job.counts = Counter({TaskState.PENDING: len(job.tasks)})
@@ -149,10 +149,16 @@ class ControllerState:
             _move(job, task, TaskState.ASSIGNED)
         self._leases[event.job_id, job.attempt] = tuple(worker_ids)
         for name in event.group_names:
-            holder = self.holders.get(name)
-            if holder not in (None, job.spec.owner):
-                effects.reclaim.append(ReclaimSlice(name, str(holder)))
-            self.holders[name] = job.spec.owner
+            holder = self.holders.setdefault(name, job.spec.owner)
+            if holder != job.spec.owner:  # it stays theirs until they have released it
+                effects.reclaim.append(ReclaimSlice(name, holder))
+
+    def _require_fitting(self, event: GangAssignedEvent, spec: JobSpec) -> None:
+        sizes = {len(group) for group in event.groups}
+        count = len(event.groups)
+        known = all(worker_id in self.workers for group in event.groups for worker_id in group)
+        if sizes != {spec.replicas} or count not in spec.coscheduling.num_groups or not known:
+            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
 
     def _on_dispatch_failed(self, event: TaskDispatchFailedEvent) -> None:
         job = self._job_in_attempt(event.job_id, event.attempt)
@@ -171,23 +177,27 @@ class ControllerState:
             return  # delivered twice
         match event.new_state:
             case TaskState.FAILED | TaskState.WORKER_FAILED:
-                self._end_attempt(job, task, event.new_state, event.error or "unknown cause", effects)
+                if task.state is TaskState.SUCCEEDED and event.new_state is TaskState.FAILED:
+                    raise IllegalTransitionError(f"{task.task_id}: SUCCEEDED → FAILED")
+                self._end_attempt(job, task, event.new_state, event.error or "unknown cause", effects, started=True)
             case TaskState.SUCCEEDED:
                 if task.state is TaskState.ASSIGNED:  # the RUNNING report may be late or lost
                     _move(job, task, TaskState.RUNNING)
                 _move(job, task, TaskState.SUCCEEDED)
                 if job.state is JobState.SUCCEEDED:
                     effects.finished.append(job.spec.job_id)
-            case TaskState.RUNNING if task.state is TaskState.SUCCEEDED:
-                pass  # a late report
+            case TaskState.RUNNING:
+                if task.state is not TaskState.SUCCEEDED:  # else a late report
+                    _move(job, task, TaskState.RUNNING)
+                    job.dispatch_failures = 0
             case _:
-                _move(job, task, event.new_state)
-                job.dispatch_failures = 0
+                raise IllegalTransitionError(f"{task.task_id}: a task does not report {event.new_state.name}")
 
-    def _end_attempt(self, job: Job, cause: Task, state: TaskState, error: str, effects: Effects) -> None:
+    def _end_attempt(
+        self, job: Job, cause: Task, state: TaskState, error: str, effects: Effects, started: bool
+    ) -> None:
         """One member's end is the gang's: charge one budget once, then requeue everybody or end the job."""
         spec = job.spec
-        started = any(job.counts[s] for s in (TaskState.RUNNING, TaskState.SUCCEEDED))
         if state is TaskState.FAILED:
             job.failures += 1
             exhausted = job.failures > spec.max_retries_failure
@@ -236,9 +246,18 @@ class ControllerState:
 
     def _forget_old_jobs(self) -> None:
         finished = [job_id for job_id, job in self.jobs.items() if job.state.finished]
+        holding = {job_id for job_id, _ in self._leases}
         for job_id in finished[:-FINISHED_JOBS_KEPT]:
-            if (job_id, self.jobs[job_id].attempt) not in self._leases:
+            if job_id not in holding:
                 del self.jobs[job_id]
+
+    def _on_slice_released(self, event: SliceReleasedEvent) -> None:
+        if self.holders.get(event.slice_name) != event.owner:
+            return
+        del self.holders[event.slice_name]
+        for job in self.jobs.values():  # somebody may have been waiting for just that
+            if job.state is JobState.RUNNING and event.slice_name in job.groups and job.spec.owner != event.owner:
+                self.holders[event.slice_name] = job.spec.owner
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
@@ -265,7 +284,8 @@ class ControllerState:
             job = self._job_in_attempt(task_id.rpartition("/")[0], attempt)
             if job is not None:
                 task = job.tasks[int(task_id.rpartition("-")[2])]
-                self._end_attempt(job, task, TaskState.WORKER_FAILED, event.reason, effects)
+                started = any(job.counts[s] for s in (TaskState.RUNNING, TaskState.SUCCEEDED))
+                self._end_attempt(job, task, TaskState.WORKER_FAILED, event.reason, effects, started)
 
     # -- views -----------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,6 @@ def task_environment(
 
     megascale = multislice.to_env()
     for name in {*inherited, *user_env}:
-        stale_task = name.startswith("IRIS_") and not name.startswith("IRIS_RAY_")  # IRIS_RAY_*: settings of the host
-        if stale_task or name in _MEGASCALE_IDENTITY or (name.startswith(MEGASCALE_PREFIX) and not megascale):
+        if name in _MEGASCALE_IDENTITY or (name.startswith(MEGASCALE_PREFIX) and not megascale):
             changes[name] = None
     return changes | megascale | info.to_env()

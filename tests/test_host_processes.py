@@ -82,23 +82,23 @@ def nursery() -> Iterator[Nursery]:
 
 def test_end_task_takes_the_whole_tree_along(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
-    end_task(family(parent), None, timeout_s=1.0)
+    end_task(family(parent), "token", timeout_s=1.0)
     assert not any(map(alive, [parent, *children]))
 
 
-def test_end_task_finds_a_daemon_that_left_the_tree_by_the_tasks_id(nursery: Nursery) -> None:
-    parent, (daemon,) = nursery.tree("daemon", IRIS_TASK_ID="job-1/task-0")
+def test_end_task_finds_a_daemon_that_left_the_tree_by_its_token(nursery: Nursery) -> None:
+    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN="token-1")
     parent.kill()
     nursery.reap(parent)
     assert alive(daemon)
-    end_task([], "job-1/task-0", timeout_s=1.0)
+    end_task([], "token-1", timeout_s=1.0)
     assert not alive(daemon)
 
 
 def test_end_task_leaves_other_tasks_alone(nursery: Nursery) -> None:
-    ours = nursery.sleeper(IRIS_TASK_ID="job-1/task-1")
-    others = [nursery.sleeper(IRIS_TASK_ID=task_id) for task_id in ("job-1/task-11", "job-2/task-1", "")]
-    assert end_task([], "job-1/task-1") == []
+    ours = nursery.sleeper(IRIS_RAY_TASK_TOKEN="token-1")
+    others = [nursery.sleeper(IRIS_RAY_TASK_TOKEN=token) for token in ("token-11", "token-2", "")]
+    assert end_task([], "token-1") == []
     assert not alive(ours)
     assert all(map(alive, others))
 
@@ -107,14 +107,14 @@ def test_end_task_of_what_is_gone_already_is_nobody_left(nursery: Nursery) -> No
     process = nursery.sleeper()
     process.kill()
     nursery.reap(process)
-    assert end_task([process], None) == []
+    assert end_task([process], "token") == []
     assert family(process) == []
 
 
 def test_end_task_counts_a_process_that_nobody_reaps_as_gone(nursery: Nursery) -> None:
     """In a container whose first process does not reap, orphans stay zombies; they hold neither memory nor chips."""
     _, (child,) = nursery.tree("child")
-    assert end_task([child], None, timeout_s=0.5) == []
+    assert end_task([child], "token", timeout_s=0.5) == []
 
 
 # -- what earlier actors left behind --------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_end_task_counts_a_process_that_nobody_reaps_as_gone(nursery: Nursery) -
 
 def test_ledger_ends_what_an_earlier_actor_left_behind(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
-    ProcessLedger(tmp_path).record(process)
+    ProcessLedger(tmp_path).record(process, "token")
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(process)
     assert list(tmp_path.rglob("*.json")) == []
@@ -131,7 +131,7 @@ def test_ledger_ends_what_an_earlier_actor_left_behind(nursery: Nursery, tmp_pat
 def test_ledger_does_not_touch_what_it_was_told_to_forget(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(process)
+    ledger.record(process, "token")
     ledger.forget(process.pid)
     ledger.forget(process.pid)
     assert ledger.end_leftovers() == []
@@ -141,7 +141,7 @@ def test_ledger_does_not_touch_what_it_was_told_to_forget(nursery: Nursery, tmp_
 def test_ledger_does_not_touch_a_process_that_got_the_pid_of_a_task(nursery: Nursery, tmp_path: Path) -> None:
     stranger = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(stranger)
+    ledger.record(stranger, "token")
     (entry,) = tmp_path.rglob("*.json")
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"started": stranger.create_time() - 100.0}))
     assert ledger.end_leftovers() == []
@@ -155,7 +155,7 @@ def test_ledger_with_an_entry_that_makes_no_sense_still_ends_the_others(
 ) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(process)
+    ledger.record(process, "token")
     (entry,) = tmp_path.rglob("*.json")
     entry.with_name("1.json").write_text(text)
     entry.with_name("99999999.json").write_text(text)
@@ -165,8 +165,8 @@ def test_ledger_with_an_entry_that_makes_no_sense_still_ends_the_others(
 
 def test_ledger_ends_a_daemon_of_a_task_whose_own_process_is_gone(nursery: Nursery, tmp_path: Path) -> None:
     """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
-    parent, (daemon,) = nursery.tree("daemon", IRIS_TASK_ID="job-1/task-0", IRIS_RAY_HOST_DIR=str(tmp_path))
-    ProcessLedger(tmp_path).record(parent)
+    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN="token-1")
+    ProcessLedger(tmp_path).record(parent, "token-1")
     parent.kill()
     nursery.reap(parent)
     ProcessLedger(tmp_path).end_leftovers()

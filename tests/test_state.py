@@ -2,11 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from iris_ray import state as state_module
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
@@ -36,8 +38,9 @@ from iris_ray.jobs import (
     JobSpec,
     JobState,
     TaskState,
+    Worker,
 )
-from iris_ray.scheduler import Scheduler, SchedulingResult
+from iris_ray.scheduler import Assignment, Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
 from iris_ray.topology import get_tpu_config
 
@@ -698,7 +701,8 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
 SLICES = ("a", "b", "c")
 OWNERS = ("pool-a", "pool-b")
 REPORTS = st.sampled_from([S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
-PICK = st.integers(0, 10**6)
+COUNTS = st.sampled_from([(1,), (2,), (3,), (1, 2), (1, 3)])
+PICK = st.integers(0, 5)
 
 
 class RandomEvents(RuleBasedStateMachine):
@@ -711,7 +715,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.registered = 0
         self.held: dict[tuple[str, int], tuple[str, ...]] = {}  # a second account of who holds what
         self.charges: Counter[tuple[str, int]] = Counter()
-        self.world.add_slice("large", "v4-32")  # never right for a gang of two
+        self.world.add_slice("Large", "v4-32")  # never right for a gang of two
         for name in SLICES:
             self.world.add_slice(name)
 
@@ -743,17 +747,19 @@ class RandomEvents(RuleBasedStateMachine):
         return list(self.state.jobs.values())[pick % len(self.state.jobs)]
 
     def worker(self, pick: int) -> str:
-        return sorted(self.state.workers)[pick % len(self.state.workers)]
+        names = sorted(w.worker_id for name in SLICES for w in self.members(name))
+        return names[pick % len(names)]
 
     def has_jobs(self) -> bool:
         return bool(self.state.jobs)
 
-    @rule(
-        slices=st.sampled_from([(1,), (2,), (3,), (1, 2), (1, 3)]),
-        failures=st.integers(0, 2),
-        preemptions=st.integers(0, 2),
-        owner=st.sampled_from(OWNERS),
-    )
+    @initialize(count=st.integers(1, 3), slices=COUNTS)
+    def some_jobs_run_already(self, count: int, slices: tuple[int, ...]) -> None:
+        for _ in range(count):
+            self.submit(slices, 2, 2, OWNERS[0])
+        self.schedule(0.0)
+
+    @rule(slices=COUNTS, failures=st.integers(0, 2), preemptions=st.integers(0, 2), owner=st.sampled_from(OWNERS))
     def submit(self, slices: tuple[int, ...], failures: int, preemptions: int, owner: str) -> None:
         self.submitted += 1
         spec = gang_spec(
@@ -763,12 +769,8 @@ class RandomEvents(RuleBasedStateMachine):
             max_retries_failure=failures,
             max_retries_preemption=preemptions,
         )
-        self.apply(JobSubmittedEvent(spec, self.world.now))
-
-    @precondition(has_jobs)
-    @rule(pick=PICK)
-    def submit_again(self, pick: int) -> None:
-        self.apply(JobSubmittedEvent(self.job(pick).spec, self.world.now))
+        for _ in range(2):  # submitting twice changes nothing
+            self.apply(JobSubmittedEvent(spec, self.world.now))
 
     @rule(seconds=st.sampled_from([0.0, 0.4, 5.0, 40.0]))
     def schedule(self, seconds: float) -> None:
@@ -780,33 +782,55 @@ class RandomEvents(RuleBasedStateMachine):
         assert all(plan.waiting.values())
         for assignment in plan.assignments:
             job = self.state.jobs[assignment.job_id]
-            assert len(assignment.groups) in job.spec.coscheduling.num_groups
+            self.check_legal(job, assignment)
             self.apply(GangAssignedEvent(assignment.job_id, assignment.group_names, assignment.groups))
             self.held[assignment.job_id, job.attempt] = tuple(w for group in assignment.groups for w in group)
 
+    def check_legal(self, job: Job, assignment: Assignment) -> None:
+        """Whole slices of the right size, every host there, in order, fit and free."""
+        assert len(assignment.groups) == len(set(assignment.group_names))
+        assert len(assignment.groups) in job.spec.coscheduling.num_groups
+        for name, group in zip(assignment.group_names, assignment.groups, strict=True):
+            members = {i: w for i, w in self.state.workers.items() if str(w.attributes[TPU_NAME]) == name}
+            assert [members[worker_id].host_number for worker_id in group] == [0, 1]
+            assert members.keys() == set(group)
+            for worker in members.values():
+                assert not (worker.occupants or worker.draining or worker.foreign)
+                assert not worker.suspected or self.world.now >= worker.suspected_until
+
     @precondition(has_jobs)
-    @rule(pick=PICK, behind=st.sampled_from([0, 0, 0, 1]), index=st.integers(0, 5), state=REPORTS)
-    def report(self, pick: int, behind: int, index: int, state: TaskState) -> None:
+    @rule(pick=PICK, index=st.integers(0, 5), state=REPORTS)
+    def report(self, pick: int, index: int, state: TaskState) -> None:
         job = self.job(pick)
         index %= len(job.tasks)
         if state is S.FAILED and job.tasks[index].state is S.SUCCEEDED:
             state = S.WORKER_FAILED  # a function returns once
-        event = TaskStateChangedEvent(job.spec.job_id, index, job.attempt - behind, state, "boom")
-        self.apply(event)
-        self.apply(event)
+        for _ in range(2):
+            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.attempt, state, "boom"))
 
     @precondition(has_jobs)
-    @rule(pick=PICK, state=st.sampled_from([S.RUNNING, S.SUCCEEDED]))
+    @rule(pick=PICK, state=st.sampled_from([S.RUNNING, S.RUNNING, S.SUCCEEDED]))
     def report_all(self, pick: int, state: TaskState) -> None:
         job = self.job(pick)
         for index in range(len(job.tasks)):
             self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.attempt, state))
 
     @precondition(has_jobs)
-    @rule(pick=PICK, behind=st.integers(0, 1))
-    def dispatch_fails(self, pick: int, behind: int) -> None:
+    @rule(pick=PICK)
+    def dispatch_fails(self, pick: int) -> None:
         job = self.job(pick)
-        self.apply(TaskDispatchFailedEvent(job.spec.job_id, job.attempt - behind, "no answer", self.world.now))
+        for _ in range(2):
+            self.apply(TaskDispatchFailedEvent(job.spec.job_id, job.attempt, "no answer", self.world.now))
+
+    @precondition(has_jobs)
+    @rule(pick=PICK, index=st.integers(0, 5), state=REPORTS)
+    def older_attempts_are_reported_late(self, pick: int, index: int, state: TaskState) -> None:
+        job = self.job(pick)
+        before = deepcopy(job)
+        for attempt in range(job.attempt):
+            self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "late"))
+            self.apply(TaskDispatchFailedEvent(job.spec.job_id, attempt, "late", self.world.now))
+        assert job == before
 
     @precondition(has_jobs)
     @rule(pick=PICK)
@@ -822,34 +846,47 @@ class RandomEvents(RuleBasedStateMachine):
             with pytest.raises(IllegalTransitionError):
                 self.state.handle_event(AttemptEndConfirmedEvent(job_id, attempt))
             return
-        self.apply(AttemptEndConfirmedEvent(job_id, attempt))
-        self.apply(AttemptEndConfirmedEvent(job_id, attempt))
+        for _ in range(2):
+            self.apply(AttemptEndConfirmedEvent(job_id, attempt))
         del self.held[job_id, attempt]
 
-    @rule(name=st.sampled_from(SLICES), number=st.integers(0, 1))
-    def host_joins(self, name: str, number: int) -> None:
-        """Perhaps before the death of its predecessor is known: then two have the same number."""
+    @precondition(lambda self: any(map(self.members, SLICES)))
+    @rule(pick=PICK, trouble=st.sampled_from(["lost", "lost", "drain", "silent", "foreign", "replaced early"]))
+    def trouble(self, pick: int, trouble: str) -> None:
+        worker = self.state.workers[self.worker(pick)]
+        name, number = str(worker.attributes[TPU_NAME]), worker.host_number
+        match trouble:
+            case "lost":
+                for _ in range(2):
+                    self.apply(WorkerFailedEvent(worker.worker_id, "the host died"))
+            case "drain":
+                self.apply(WorkerDrainedEvent(worker.worker_id, "notice"))
+            case "silent":
+                self.apply(WorkerSuspectedEvent(worker.worker_id, "no answer", self.world.now))
+            case "foreign":
+                self.apply(replace(host(name, number, worker_id=worker.worker_id), foreign="a stranger"))
+            case "replaced early":  # before its death is known: then two have the same number
+                self.join(name, number)
+
+    @rule()
+    def repair(self) -> None:
+        """Every slice gets two sound hosts."""
+        for name in SLICES:
+            for number in range(2):
+                there = [w for w in self.members(name) if w.host_number == number]
+                for superfluous in there[1:]:
+                    self.apply(WorkerFailedEvent(superfluous.worker_id, "the host died"))
+                if there:
+                    self.apply(host(name, number, worker_id=there[0].worker_id))
+                else:
+                    self.join(name, number)
+
+    def members(self, name: str) -> list[Worker]:
+        return [w for w in self.state.workers.values() if str(w.attributes[TPU_NAME]) == name]
+
+    def join(self, name: str, number: int) -> None:
         self.registered += 1
         self.apply(host(name, number, worker_id=f"{name}-{number}-{self.registered}"))
-
-    @precondition(lambda self: self.state.workers)
-    @rule(pick=PICK, draining=st.sampled_from([None, "notice"]), foreign=st.sampled_from([None, "a stranger"]))
-    def host_changes(self, pick: int, draining: str | None, foreign: str | None) -> None:
-        worker = self.state.workers[self.worker(pick)]
-        tpu_type = str(worker.attributes[TPU_TOPOLOGY])
-        name = str(worker.attributes[TPU_NAME])
-        changes = {"worker_id": worker.worker_id, "draining": draining, "foreign": foreign}
-        self.apply(host(name, worker.host_number, tpu_type, **changes))
-
-    @precondition(lambda self: self.state.workers)
-    @rule(pick=PICK, event=st.sampled_from([WorkerFailedEvent, WorkerFailedEvent, WorkerDrainedEvent]))
-    def host_is_lost_or_drains(self, pick: int, event: type[WorkerFailedEvent] | type[WorkerDrainedEvent]) -> None:
-        self.apply(event(self.worker(pick), "the host died"))
-
-    @precondition(lambda self: self.state.workers)
-    @rule(pick=PICK)
-    def host_does_not_answer(self, pick: int) -> None:
-        self.apply(WorkerSuspectedEvent(self.worker(pick), "no answer", self.world.now))
 
     @rule(name=st.sampled_from(SLICES), owner=st.sampled_from(OWNERS))
     def release(self, name: str, owner: str) -> None:
@@ -872,6 +909,16 @@ class RandomEvents(RuleBasedStateMachine):
         for worker_id, occupants in expected.items():
             assert self.state.workers[worker_id].occupants.keys() == occupants
             assert len(occupants) <= 1
+
+    @invariant()
+    def hosts_know_which_of_their_tasks_are_over(self) -> None:
+        for worker in self.state.workers.values():
+            over = set()
+            for task_id, attempt in worker.occupants:
+                job = self.state.jobs[task_id.rpartition("/")[0]]
+                if job.attempt != attempt or job.state is not JobState.RUNNING:
+                    over.add((task_id, attempt))
+            assert worker.ending == over
 
     @invariant()
     def gangs_are_placed_all_or_none(self) -> None:
@@ -900,6 +947,8 @@ class RandomEvents(RuleBasedStateMachine):
                 self.apply(AttemptEndConfirmedEvent(*key))
                 del self.held[key]
             self.schedule(1000.0)
+            self.every_host_has_the_tasks_that_it_should_have_and_at_most_one()
+            self.gangs_are_placed_all_or_none()
         assert all(job.state.finished for job in self.state.jobs.values())
         self.check()
 

@@ -142,6 +142,7 @@ class Controller:
 
     def _place(self, worker_id: str, slice_name: str) -> HostPlace:
         worker = self._state.workers[worker_id]
+        assert worker.host_number is not None, "the scheduler places nothing on a host without a number"
         return HostPlace(worker_id, worker.address, slice_name, worker.host_number)
 
     async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:

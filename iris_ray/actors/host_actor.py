@@ -41,7 +41,7 @@ class TPUHostActor:
         """Answering is the proof."""
         return True
 
-    async def adopt(self, standby: ActorHandle, pid: int) -> None:
+    async def adopt(self, standby: ActorHandle, pid: int, token: str) -> None:
         """Watch a standby from now on.
 
         Raises:
@@ -51,30 +51,29 @@ class TPUHostActor:
             await self._end_leftovers()
         for old in [old for old, process in self._processes.items() if process.gone][:-ENDED_KEPT]:
             del self._processes[old]
-        self._processes[pid] = TaskWatch(standby, pid, self._ledger)
+        self._processes[pid] = TaskWatch(standby, pid, token, self._ledger)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         """How a task process ended that did not say so itself; waits for its end."""
         return await self._processes[pid].facts()
 
-    async def stop(self, pid: int, task_id: str, reason: str | None) -> TaskEnd:
+    async def stop(self, pid: int, reason: str | None) -> TaskEnd:
         """End a task: returns when no process of it is left, with the facts about its end.
 
         Args:
             pid: its process.
-            task_id: whose child processes carry it in their environment.
             reason: why it is stopped if it still runs; None after it returned, to let exit handlers run.
 
         Raises:
             RuntimeError: some of its processes can't be ended.
         """
         watch = self._processes[pid]
-        await watch.end(task_id, reason)
+        await watch.end(reason)
         return await watch.facts()
 
     async def teardown(self) -> None:
         """End everything on this host before the actor itself is ended."""
-        await asyncio.gather(*(watch.end(None, "the slice is released") for watch in self._processes.values()))
+        await asyncio.gather(*(watch.end("the slice is released") for watch in self._processes.values()))
 
     async def _end_leftovers(self) -> None:
         stubborn = await asyncio.to_thread(self._ledger.end_leftovers)
@@ -88,9 +87,10 @@ class TPUHostActor:
 class TaskWatch:
     """One task process, from its adoption until the last process of its task is gone."""
 
-    def __init__(self, handle: ActorHandle, pid: int, ledger: ProcessLedger) -> None:
+    def __init__(self, handle: ActorHandle, pid: int, token: str, ledger: ProcessLedger) -> None:
         self._handle = handle
         self._process = psutil.Process(pid)
+        self._token = token
         self._ledger = ledger
         self._exited_at: float | None = None
         self._exited = asyncio.Event()
@@ -100,7 +100,7 @@ class TaskWatch:
         self.gone = False
         self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
-        ledger.record(self._process)
+        ledger.record(self._process, token)
 
     async def facts(self) -> TaskEnd:
         """How the process ended; waits for its end."""
@@ -112,13 +112,13 @@ class TaskWatch:
             EndKind.CRASHED, self._exited_at, error=f"the task process {self._how or 'ended without a word'}"
         )
 
-    async def end(self, task_id: str | None, reason: str | None) -> None:
+    async def end(self, reason: str | None) -> None:
         """Make sure that every process of the task is gone. Calling it again waits for the same end."""
         if self._ending is None:
-            self._ending = asyncio.create_task(self._end(task_id, reason))
+            self._ending = asyncio.create_task(self._end(reason))
         await asyncio.shield(self._ending)
 
-    async def _end(self, task_id: str | None, reason: str | None) -> None:
+    async def _end(self, reason: str | None) -> None:
         known = await asyncio.to_thread(family, self._process)
         if not self._exited.is_set():
             self._stopped_for = reason or "the task had returned"
@@ -127,9 +127,9 @@ class TaskWatch:
                 await self._exits_within(EXIT_GRACE_S)
             ray.kill(self._handle)
             await self._exits_within(KILL_GRACE_S)
-        left = await asyncio.to_thread(end_task, known, task_id)
+        left = await asyncio.to_thread(end_task, known, self._token)
         if left:
-            raise RuntimeError(f"processes of {task_id or 'a standby'} can't be ended: {', '.join(left)}")
+            raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._exits_within(KILL_GRACE_S)
         self._ledger.forget(self._process.pid)
         self.gone = True

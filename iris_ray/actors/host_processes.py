@@ -4,13 +4,20 @@ Each task process is written down in the host's directory, with the start time t
 unique. A later actor on the same host finds there what an earlier one may have left behind.
 """
 
+import contextlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
+
+TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
+"""Set in a task's process, so that everything it starts inherits it and can be found again."""
+SAME_START_S = 1.5
+"""A pid is the same process if its start time agrees so well; psutil derives it from the clock, which may be set."""
 
 
 def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -28,10 +35,12 @@ class ProcessLedger:
         self._directory = directory / "tasks"
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def record(self, process: psutil.Process) -> None:
-        """Write down that this process is ours."""
-        entry = {"pid": process.pid, "started": process.create_time()}
-        (self._directory / f"{process.pid}.json").write_text(json.dumps(entry))
+    def record(self, process: psutil.Process, token: str) -> None:
+        """Write down that this process is ours, and the token that its children will carry."""
+        entry = {"pid": process.pid, "started": process.create_time(), "token": token}
+        unfinished = self._directory / f"{process.pid}.unfinished"
+        unfinished.write_text(json.dumps(entry))
+        unfinished.replace(self._directory / f"{process.pid}.json")
 
     def forget(self, pid: int) -> None:
         (self._directory / f"{pid}.json").unlink(missing_ok=True)
@@ -42,20 +51,22 @@ class ProcessLedger:
         for path in self._directory.glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
-            except (OSError, ValueError):
-                continue  # half written, or another actor was faster
-            left = end_task(_family_of(entry["pid"], entry["started"]), None)
+                pid, started, token = int(entry["pid"]), float(entry["started"]), str(entry["token"])
+            except (OSError, ValueError, KeyError, TypeError):  # not ours, or another actor was faster
+                path.unlink(missing_ok=True)
+                continue
+            left = end_task(_family_of(pid, started), token)
             if left:
                 stubborn += left
             else:
-                self.forget(entry["pid"])
+                self.forget(pid)
         return stubborn
 
 
 def _family_of(pid: int, started: float) -> list[psutil.Process]:
     try:
         process = psutil.Process(pid)
-        return family(process) if abs(process.create_time() - started) < 0.05 else []
+        return family(process) if abs(process.create_time() - started) < SAME_START_S else []
     except psutil.NoSuchProcess:
         return []
 
@@ -68,27 +79,35 @@ def family(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def end_task(known: list[psutil.Process], task_id: str | None, timeout_s: float = 10.0) -> list[str]:
-    """SIGKILL the known processes of a task, and whoever else carries the task's id in its environment.
+def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0) -> list[str]:
+    """SIGKILL the known processes of a task, and whoever else carries its token in the environment.
 
     Blocks until they are gone, or for ``timeout_s`` seconds. Returns who is left.
     """
-    ours = [*known, *(_carriers(task_id) if task_id else ())]
+    ours = [*known, *_carriers(token)]
     for one in ours:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             one.kill()
-        except psutil.NoSuchProcess:
-            continue
-    _, alive = psutil.wait_procs(ours, timeout=timeout_s)
-    return [f"pid {one.pid}" for one in alive]
+    deadline = time.monotonic() + timeout_s
+    while (left := [one for one in ours if _runs(one)]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [f"pid {one.pid}" for one in left]
 
 
-def _carriers(task_id: str) -> list[psutil.Process]:
-    """Processes that were started by the task and left its tree, such as daemons with a session of their own."""
+def _runs(process: psutil.Process) -> bool:
+    """Whether it still does anything; a zombie that nobody reaps holds neither memory nor chips."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _carriers(token: str) -> list[psutil.Process]:
+    """Processes that the task started and that left its tree, such as daemons with a session of their own."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get("IRIS_TASK_ID") == task_id:
+            if process.environ().get(TOKEN_VARIABLE) == token:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
             continue

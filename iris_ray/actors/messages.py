@@ -75,9 +75,16 @@ class AttemptOrder:
 
 @dataclass(frozen=True, slots=True)
 class StandbyReady:
-    """A standby has started and holds these free ports of its host."""
+    """A standby has started.
+
+    Args:
+        pid: its process.
+        token: what its task's processes will carry in their environment.
+        ports: free ports of its host that it holds.
+    """
 
     pid: int
+    token: str
     ports: tuple[int, ...]
 
 

@@ -59,7 +59,8 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         TPU_TOPOLOGY: AttributeValue(config.name),
         TPU_VM_COUNT: AttributeValue(config.vm_count),
     }
-    taken = chips - table.available.get(node_id, {}).get("TPU", chips) - ours
+    unclaimed = table.available.get(node_id)  # Ray leaves a resource out of which nothing is left
+    taken = 0.0 if unclaimed is None else chips - unclaimed.get("TPU", 0.0) - ours
     return WorkerRegisteredEvent(
         node_id,
         node["NodeManagerAddress"],

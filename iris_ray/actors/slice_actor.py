@@ -19,7 +19,6 @@ STOP_TIMEOUT_S = 15.0
 class HostTask:
     """One host's task of the current attempt."""
 
-    task_id: str
     pid: int
     end: "asyncio.Task[TaskEnd | None]"
 
@@ -69,7 +68,7 @@ class SliceActor(ResourcePoolManager[int]):
         ready = await answer(standby.ready.remote(), f"the standby on {self.member_name(host)}", timeout_s)
         if isinstance(ready, Unreachable):
             return ready
-        adopted = await self.ask(host, "adopt", standby, ready.pid, timeout_s=timeout_s)
+        adopted = await self.ask(host, "adopt", standby, ready.pid, ready.token, timeout_s=timeout_s)
         return adopted if isinstance(adopted, Unreachable) else ready
 
     async def run_remote_fn(self, launches: Sequence[TaskLaunch]) -> dict[int, TaskEnd | None]:
@@ -82,7 +81,7 @@ class SliceActor(ResourcePoolManager[int]):
         for i, launch in enumerate(launches):
             standby, pid = self._standbys.pop(i)
             end = asyncio.ensure_future(self._run_task(i, standby, pid, launch, started_at))
-            self._tasks[i] = HostTask(launch.info.task_id, pid, end)
+            self._tasks[i] = HostTask(pid, end)
         pending = {task.end for task in self._tasks.values()}
         while pending:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
@@ -109,10 +108,7 @@ class SliceActor(ResourcePoolManager[int]):
 
     async def stop(self, reason: str | None) -> dict[int, TaskEnd | None]:
         """End every task that still runs and wait until all processes are gone; None where a host can't say."""
-        calls = (
-            self.ask(i, "stop", task.pid, task.task_id, reason, timeout_s=STOP_TIMEOUT_S)
-            for i, task in self._tasks.items()
-        )
+        calls = (self.ask(i, "stop", task.pid, reason, timeout_s=STOP_TIMEOUT_S) for i, task in self._tasks.items())
         answers = await asyncio.gather(*calls)
         ends: dict[int, TaskEnd | None] = {}
         for (i, task), facts in zip(self._tasks.items(), answers, strict=True):

@@ -5,9 +5,12 @@ at import does so after it is set. It is a plain, single-threaded actor: user co
 signals.
 """
 
+import contextlib
+import errno
 import importlib
 import os
 import random
+import secrets
 import socket
 import sys
 import time
@@ -17,6 +20,7 @@ from collections.abc import Collection
 import ray
 from ray import cloudpickle
 
+from iris_ray.actors.host_processes import TOKEN_VARIABLE
 from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.ray_internals import label_output
 from iris_ray.errors import ResultNotPicklableError
@@ -41,11 +45,12 @@ class TaskProcess:
     def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
         for module in preload:
             importlib.import_module(module)
+        self._token = secrets.token_hex(8)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
 
     def ready(self) -> StandbyReady:
         """Answering is the proof. The ports stay bound, so that nobody else takes them, until the task starts."""
-        return StandbyReady(os.getpid(), tuple(held.getsockname()[1] for held in self._held))
+        return StandbyReady(os.getpid(), self._token, tuple(held.getsockname()[1] for held in self._held))
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run the user's function here and now. Never raises for what user code does."""
@@ -57,6 +62,7 @@ class TaskProcess:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        os.environ[TOKEN_VARIABLE] = self._token
         label_output(launch.label)
         try:
             result = cloudpickle.loads(launch.function)()
@@ -66,7 +72,8 @@ class TaskProcess:
         except BaseException as error:
             end = _raised(error)
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # user code may have closed or replaced them
+                stream.flush()
         return end
 
     def exit(self) -> None:
@@ -84,8 +91,10 @@ def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.
         probe = socket.socket()
         try:
             probe.bind((address, port))
-        except OSError:
+        except OSError as error:
             probe.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
         else:
             held.append(probe)
     return held
