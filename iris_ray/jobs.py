@@ -7,6 +7,9 @@ from enum import Enum
 
 from iris_ray.constraints import Attributes, AttributeValue, Constraint
 
+TPU = "TPU"
+"""Ray's resource name for chips."""
+
 TPU_NAME = "tpu-name"
 TPU_WORKER_ID = "tpu-worker-id"
 TPU_TOPOLOGY = "tpu-topology"
@@ -84,6 +87,8 @@ class JobSpec:
         name: what people call it.
         owner: whose slices it runs on: the id of the SlicePoolManager that submitted it.
         replicas: tasks per group.
+        whole_groups: a gang takes each group whole, with all chips, however many hosts and chips the live nodes say it
+            has; ``replicas`` and the chips in ``resources`` are then what the rule for the type expects.
         coscheduling: how tasks form a gang.
         constraints: what every worker must satisfy.
         resources: what one task takes of its worker, by Ray's resource names.
@@ -100,6 +105,13 @@ class JobSpec:
     resources: Mapping[str, float] = field(default_factory=dict)
     max_retries_failure: int = 0
     max_retries_preemption: int = 100
+    whole_groups: bool = False
+
+    def demand(self, worker: "Worker") -> Mapping[str, float]:
+        """What one task takes of this worker."""
+        if not self.whole_groups:
+            return self.resources
+        return {**self.resources, TPU: worker.resources.get(TPU, 0.0)}
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.controller_client import start_controller
 from iris_ray.actors.messages import ProcessSpec, RunRequest
 from iris_ray.actors.pool import SlicePoolManager
 from iris_ray.actors.ray_internals import is_client_mode
@@ -328,7 +327,6 @@ class _ProcessPool:
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
             anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-            start_controller(context.gcs_address)
             self._pool = (
                 ray.remote(SlicePoolManager)
                 .options(num_cpus=0, resources=anchor, max_concurrency=10_000, scheduling_strategy=here)

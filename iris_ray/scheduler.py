@@ -3,7 +3,7 @@
 A gang takes whole groups (slices) of exactly its size, or nothing. The scheduler proposes; the controller commits.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -39,6 +39,11 @@ class Group:
     def type_name(self) -> str:
         return string_attribute(self.workers[0].attributes, TPU_TOPOLOGY) or "unknown type"
 
+    def full_size(self, spec: JobSpec) -> int:
+        """How many hosts the group has when it is complete."""
+        reported = self.workers[0].attributes.get(TPU_VM_COUNT)
+        return reported.value if reported and isinstance(reported.value, int) else spec.replicas
+
     def defect(self, spec: JobSpec, now: float) -> str | None:
         """What makes the group useless for the job, whoever uses it; None if nothing does."""
         present = [w.host_number for w in self.workers]
@@ -46,14 +51,13 @@ class Group:
             return f"{self.name}: a host has no worker id"
         if len(present) != len(set(present)):
             return f"{self.name}: two hosts claim the same worker id"
-        complete = self.workers[0].attributes.get(TPU_VM_COUNT)
-        size = complete.value if complete else spec.replicas
-        if size != spec.replicas:
+        size = self.full_size(spec)
+        if size != spec.replicas and not spec.whole_groups:
             return f"{self.name}: has {size} hosts, the job needs {spec.replicas}"
-        if missing := [i for i in range(spec.replicas) if i not in present]:
-            return f"{self.name}: host {', '.join(map(str, missing))} of {spec.replicas} is missing"
-        if len(present) > spec.replicas:
-            return f"{self.name}: has more hosts than the {spec.replicas} of its type"
+        if missing := [i for i in range(size) if i not in present]:
+            return f"{self.name}: host {', '.join(map(str, missing))} of {size} is missing"
+        if len(present) > size:
+            return f"{self.name}: has more hosts than the {size} of its type"
         for worker in self.workers:
             host = f"{self.name}: host {worker.host_number}"
             if worker.draining:
@@ -62,7 +66,7 @@ class Group:
                 return f"{host} may be lost ({worker.suspected})"
             if worker.foreign:
                 return f"{self.name}: {worker.foreign}"
-            for resource, need in spec.resources.items():
+            for resource, need in spec.demand(worker).items():
                 if (have := worker.resources.get(resource, 0.0)) < need:
                     return f"{host} has {have:g} {resource}, a task needs {need:g}"
         return None
@@ -153,6 +157,10 @@ def _place(
         else:
             free.append(group)
 
+    if spec.whole_groups and free:  # slices of one gang are equal: of the sizes that there are, the most frequent
+        sizes = Counter(len(group.workers) for group in free)
+        size = max(sizes, key=lambda s: (sizes[s], s))
+        free = [group for group in free if len(group.workers) == size]
     counts = [n for n in spec.coscheduling.num_groups if n <= len(free)]
     better = [n for n in spec.coscheduling.num_groups if len(free) < n <= len(free) + soon]
     if not counts or better:  # for a larger count it is worth to wait until an ended attempt is gone

@@ -118,7 +118,7 @@ class ControllerState:
         if event.spec.job_id in self.jobs:
             return  # the same submission, delivered twice
         spec = event.spec
-        tasks = _new_tasks(spec, max(spec.coscheduling.num_groups))
+        tasks = _new_tasks(spec.job_id, spec.replicas * max(spec.coscheduling.num_groups))
         self.jobs[spec.job_id] = Job(spec, event.now, tasks, Counter({TaskState.PENDING: len(tasks)}))
 
     def _on_job_cancelled(self, event: JobCancelledEvent, effects: Effects) -> None:
@@ -137,15 +137,17 @@ class ControllerState:
         if job.state is not JobState.PENDING:
             raise IllegalTransitionError(f"job {event.job_id} is {job.state.name}; only a PENDING one is assigned")
         self._require_fitting(event, job.spec)
-        if len(job.tasks) != job.spec.replicas * len(event.groups):  # another count of slices: another set of tasks
-            job.tasks = _new_tasks(job.spec, len(event.groups))
-            job.counts = Counter({TaskState.PENDING: len(job.tasks)})
+        count = sum(map(len, event.groups))
+        if len(job.tasks) != count:  # another count of slices: another set of tasks
+            job.tasks = _new_tasks(job.spec.job_id, count)
+            job.counts = Counter({TaskState.PENDING: count})
         job.attempt += 1
         job.groups = event.group_names
         worker_ids = [worker_id for group in event.groups for worker_id in group]
         for task, worker_id in zip(job.tasks, worker_ids, strict=True):
             task.worker_id, task.error = worker_id, None
-            self.workers[worker_id].occupants[task.task_id, job.attempt] = job.spec.resources
+            worker = self.workers[worker_id]
+            worker.occupants[task.task_id, job.attempt] = job.spec.demand(worker)
             _move(job, task, TaskState.ASSIGNED)
         self._leases[event.job_id, job.attempt] = tuple(worker_ids)
         for name in event.group_names:
@@ -155,9 +157,9 @@ class ControllerState:
 
     def _require_fitting(self, event: GangAssignedEvent, spec: JobSpec) -> None:
         sizes = {len(group) for group in event.groups}
-        count = len(event.groups)
+        equal = len(sizes) == 1 if spec.whole_groups else sizes == {spec.replicas}
         known = all(worker_id in self.workers for group in event.groups for worker_id in group)
-        if sizes != {spec.replicas} or count not in spec.coscheduling.num_groups or not known:
+        if not equal or len(event.groups) not in spec.coscheduling.num_groups or not known:
             raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
 
     def _on_dispatch_failed(self, event: TaskDispatchFailedEvent) -> None:
@@ -328,21 +330,22 @@ class ControllerState:
     def _check_gang_placed(self, job: Job) -> None:
         allowed = {TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED}
         assert {t.state for t in job.tasks} <= allowed, f"{job.spec.job_id}: gang is placed in part"
-        assert len(job.tasks) == job.spec.replicas * len(job.groups)
+        per_group, rest = divmod(len(job.tasks), len(job.groups))
+        assert rest == 0, f"{job.spec.job_id}: groups of unequal size"
         for task in job.tasks:
             worker = self.workers.get(task.worker_id or "")
             assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
             assert (task.task_id, job.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
             group = worker.attributes[job.spec.coscheduling.group_by].value
-            assert group == job.groups[task.index // job.spec.replicas], f"{task.task_id}: gang is split"
+            assert group == job.groups[task.index // per_group], f"{task.task_id}: gang is split"
 
 
 def _task_id(job_id: str, index: int) -> str:
     return f"{job_id}/task-{index}"
 
 
-def _new_tasks(spec: JobSpec, groups: int) -> list[Task]:
-    return [Task(_task_id(spec.job_id, i), i) for i in range(spec.replicas * groups)]
+def _new_tasks(job_id: str, count: int) -> list[Task]:
+    return [Task(_task_id(job_id, i), i) for i in range(count)]
 
 
 def _move(job: Job, task: Task, new: TaskState, error: str | None = None) -> None:

@@ -65,6 +65,7 @@ def test_lost_slice_of_two_is_replaced_and_the_other_one_stays(cluster: Simulate
 
 def test_flexible_job_goes_on_with_fewer_slices(cluster: SimulatedCluster, trace: Trace) -> None:
     """[1, 3] on three slices: when one is lost, it does not wait for a third."""
+    run_on_pod(lambda: None, "v4-16", num_slices=3)  # from now on the Controller knows of three
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=[1, 3])
     first = trace.wait_for_tasks(6)
     cluster.preempt_slice(first[0]["slice"])

@@ -117,6 +117,36 @@ def test_live_size_of_a_slice_wins_over_the_rule_for_its_type(world: World) -> N
     assert placed(world) == {"job": ("a",)}
 
 
+def live_slice(world: World, name: str, tpu_type: str, *vm_counts: int, chips: float = 4.0) -> None:
+    """One host for each number of VMs that a host says its slice has."""
+    for number, vm_count in enumerate(vm_counts):
+        plain = host(name, number, tpu_type, resources={"TPU": chips})
+        world.do(replace(plain, attributes={**plain.attributes, TPU_VM_COUNT: AttributeValue(vm_count)}))
+
+
+def test_gang_of_whole_slices_has_as_many_tasks_as_the_live_slice_has_hosts(world: World) -> None:
+    live_slice(world, "a", "v5litepod-8", 2, 2)
+    job = world.start(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
+    assert [task.worker_id for task in job.tasks] == ["a-0", "a-1"]
+    assert all(worker.available("TPU") == 0.0 for worker in world.state.workers.values())
+
+
+def test_gang_of_whole_slices_never_mixes_sizes(world: World) -> None:
+    live_slice(world, "a", "v5litepod-8", 1, chips=8.0)
+    live_slice(world, "b", "v5litepod-8", 2, 2)
+    world.submit(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True, slices=(2,))
+    assert placed(world) == {}
+    live_slice(world, "c", "v5litepod-8", 2, 2)
+    assert placed(world) == {"job": ("b", "c")}
+    world.schedule()
+
+
+def test_slice_whose_hosts_disagree_about_its_size_is_not_used(world: World) -> None:
+    live_slice(world, "a", "v5litepod-8", 2, 1)
+    world.submit(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
+    assert placed(world) == {}
+
+
 # -- several slices -------------------------------------------------------------------------------------------------
 
 

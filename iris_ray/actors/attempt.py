@@ -59,7 +59,10 @@ class Attempt:
 
     @property
     def num_tasks(self) -> int:
-        return self._request.hosts_per_slice * len(self.names)
+        return self._order.hosts_per_slice * len(self.names)
+
+    def index_of(self, key: TaskKey) -> int:
+        return key.slice_id * self._order.hosts_per_slice + key.worker_id
 
     def place_in_words(self, key: TaskKey) -> str:
         return f"slice {key.slice_id} ({self.names[key.slice_id]}) worker {key.worker_id}"
@@ -76,7 +79,7 @@ class Attempt:
             LaunchFailed: some host did not get there, or somebody wants the attempt to stop.
         """
         pool, request = self._pool, self._request
-        pool.scale_multislice(self._order, bundle_of(request), request.process, request.keep_warm)
+        pool.scale_multislice(self._order, request.process, request.keep_warm)
         pool.renew_standbys(self.names, request.process)
         ready = asyncio.ensure_future(self._all_ready())
         refusal = asyncio.ensure_future(self._refusal())
@@ -174,7 +177,7 @@ class Attempt:
             multislice = MultisliceInfo(coordinator, slice_id, len(slices), megascale_port, debug_port)
             launches[self.names[slice_id]] = slice_launches = []
             for host in hosts:
-                index = slice_id * request.hosts_per_slice + host.worker_id
+                index = slice_id * self._order.hosts_per_slice + host.worker_id
                 info = JobInfo(
                     job_id=job_id,
                     task_id=f"{job_id}/task-{index}",
@@ -195,7 +198,7 @@ class Attempt:
 
     async def _until_end(self, calls: Mapping["asyncio.Future[Any]", int]) -> Ends:
         """Wait until all tasks have returned, one has not, or somebody wants the attempt to stop."""
-        workers = range(self._request.hosts_per_slice)
+        workers = range(self._order.hosts_per_slice)
         ends: Ends = {TaskKey(slice_id, w): None for slice_id in calls.values() for w in workers}
         pending: set[asyncio.Future[Any]] = {*calls, self._stop_reason}
         while len(pending) > 1 and not self._stop_reason.done():
@@ -232,11 +235,6 @@ class Attempt:
                     lost = reply.reason
                 evidence[TaskKey(slice_id, host.worker_id)] = HostEvidence(lost, said.draining)
         return evidence
-
-
-def bundle_of(request: RunRequest) -> dict[str, float]:
-    """What a task takes of its host, by Ray's resource names."""
-    return {"TPU": float(request.chips_per_host), **request.resources}
 
 
 def returned(end: TaskEnd | None) -> bool:

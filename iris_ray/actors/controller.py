@@ -130,7 +130,8 @@ class Controller:
             tuple(self._place(worker_id, name) for worker_id in group)
             for name, group in zip(assignment.group_names, assignment.groups, strict=True)
         )
-        order = AttemptOrder(assignment.job_id, attempt, slices)
+        bundle = dict(job.spec.demand(self._state.workers[assignment.groups[0][0]]))
+        order = AttemptOrder(assignment.job_id, attempt, slices, bundle)
         problem = await self._reclaim(reclaim)
         if problem is None:
             reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,43 +27,30 @@ def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return passed | {"PYTHONPATH": str(Path(iris_ray.__file__).parents[1])}
 
 
-def start_controller(address: str) -> "subprocess.Popen[str] | None":
-    """Start the Controller in a Ray job of its own, unless there is one. Returns at once.
-
-    Args:
-        address: the cluster's GCS address.
-
-    Returns:
-        The process that starts it, or None if the Controller is there already.
-    """
-    try:
-        ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-        return None
-    except ValueError:
-        return subprocess.Popen(
-            [sys.executable, "-m", "iris_ray.actors.bootstrap", address],
-            env=bootstrap_environment(os.environ),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-
-async def find_controller() -> ActorHandle:
-    """The Controller's handle; waits while it is being started.
+async def get_or_start_controller() -> ActorHandle:
+    """The Controller's handle. Whoever comes first starts it; who comes a little later waits for the same one.
 
     Raises:
-        ControllerUnavailableError: there is none after `START_TIMEOUT_S` seconds.
+        ControllerUnavailableError: it could not be started; the message has what was printed last.
     """
-    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
-    while True:
-        try:
-            return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)
-        except ValueError:
-            if asyncio.get_running_loop().time() > deadline:
-                raise ControllerUnavailableError(
-                    f"no iris_ray Controller appeared in the cluster within {START_TIMEOUT_S:g} s"
-                ) from None
-        await asyncio.sleep(0.1)
+    try:
+        return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        pass
+    address = ray.get_runtime_context().gcs_address
+    starter = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "iris_ray.actors.bootstrap", address,
+        env=bootstrap_environment(os.environ), cwd="/",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = await asyncio.wait_for(starter.communicate(), START_TIMEOUT_S)
+    except TimeoutError:
+        starter.kill()
+        raise ControllerUnavailableError(
+            f"the cluster's Controller did not start within {START_TIMEOUT_S:g} s"
+        ) from None
+    if starter.returncode != 0:
+        last = output.decode(errors="replace").strip()[-2000:]
+        raise ControllerUnavailableError(f"the cluster's Controller did not start:\n{last}")
+    return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)

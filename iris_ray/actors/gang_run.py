@@ -13,7 +13,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.attempt import Attempt, LaunchFailed, bundle_of
+from iris_ray.actors.attempt import Attempt, LaunchFailed
 from iris_ray.actors.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.resource_pool import Unreachable, answer
 from iris_ray.actors.transport import Pickled, PickledError
@@ -33,7 +33,7 @@ from iris_ray.events import (
     TaskStateChangedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import TPU_TOPOLOGY, CoschedulingConfig, JobSpec, JobState, TaskState
+from iris_ray.jobs import TPU, TPU_TOPOLOGY, CoschedulingConfig, JobSpec, JobState, TaskState
 from iris_ray.outcomes import TpuRunError, TpuSuccess
 from iris_ray.retry import Verdict
 
@@ -97,9 +97,10 @@ class GangRun:
             replicas=request.hosts_per_slice,
             coscheduling=CoschedulingConfig(num_groups=request.num_slices),
             constraints=(Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(request.tpu_type)),),
-            resources=bundle_of(request),
+            resources={TPU: float(request.chips_per_host), **request.resources},
             max_retries_failure=request.max_retries_failure,
             max_retries_preemption=request.max_retries_preemption,
+            whole_groups=True,
         )
         await self._ask_controller("submit", spec, ray.get_runtime_context().current_actor)
 
@@ -173,7 +174,7 @@ class GangRun:
         assert verdict.cause is not None
         released = self._pool.retire(attempt.lost)
         self._pool.set_idle(attempt.names, self._request.process, job_goes_on=True)
-        index = verdict.cause.slice_id * self._request.hosts_per_slice + verdict.cause.worker_id
+        index = attempt.index_of(verdict.cause)
         error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         job = await self._report(
             [

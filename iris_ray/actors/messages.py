@@ -29,7 +29,7 @@ class RunRequest:
         name: the function's name.
         function: the pickled zero-argument function.
         tpu_type: canonical name, such as "v4-32".
-        hosts_per_slice, chips_per_host: as the rule for the type has them.
+        hosts_per_slice, chips_per_host: as the rule for the type has them; what the live nodes report wins.
         num_slices: counts that the job can use, ascending.
         env: the user's variables that are set in a running process.
         resources: what one task claims of its host besides the chips, by Ray's resource names.
@@ -66,11 +66,22 @@ class HostPlace:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOrder:
-    """The Controller's order to start one attempt: ``slices[slice_id][worker_id]``."""
+    """The Controller's order to start one attempt.
+
+    Args:
+        job_id, attempt: which.
+        slices: ``slices[slice_id][worker_id]``; all of one size.
+        bundle: what is to be reserved on each host, by Ray's resource names.
+    """
 
     job_id: str
     attempt: int
     slices: tuple[tuple[HostPlace, ...], ...]
+    bundle: dict[str, float]
+
+    @property
+    def hosts_per_slice(self) -> int:
+        return len(self.slices[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.controller_client import find_controller
+from iris_ray.actors.controller_client import get_or_start_controller
 from iris_ray.actors.gang_run import GangRun
-from iris_ray.actors.held_slice import Bundle, HeldSlice
+from iris_ray.actors.held_slice import HeldSlice
 from iris_ray.actors.messages import AttemptOrder, ProcessSpec, RunRequest
 from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable, answer
 from iris_ray.events import SliceReleasedEvent
@@ -62,7 +62,7 @@ class SlicePoolManager(ResourcePoolManager[str]):
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep_idle_slices())
         if self.controller is None:
-            self.controller = await find_controller()
+            self.controller = await get_or_start_controller()
         run = GangRun(self, request)
         self.runs[run.job_id] = run
         try:
@@ -114,16 +114,18 @@ class SlicePoolManager(ResourcePoolManager[str]):
 
     # -- slices ----------------------------------------------------------------------------------------------------
 
-    def scale_multislice(self, order: AttemptOrder, bundle: Bundle, process: ProcessSpec, keep_warm: float) -> None:
+    def scale_multislice(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float) -> None:
         """Hold every slice of the order, ready for this kind of task: warm ones are kept, the others reserved."""
         for hosts in order.slices:
             name = hosts[0].slice_name
             held = self.slices.get(name)
-            if held is not None and (held.hosts != hosts or held.bundle != bundle):
+            if held is not None and (held.hosts != hosts or held.bundle != order.bundle):
                 self._discard(held)
                 held = None
             if held is None:
-                held = self.slices[name] = HeldSlice.reserve(self.pool_id, hosts, bundle, process, self.used_ports)
+                held = self.slices[name] = HeldSlice.reserve(
+                    self.pool_id, hosts, order.bundle, process, self.used_ports
+                )
             elif held.process != process:
                 for standby in held.standbys:
                     ray.kill(standby)
