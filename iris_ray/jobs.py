@@ -208,6 +208,10 @@ class Worker:
         value = self.attributes.get(TPU_WORKER_ID, AttributeValue("")).value
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
+    def has_room_for(self, spec: JobSpec) -> bool:
+        """Whether one more task of the job fits besides those that are here."""
+        return all(self.available(resource) >= need for resource, need in spec.demand(self).items())
+
     def available(self, resource: str) -> float:
         """How much of a resource is not held by a task."""
         return self.resources.get(resource, 0.0) - sum(held.get(resource, 0.0) for held in self.occupants.values())

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.constraints import matches_all
+from iris_ray.constraints import AttributeValue, matches_all
 from iris_ray.jobs import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, Job, JobSpec, Worker, string_attribute
 
 
@@ -40,9 +40,10 @@ class Group:
         return string_attribute(self.workers[0].attributes, TPU_TOPOLOGY) or "unknown type"
 
     def full_size(self, spec: JobSpec) -> int:
-        """How many hosts the group has when it is complete."""
-        reported = self.workers[0].attributes.get(TPU_VM_COUNT)
-        return reported.value if reported and isinstance(reported.value, int) else spec.replicas
+        """How many hosts the group has when it is complete; 0 if its hosts disagree about that."""
+        reported = {w.attributes.get(TPU_VM_COUNT, AttributeValue(spec.replicas)) for w in self.workers}
+        size = reported.pop().value
+        return size if isinstance(size, int) and not reported else 0
 
     def defect(self, spec: JobSpec, now: float) -> str | None:
         """What makes the group useless for the job, whoever uses it; None if nothing does."""
@@ -52,6 +53,8 @@ class Group:
         if len(present) != len(set(present)):
             return f"{self.name}: two hosts claim the same worker id"
         size = self.full_size(spec)
+        if not size:
+            return f"{self.name}: its hosts disagree about how many they are"
         if size != spec.replicas and not spec.whole_groups:
             return f"{self.name}: has {size} hosts, the job needs {spec.replicas}"
         if missing := [i for i in range(size) if i not in present]:

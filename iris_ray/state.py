@@ -158,8 +158,10 @@ class ControllerState:
     def _require_fitting(self, event: GangAssignedEvent, spec: JobSpec) -> None:
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if spec.whole_groups else sizes == {spec.replicas}
-        known = all(worker_id in self.workers for group in event.groups for worker_id in group)
-        if not equal or len(event.groups) not in spec.coscheduling.num_groups or not known:
+        worker_ids = [worker_id for group in event.groups for worker_id in group]
+        distinct = len(set(worker_ids)) == len(worker_ids)
+        fits = distinct and all(w in self.workers and self.workers[w].has_room_for(spec) for w in worker_ids)
+        if not equal or len(event.groups) not in spec.coscheduling.num_groups or not fits:
             raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
 
     def _on_dispatch_failed(self, event: TaskDispatchFailedEvent) -> None:
