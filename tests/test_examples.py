@@ -1,0 +1,47 @@
+"""The examples do what the README says they do."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.cluster
+def test_hello_says_hello_from_every_host() -> None:
+    output = run("hello.py")
+    for index, (slice_id, worker) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        assert f"task {index} of 4: slice {slice_id} (v4-16-{slice_id}), worker {worker}" in output
+
+
+@pytest.mark.cluster
+def test_demo_loses_a_slice_resumes_from_its_checkpoint_and_finishes() -> None:
+    output = run("demo.py")
+    assert "process 3 of 4 on v4-16-1 worker 1, attempt 1: starts at step 0" in output
+    assert "TpuFailed" in output
+    assert "process 3 of 4 on v4-16-2 worker 1, attempt 2: starts at step" in output
+    assert "step  300 of 300" in output
+    summary = output[output.index("=== done") :]
+    assert "attempts                  2" in summary
+
+
+def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
+    assert "step   40 of 40" in run("train_digits.py", "--checkpoints", str(tmp_path), "--steps", "40")
+    output = run("train_digits.py", "--checkpoints", str(tmp_path), "--steps", "60")
+    assert "starts at step 40" in output
+    assert "accuracy on unseen images" in output
