@@ -11,6 +11,7 @@
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
     ├── ControllerUnavailableError (RuntimeError)
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
+    ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
@@ -55,6 +56,10 @@ class ControllerUnavailableError(IrisError, RuntimeError):
 
 class ResultNotPicklableError(IrisError, TypeError):
     """The user's function returned a value that can't be sent to the caller."""
+
+
+class TaskSetupError(IrisError, RuntimeError):
+    """The task processes could not be started as asked for: their runtime environment can't be set up."""
 
 
 class TaskCrashedError(IrisError, RuntimeError):

@@ -244,7 +244,9 @@ def make_request(
 
 
 def require_no_arguments(function: Callable[..., Any], name: str) -> None:
-    """Refuse a function that can't be called without arguments."""
+    """Refuse a function that can't be called without arguments, or that would not run when called."""
+    if inspect.iscoroutinefunction(function):
+        raise InvalidFunctionError(f"{name} is an async function; wrap it: def {name}_sync(): asyncio.run({name}())")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -84,7 +84,8 @@ class Verdict:
 
     @property
     def charged_as(self) -> TaskState:
-        """The state that the first cause is reported in; it names the budget."""
+        """The state that the first cause is reported in; it names the budget. Not for successes."""
+        assert not self.succeeded
         return TaskState.WORKER_FAILED if isinstance(self.result, (TpuPreempted, TpuFailed)) else TaskState.FAILED
 
 

@@ -141,21 +141,22 @@ def _place(
 ) -> Assignment | str:
     """An assignment, or the reason why there is none."""
     free: list[Group] = []
-    soon = 0
+    soon: list[Group] = []  # taken, but about to be free
     obstacles: list[str] = []
     for group in groups:
         try:
             if not all(matches_all(spec.constraints, w.attributes) for w in group.workers):
                 continue
         except TypeError as error:
-            return f"its constraints can't be evaluated: {error}"
+            obstacles.append(f"{group.name}: its constraints can't be evaluated: {error}")
+            continue
         winner = next((taken[w.worker_id] for w in group.workers if w.worker_id in taken), None)
         if defect := group.defect(spec, now):
             obstacles.append(defect)
         elif winner:
             obstacles.append(f"{group.name}: goes to {winner}")
         elif user := group.user():
-            soon += group.ending
+            soon += [group] if group.ending else []
             obstacles.append(f"{group.name}: {'just left' if group.ending else 'in use'} by {user}")
         else:
             free.append(group)
@@ -164,8 +165,9 @@ def _place(
         sizes = Counter(len(group.workers) for group in free)
         size = max(sizes, key=lambda s: (sizes[s], s))
         free = [group for group in free if len(group.workers) == size]
+        soon = [group for group in soon if len(group.workers) == size]
     counts = [n for n in spec.coscheduling.num_groups if n <= len(free)]
-    better = [n for n in spec.coscheduling.num_groups if len(free) < n <= len(free) + soon]
+    better = [n for n in spec.coscheduling.num_groups if len(free) < n <= len(free) + len(soon)]
     if not counts or better:  # for a larger count it is worth to wait until an ended attempt is gone
         return _waiting_reason(spec, groups, len(free), obstacles)
 

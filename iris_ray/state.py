@@ -7,7 +7,7 @@ events bring the time, and what is to be done outside comes back as `Effects`.
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
@@ -272,7 +272,7 @@ class ControllerState:
             event.address,
             event.attributes,
             event.resources,
-            event.draining,
+            event.draining or (known.draining if known else None),  # a drain is not taken back
             event.foreign,
             known.suspected if known else None,
             known.suspected_until if known else 0.0,
@@ -312,6 +312,8 @@ class ControllerState:
     def knows(self, worker: WorkerRegisteredEvent) -> bool:
         """Whether this registration would change nothing."""
         known = self.workers.get(worker.worker_id)
+        if known is not None and worker.draining is None:
+            worker = replace(worker, draining=known.draining)
         return known is not None and (
             known.address, known.attributes, known.resources, known.draining, known.foreign
         ) == (worker.address, worker.attributes, worker.resources, worker.draining, worker.foreign)  # fmt: skip
@@ -361,10 +363,14 @@ def _move(job: Job, task: Task, new: TaskState, error: str | None = None) -> Non
 
 
 def apply_all(state: ControllerState, events: Iterable[Event]) -> Effects:
-    """Apply several events in order and gather their effects."""
+    """Apply several events in order and gather their effects. One that is refused does not stop the others."""
     total = Effects()
     for event in events:
-        effects = state.handle_event(event)
+        try:
+            effects = state.handle_event(event)
+        except IllegalTransitionError:
+            logger.exception("refused %s", event)
+            continue
         total.stop += effects.stop
         total.reclaim += effects.reclaim
         total.finished += effects.finished

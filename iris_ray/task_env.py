@@ -1,6 +1,6 @@
 """The environment of a task process: what is set, what is taken away, and what needs a process of its own."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from iris_ray.job_info import JobInfo
 from iris_ray.multislice import MEGASCALE_PREFIX, MultisliceInfo
@@ -12,8 +12,6 @@ _PROCESS_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "TMPDIR"})
 
 # A task owns all chips of its host. Ray writes these for processes that hold a part of them.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
-
-_MEGASCALE_IDENTITY = frozenset(MultisliceInfo("", 0, 2).to_env())
 
 
 def split_by_start(user_env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
@@ -31,7 +29,7 @@ def _acts_at_start(name: str) -> bool:
 
 
 def task_environment(
-    inherited: Iterable[str],
+    inherited: Mapping[str, str],
     user_env: Mapping[str, str],
     info: JobInfo,
     multislice: MultisliceInfo,
@@ -43,19 +41,22 @@ def task_environment(
     wins over the user's. On a single slice every MEGASCALE variable goes, also one that the user set.
 
     Args:
-        inherited: names of the variables that the process has.
+        inherited: the variables that the process has.
         user_env: the user's variables.
         info: the task's place in its gang.
         multislice: the slice's place among the gang's slices.
         num_cpus: CPUs that the task claims, for ``OMP_NUM_THREADS``; None leaves the thread count to the libraries
-            (Ray would set 1 for a process that claims no CPU, on a host that the task has to itself).
+            (Ray sets 1 for a process that claims no CPU, on a host that the task has to itself).
     """
     changes: dict[str, str | None] = dict.fromkeys(_CHIP_VISIBILITY)
-    changes["OMP_NUM_THREADS"] = None if num_cpus is None else str(max(1, int(num_cpus)))
+    if num_cpus is not None:
+        changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus)))
+    elif inherited.get("OMP_NUM_THREADS") == "1":
+        changes["OMP_NUM_THREADS"] = None
     changes |= user_env
 
     megascale = multislice.to_env()
     for name in {*inherited, *user_env}:
-        if name in _MEGASCALE_IDENTITY or (name.startswith(MEGASCALE_PREFIX) and not megascale):
-            changes[name] = None
+        if name.startswith(MEGASCALE_PREFIX) and not (megascale and name in user_env):
+            changes[name] = None  # of a provider or an earlier attempt; a user may tune a multislice run
     return changes | megascale | info.to_env()

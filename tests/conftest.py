@@ -1,27 +1,32 @@
-"""Fixtures for tests on real Ray clusters."""
+"""Fixtures for tests on real Ray clusters. They import Ray when they are used: the core is tested without it."""
 
 import os
-
-os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
-
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from iris_ray import release
-from iris_ray.testing import SimulatedCluster
-from tests.gangs import Trace
+if TYPE_CHECKING:
+    from iris_ray.testing import SimulatedCluster
+    from tests.gangs import Trace
+
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[SimulatedCluster]:
+def cluster() -> Iterator["SimulatedCluster"]:
     """Three v4-16 slices of two hosts each, for all tests of a module."""
+    from iris_ray import release
+    from iris_ray.testing import SimulatedCluster
+
     with SimulatedCluster({"v4-16": 3}, quiet=True) as running:
         yield running
         release()
 
 
 @pytest.fixture
-def trace(tmp_path: Path) -> Trace:
+def trace(tmp_path: Path) -> "Trace":
+    from tests.gangs import Trace
+
     return Trace(tmp_path)

@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.constraints import AttributeValue
 from iris_ray.jobs import TPU_VM_COUNT, TaskState
-from tests.test_state import World, host
+from tests.worlds import World, host
 
 
 @pytest.fixture

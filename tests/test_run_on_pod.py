@@ -22,7 +22,7 @@ from iris_ray import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from iris_ray.errors import InvalidRequestError, ResultNotPicklableError, TaskCrashedError
+from iris_ray.errors import InvalidRequestError, ResultNotPicklableError, TaskCrashedError, TaskSetupError
 from iris_ray.testing import SimulatedCluster
 from tests.gangs import Trace, alive, free_chips, job_view, wait_until
 
@@ -179,6 +179,14 @@ def test_working_dir_of_a_remote_function_is_honoured(cluster: SimulatedCluster,
             return recipe.read()
 
     assert run_on_pod(read, "v4-16") == ["boil water"] * 2
+
+
+def test_runtime_environment_that_can_not_be_set_up_is_a_typed_error(
+    cluster: SimulatedCluster,
+) -> None:
+    broken = ray.remote(runtime_env={"working_dir": "file:///nowhere/to/be/found.zip"})(index)
+    with pytest.raises(TaskSetupError, match="nowhere/to/be"):
+        run_on_pod(broken, "v4-16", max_retries_failure=0)
 
 
 def test_resources_of_a_remote_function_are_reserved_on_every_host(cluster: SimulatedCluster, trace: Trace) -> None:

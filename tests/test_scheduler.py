@@ -11,7 +11,7 @@ from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.events import WorkerDrainedEvent, WorkerFailedEvent, WorkerSuspectedEvent
 from iris_ray.jobs import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, CoschedulingConfig, TaskState
 from iris_ray.scheduler import Scheduler
-from tests.test_state import World, host
+from tests.worlds import World, host
 
 
 @pytest.fixture

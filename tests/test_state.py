@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from iris_ray import state as state_module
-from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
@@ -24,128 +23,21 @@ from iris_ray.events import (
     TaskStateChangedEvent,
     WorkerDrainedEvent,
     WorkerFailedEvent,
-    WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.jobs import (
     TPU_NAME,
-    TPU_TOPOLOGY,
-    TPU_VM_COUNT,
-    TPU_WORKER_ID,
     TRANSITIONS,
-    CoschedulingConfig,
     Job,
-    JobSpec,
     JobState,
     TaskState,
     Worker,
 )
-from iris_ray.scheduler import Assignment, Scheduler, SchedulingResult
-from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
-from iris_ray.topology import get_tpu_config
+from iris_ray.scheduler import Assignment
+from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt
+from tests.worlds import World, gang_spec, host
 
 S = TaskState
-
-
-def gang_spec(
-    job_id: str = "job", tpu_type: str = "v4-16", slices: tuple[int, ...] = (1,), **changes: object
-) -> JobSpec:
-    """A gang of whole slices, as run_on_pod submits it; without retries unless told."""
-    values = {
-        "name": job_id,
-        "owner": "pool-a",
-        "replicas": get_tpu_config(tpu_type).vm_count,
-        "coscheduling": CoschedulingConfig(num_groups=slices),
-        "constraints": (Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(tpu_type)),),
-        "resources": {"TPU": 4.0},
-        "max_retries_preemption": 0,
-    }
-    return JobSpec(job_id, **(values | changes))
-
-
-def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: object) -> WorkerRegisteredEvent:
-    """The registration of one TPU host, ``<slice>-<number>`` unless told."""
-    attributes = {
-        TPU_NAME: AttributeValue(slice_name),
-        TPU_WORKER_ID: AttributeValue(number),
-        TPU_TOPOLOGY: AttributeValue(tpu_type),
-        TPU_VM_COUNT: AttributeValue(get_tpu_config(tpu_type).vm_count),
-    }
-    values = {
-        "worker_id": f"{slice_name}-{number}",
-        "address": "10.0.0.1",
-        "attributes": attributes,
-        "resources": {"TPU": 4.0, "CPU": 8.0},
-    }
-    return WorkerRegisteredEvent(**(values | changes))
-
-
-class World:
-    """A controller's state and its scheduler, with the words that tests use."""
-
-    def __init__(self) -> None:
-        self.state = ControllerState()
-        self.now = 100.0
-
-    def do(self, event: Event) -> Effects:
-        return self.state.handle_event(event)
-
-    def add_slice(self, name: str, tpu_type: str = "v4-16") -> None:
-        for number in range(get_tpu_config(tpu_type).vm_count):
-            self.do(host(name, number, tpu_type))
-
-    def submit(self, job_id: str = "job", **changes: object) -> Job:
-        self.do(JobSubmittedEvent(gang_spec(job_id, **changes), self.now))
-        return self.state.jobs[job_id]
-
-    def plan(self) -> SchedulingResult:
-        state = self.state
-        return Scheduler().find_assignments(state.pending(), state.workers.values(), state.holders, self.now)
-
-    def schedule(self) -> dict[str, Effects]:
-        """Commit one plan; the effects by job."""
-        return {
-            a.job_id: self.do(GangAssignedEvent(a.job_id, a.group_names, a.groups)) for a in self.plan().assignments
-        }
-
-    def start(self, job_id: str = "job", **changes: object) -> Job:
-        """A job whose tasks all run."""
-        job = self.submit(job_id, **changes)
-        self.schedule()
-        self.report_all(job, S.RUNNING)
-        return job
-
-    def report(
-        self, job: Job, state: TaskState, index: int = 0, attempt: int | None = None, error: str = "boom"
-    ) -> Effects:
-        number = job.attempt if attempt is None else attempt
-        return self.do(TaskStateChangedEvent(job.spec.job_id, index, number, state, error))
-
-    def report_all(self, job: Job, state: TaskState) -> Effects:
-        number = job.attempt
-        return apply_all(
-            self.state, [TaskStateChangedEvent(job.spec.job_id, t.index, number, state) for t in job.tasks]
-        )
-
-    def confirm(self, job: Job, attempt: int | None = None) -> Effects:
-        return self.do(AttemptEndConfirmedEvent(job.spec.job_id, job.attempt if attempt is None else attempt))
-
-    def lose(self, worker_id: str) -> Effects:
-        return self.do(WorkerFailedEvent(worker_id, "the host died"))
-
-    def dispatch_fails(self, job: Job, attempt: int | None = None) -> Effects:
-        number = job.attempt if attempt is None else attempt
-        return self.do(TaskDispatchFailedEvent(job.spec.job_id, number, "no answer", self.now))
-
-    def keep_warm(self, owner: str) -> None:
-        """Have this owner hold both slices "a" and "b" after a job that is over."""
-        job = self.start(f"warm-up of {owner}", owner=owner, slices=(2,))
-        self.report_all(job, S.SUCCEEDED)
-        self.confirm(job)
-        assert self.state.holders == {"a": owner, "b": owner}
-
-    def busy(self) -> set[str]:
-        return {worker.worker_id for worker in self.state.workers.values() if worker.occupants}
 
 
 def task_states(job: Job) -> list[TaskState]:

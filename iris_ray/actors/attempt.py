@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ray.exceptions import RuntimeEnvSetupError
+
 from iris_ray.actors.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, Unreachable, answer
 from iris_ray.job_info import JobInfo
@@ -28,11 +30,17 @@ Ends = dict[TaskKey, TaskEnd | None]
 
 
 class LaunchFailed(Exception):
-    """The attempt could not be started whole; no user code ran. Names the slices that are at fault."""
+    """The attempt could not be started whole; no user code ran.
 
-    def __init__(self, reason: str, broken: tuple[str, ...] = ()) -> None:
+    Attributes:
+        broken: the slices that are at fault.
+        by_request: what the user asked for is at fault.
+    """
+
+    def __init__(self, reason: str, broken: tuple[str, ...] = (), by_request: bool = False) -> None:
         super().__init__(reason)
         self.broken = broken
+        self.by_request = by_request
 
 
 class Attempt:
@@ -67,6 +75,10 @@ class Attempt:
     def place_in_words(self, key: TaskKey) -> str:
         return f"slice {key.slice_id} ({self.names[key.slice_id]}) worker {key.worker_id}"
 
+    def hosts_of(self, names: tuple[str, ...]) -> list[str]:
+        """Node ids of these slices' hosts."""
+        return [host.node_id for hosts in self._order.slices if hosts[0].slice_name in names for host in hosts]
+
     def stop(self, reason: str) -> None:
         """Have it end soon; wait for `over` to know that it has."""
         if not self._stop_reason.done():
@@ -97,7 +109,8 @@ class Attempt:
         broken = {n: a for n, a in answers.items() if isinstance(a, (Unreachable, BaseException))}
         if broken:
             reasons = "; ".join(a.reason if isinstance(a, Unreachable) else str(a) for a in broken.values())
-            raise LaunchFailed(reasons, tuple(broken))
+            by_request = any(isinstance(a, RuntimeEnvSetupError) for a in broken.values())
+            raise LaunchFailed(reasons, tuple(broken), by_request)
         return self._launches(answers[self.names[0]])
 
     async def run(self, launches: Mapping[str, list[TaskLaunch]]) -> Verdict:

@@ -24,6 +24,7 @@ from iris_ray.errors import (
     PreemptedTooManyTimesError,
     RemoteUserError,
     TaskCrashedError,
+    TaskSetupError,
 )
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
@@ -204,13 +205,14 @@ class GangRun:
         logger.info("%s attempt %d did not start: %s", self.job_id, attempt.number, failure)
         released = self._pool.retire(failure.broken)
         self._pool.set_idle(attempt.names, self._request.process, job_goes_on=True)
-        return await self._report(
-            [
-                *released,
-                TaskDispatchFailedEvent(self.job_id, attempt.number, str(failure), now=0.0),  # the Controller's clock
-                AttemptEndConfirmedEvent(self.job_id, attempt.number),
-            ]
-        )
+        reason = str(failure)
+        if failure.by_request:
+            what: list[Event] = [TaskStateChangedEvent(self.job_id, 0, attempt.number, TaskState.FAILED, reason)]
+        else:  # the Controller's clock
+            hosts = attempt.hosts_of(failure.broken)
+            what = [WorkerSuspectedEvent(node_id, reason, now=0.0) for node_id in hosts]
+            what.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, now=0.0))
+        return await self._report([*released, *what, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """All tasks of the attempt reach the same state."""
@@ -235,7 +237,9 @@ class GangRun:
                 f"job {self.job_id} was preempted too many times: it lost its hosts {job.preemptions} times, and"
                 f" max_retries_preemption is {self._request.max_retries_preemption}. The last cause: {job.error}"
             )
-        result = verdict.result if verdict is not None else None
+        if verdict is None:
+            return TaskSetupError(f"job {self.job_id} could not start its tasks: {job.error}")
+        result = verdict.result
         if isinstance(result, TpuRunError) and result.traceback:
             payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
             error: Exception = RayTaskError(self._request.name, result.traceback, PickledError(payload))

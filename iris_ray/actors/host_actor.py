@@ -97,6 +97,7 @@ class TaskWatch:
         self._stopped_for: str | None = None
         self._ending: asyncio.Task[None] | None = None
         self._how: str | None = None
+        self._learned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.gone = False
         self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
@@ -105,6 +106,7 @@ class TaskWatch:
     async def facts(self) -> TaskEnd:
         """How the process ended; waits for its end."""
         await self._exited.wait()
+        await asyncio.shield(self._learned)
         assert self._exited_at is not None
         if self._stopped_for is not None:
             return TaskEnd(EndKind.STOPPED, self._exited_at, error=self._stopped_for)
@@ -140,7 +142,15 @@ class TaskWatch:
 
     def _on_exit(self) -> None:
         self._exited_at = time.time()
-        self._how = how_it_ended(self._pidfd)
         asyncio.get_running_loop().remove_reader(self._pidfd)
-        os.close(self._pidfd)
+        self._learned = asyncio.ensure_future(self._learn_how())
         self._exited.set()
+
+    async def _learn_how(self) -> None:
+        """The kernel tells how a process ended once its parent has reaped it, a moment after its end."""
+        for _ in range(10):
+            self._how = how_it_ended(self._pidfd)
+            if self._how is not None or self._stopped_for is not None:
+                break
+            await asyncio.sleep(0.02)
+        os.close(self._pidfd)

@@ -16,8 +16,6 @@ import psutil
 
 TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """Set in a task's process, so that everything it starts inherits it and can be found again."""
-SAME_START_S = 1.5
-"""A pid is the same process if its start time agrees so well; psutil derives it from the clock, which may be set."""
 
 
 def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -37,7 +35,7 @@ class ProcessLedger:
 
     def record(self, process: psutil.Process, token: str) -> None:
         """Write down that this process is ours, and the token that its children will carry."""
-        entry = {"pid": process.pid, "started": process.create_time(), "token": token}
+        entry = {"pid": process.pid, "started": _start_ticks(process.pid), "token": token}
         unfinished = self._directory / f"{process.pid}.unfinished"
         unfinished.write_text(json.dumps(entry))
         unfinished.replace(self._directory / f"{process.pid}.json")
@@ -51,7 +49,7 @@ class ProcessLedger:
         for path in self._directory.glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
-                pid, started, token = int(entry["pid"]), float(entry["started"]), str(entry["token"])
+                pid, started, token = int(entry["pid"]), int(entry["started"]), str(entry["token"])
             except (OSError, ValueError, KeyError, TypeError):  # not ours, or another actor was faster
                 path.unlink(missing_ok=True)
                 continue
@@ -63,12 +61,17 @@ class ProcessLedger:
         return stubborn
 
 
-def _family_of(pid: int, started: float) -> list[psutil.Process]:
+def _family_of(pid: int, started: int) -> list[psutil.Process]:
     try:
         process = psutil.Process(pid)
-        return family(process) if abs(process.create_time() - started) < SAME_START_S else []
-    except psutil.NoSuchProcess:
+        return family(process) if _start_ticks(pid) == started else []
+    except (psutil.NoSuchProcess, OSError, ValueError):
         return []
+
+
+def _start_ticks(pid: int) -> int:
+    """When a process started, in clock ticks since boot: with its pid it names one process, whatever the clock does."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 def family(process: psutil.Process) -> list[psutil.Process]:
@@ -84,14 +87,16 @@ def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0) -
 
     Blocks until they are gone, or for ``timeout_s`` seconds. Returns who is left.
     """
-    ours = [*known, *_carriers(token)]
-    for one in ours:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
     deadline = time.monotonic() + timeout_s
-    while (left := [one for one in ours if _runs(one)]) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return [f"pid {one.pid}" for one in left]
+    left = known
+    while left := [one for one in (*left, *_carriers(token)) if _runs(one)]:  # again: a dying one may have forked
+        for one in left:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                one.kill()
+        psutil.wait_procs(left, timeout=0.02)
+        if time.monotonic() > deadline:
+            return sorted({f"pid {one.pid}" for one in left})
+    return []
 
 
 def _runs(process: psutil.Process) -> bool:
