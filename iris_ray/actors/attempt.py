@@ -6,19 +6,18 @@ A fixed sequence: hold the slices → have every host ready → start every task
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray.exceptions import RuntimeEnvSetupError
 
+from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.messages import AttemptOrder, RunRequest, TaskLaunch
-from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, Unreachable, answer
+from iris_ray.actors.resource_pool import Unreachable
+from iris_ray.actors.slice_pool import SlicePool
 from iris_ray.job_info import JobInfo
 from iris_ray.multislice import MultisliceInfo
 from iris_ray.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
 from iris_ray.retry import Verdict, judge_gang
-
-if TYPE_CHECKING:
-    from iris_ray.actors.pool import SlicePoolManager
 
 RESERVE_TIMEOUT_S = 10.0
 """How long Ray may take to reserve chips that the Controller believes to be free."""
@@ -54,13 +53,16 @@ class Attempt:
         over: set when no process of it is left and its end has been reported.
     """
 
-    def __init__(self, pool: "SlicePoolManager", request: RunRequest, order: AttemptOrder) -> None:
+    def __init__(
+        self, slices: SlicePool, controller: ControllerClient, request: RunRequest, order: AttemptOrder
+    ) -> None:
         self.number = order.attempt
         self.names = tuple(hosts[0].slice_name for hosts in order.slices)
         self.lost: tuple[str, ...] = ()
         self.suspects: dict[str, str] = {}
         self.over = asyncio.Event()
-        self._pool = pool
+        self._slices = slices
+        self._controller = controller
         self._request = request
         self._order = order
         self._stop_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -90,9 +92,7 @@ class Attempt:
         Raises:
             LaunchFailed: some host did not get there, or somebody wants the attempt to stop.
         """
-        pool, request = self._pool, self._request
-        pool.scale_multislice(self._order, request.process, request.keep_warm)
-        pool.renew_standbys(self.names, request.process)
+        self._slices.scale_multislice(self._order, self._request.process, self._request.keep_warm)
         ready = asyncio.ensure_future(self._all_ready())
         refusal = asyncio.ensure_future(self._refusal())
         first: set[asyncio.Future[Any]] = {ready, refusal, self._stop_reason}
@@ -115,14 +115,14 @@ class Attempt:
 
     async def run(self, launches: Mapping[str, list[TaskLaunch]]) -> Verdict:
         """Start every task and wait for the gang's end. After success, `stop_all` ends its processes."""
-        pool = self._pool
+        slices = self._slices
         calls: dict[asyncio.Future[Any], int] = {
-            asyncio.ensure_future(pool.ask(name, "run_remote_fn", launches[name], timeout_s=None)): slice_id
+            asyncio.ensure_future(slices.ask(name, "run_remote_fn", launches[name], timeout_s=None)): slice_id
             for slice_id, name in enumerate(self.names)
         }
-        pool.use_standbys(self.names)
+        slices.use_standbys(self.names)
         refill = asyncio.get_running_loop().call_later(
-            REFILL_DELAY_S, pool.renew_standbys, self.names, self._request.process
+            REFILL_DELAY_S, slices.renew_standbys, self.names, self._request.process
         )
         try:
             ends = await self._until_end(calls)
@@ -145,9 +145,9 @@ class Attempt:
         Args:
             reason: why; None after success, to let exit handlers of user code run.
         """
-        names = [name for name in self.names if name in self._pool.slices]
+        names = [name for name in self.names if name in self._slices]
         replies = await asyncio.gather(
-            *(self._pool.ask(name, "stop", reason, timeout_s=STOP_TIMEOUT_S) for name in names),
+            *(self._slices.ask(name, "stop", reason, timeout_s=STOP_TIMEOUT_S) for name in names),
             return_exceptions=True,
         )
         ends: Ends = {}
@@ -163,13 +163,13 @@ class Attempt:
 
     async def _all_ready(self) -> dict[str, Any]:
         """The ports that each slice's host 0 holds once every host could start at once, or why a slice can't."""
-        waits = (asyncio.shield(self._pool.slices[name].ready) for name in self.names)
+        waits = (asyncio.shield(self._slices[name].ready) for name in self.names)
         return dict(zip(self.names, await asyncio.gather(*waits, return_exceptions=True), strict=True))
 
     async def _refusal(self) -> LaunchFailed:
         """Returns if Ray has not reserved the slices in time: somebody outside iris_ray was faster."""
         await asyncio.sleep(RESERVE_TIMEOUT_S)
-        groups = {name: self._pool.slices[name].group for name in self.names}
+        groups = {name: self._slices[name].group for name in self.names}
         waiting = await asyncio.to_thread(lambda: [name for name, group in groups.items() if not group.wait(0.01)])
         if not waiting:
             await asyncio.Event().wait()  # reserved; the rest is a matter of starting processes
@@ -182,7 +182,7 @@ class Attempt:
     def _launches(self, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
         """What each host gets, with addresses for this attempt alone."""
         request, slices, job_id = self._request, self._order.slices, self._order.job_id
-        self._pool.used_ports.extend(ports)
+        self._slices.used_ports.extend(ports)
         megascale_port, debug_port, coordinator_port = ports
         coordinator = slices[0][0].address
         launches: dict[str, list[TaskLaunch]] = {}
@@ -227,18 +227,16 @@ class Attempt:
     async def _gather_evidence(self) -> dict[TaskKey, HostEvidence]:
         """Ask every host whether it is there, and the Controller what it has heard about them."""
         slices = self._order.slices
-        controller = self._pool.controller
-        assert controller is not None
         node_ids = [host.node_id for hosts in slices for host in hosts]
         word, *replies = await asyncio.gather(
-            answer(controller.evidence.remote(node_ids), "the Controller", ANSWER_TIMEOUT_S),
-            *(self._pool.ask(name, "healthy") for name in self.names),
+            self._controller.ask_once("evidence", node_ids),
+            *(self._slices.ask(name, "healthy") for name in self.names),
         )
         heard: dict[str, HostEvidence] = {} if isinstance(word, Unreachable) else word
         evidence = {}
         for slice_id, (hosts, reply) in enumerate(zip(slices, replies, strict=True)):
             alone = isinstance(reply, Unreachable)  # its SliceActor is gone; the hosts may be there
-            silent = await self._pool.ask_hosts(self.names[slice_id]) if alone else reply
+            silent = await self._slices.ask_hosts(self.names[slice_id]) if alone else reply
             for host in hosts:
                 said = heard.get(host.node_id, HostEvidence())
                 lost = said.lost or silent[host.worker_id]

@@ -1,20 +1,23 @@
-"""Finding the cluster's Controller, and starting it if nobody has."""
+"""The way to the cluster's Controller: finding it, starting it if nobody has, and asking it."""
 
 import asyncio
 import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
 import iris_ray
+from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, Unreachable, answer
 from iris_ray.errors import ControllerUnavailableError
 
 CONTROLLER_NAME = "controller"
 NAMESPACE = "iris_ray"
 START_TIMEOUT_S = 120.0
+TRIES = 12
 
 # What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
@@ -25,6 +28,40 @@ def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment for the process that starts the Controller: nothing of its caller's but what Ray needs."""
     passed = {name: environ[name] for name in _PASSED_ON if name in environ}
     return passed | {"PYTHONPATH": str(Path(iris_ray.__file__).parents[1])}
+
+
+class ControllerClient:
+    """Asks the Controller: "unavailable" means "ask again", not "failed"; every question may arrive twice."""
+
+    def __init__(self) -> None:
+        self._controller: ActorHandle | None = None
+
+    async def connect(self) -> None:
+        """Find the Controller, or start it.
+
+        Raises:
+            ControllerUnavailableError: it could not be started; the message has what was printed last.
+        """
+        if self._controller is None:
+            self._controller = await get_or_start_controller()
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """Its answer, however often it has to be asked.
+
+        Raises:
+            ControllerUnavailableError: no answer after `TRIES` times.
+        """
+        for _ in range(TRIES):
+            reply = await self.ask_once(method, *args, timeout_s=10.0)
+            if not isinstance(reply, Unreachable):
+                return reply
+            await asyncio.sleep(0.5)
+        raise ControllerUnavailableError(f"{reply.reason}; nothing can go on without it")
+
+    async def ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Its answer, or `Unreachable`."""
+        assert self._controller is not None, "connect() comes first"
+        return await answer(getattr(self._controller, method).remote(*args), "the Controller", timeout_s)
 
 
 async def get_or_start_controller() -> ActorHandle:

@@ -7,19 +7,19 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.attempt import Attempt, LaunchFailed
+from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.messages import AttemptOrder, JobView, RunRequest
-from iris_ray.actors.resource_pool import Unreachable, answer
+from iris_ray.actors.slice_pool import SlicePool
 from iris_ray.actors.transport import Pickled, PickledError
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.errors import (
-    ControllerUnavailableError,
     JobCancelledError,
     PreemptedTooManyTimesError,
     RemoteUserError,
@@ -38,12 +38,8 @@ from iris_ray.jobs import TPU, TPU_TOPOLOGY, CoschedulingConfig, JobSpec, JobSta
 from iris_ray.outcomes import TpuRunError, TpuSuccess
 from iris_ray.retry import Verdict
 
-if TYPE_CHECKING:
-    from iris_ray.actors.pool import SlicePoolManager
-
 logger = logging.getLogger(__name__)
 
-CONTROLLER_TRIES = 12
 RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is not worth a report that it runs."""
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
@@ -53,10 +49,11 @@ FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 class GangRun:
     """Runs one request through as many attempts as the Controller orders."""
 
-    def __init__(self, pool: "SlicePoolManager", request: RunRequest) -> None:
+    def __init__(self, slices: SlicePool, controller: ControllerClient, request: RunRequest) -> None:
         self.job_id = f"{request.name}-{secrets.token_hex(4)}"
         self.orders: asyncio.Queue[AttemptOrder] = asyncio.Queue()
-        self._pool = pool
+        self._slices = slices
+        self._controller = controller
         self._request = request
         self._attempt: Attempt | None = None
         self._refused = 0  # attempts up to this one were stopped, perhaps before they began
@@ -94,7 +91,7 @@ class GangRun:
         spec = JobSpec(
             job_id=self.job_id,
             name=request.name,
-            owner=self._pool.pool_id,
+            owner=self._slices.owner,
             replicas=request.hosts_per_slice,
             coscheduling=CoschedulingConfig(num_groups=request.num_slices),
             constraints=(Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(request.tpu_type)),),
@@ -103,21 +100,11 @@ class GangRun:
             max_retries_preemption=request.max_retries_preemption,
             whole_groups=True,
         )
-        await self._ask_controller("submit", spec, ray.get_runtime_context().current_actor)
+        await self._controller.ask("submit", spec, ray.get_runtime_context().current_actor)
 
     async def _report(self, events: Sequence[Event]) -> JobView:
-        view: JobView = await self._ask_controller("report", self.job_id, list(events))
+        view: JobView = await self._controller.ask("report", self.job_id, list(events))
         return view
-
-    async def _ask_controller(self, method: str, *args: Any) -> Any:
-        """Ask until the Controller answers: "unavailable" means "ask again", not "failed"."""
-        for _ in range(CONTROLLER_TRIES):
-            assert self._pool.controller is not None
-            reply = await answer(getattr(self._pool.controller, method).remote(*args), "the Controller", 10.0)
-            if not isinstance(reply, Unreachable):
-                return reply
-            await asyncio.sleep(0.5)
-        raise ControllerUnavailableError(f"{reply.reason}; job {self.job_id} can't go on without it")
 
     async def _next_order(self) -> AttemptOrder:
         """Wait for the Controller's order; say every so often why there is none."""
@@ -127,14 +114,14 @@ class GangRun:
                 return await asyncio.wait_for(self.orders.get(), patience)
             except TimeoutError:
                 patience = REPEAT_S
-                why = await self._ask_controller("why", self.job_id)
+                why = await self._controller.ask("why", self.job_id)
                 logger.info("%s is waiting: %s", self.job_id, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """The verdict (None if it did not start), and how the job stands (None after success)."""
-        attempt = self._attempt = Attempt(self._pool, self._request, order)
+        attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
         try:
             launches = await attempt.prepare()
             where = ", ".join(attempt.names)
@@ -165,16 +152,16 @@ class GangRun:
     async def _tidy(self, attempt: Attempt) -> None:
         await self._report(self._changes(attempt, TaskState.SUCCEEDED))
         await attempt.stop_all(None)
-        released = self._pool.retire(attempt.lost)
-        self._pool.set_idle(attempt.names, self._request.process, job_goes_on=False)
+        released = self._slices.retire(attempt.lost)
+        self._slices.set_idle(attempt.names, self._request.process, job_goes_on=False)
         await self._report([*released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
         attempt.over.set()
 
     async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
         """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""
         assert verdict.cause is not None
-        released = self._pool.retire(attempt.lost)
-        self._pool.set_idle(attempt.names, self._request.process, job_goes_on=True)
+        released = self._slices.retire(attempt.lost)
+        self._slices.set_idle(attempt.names, self._request.process, job_goes_on=True)
         index = attempt.index_of(verdict.cause)
         error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         job = await self._report(
@@ -203,8 +190,8 @@ class GangRun:
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
         logger.info("%s attempt %d did not start: %s", self.job_id, attempt.number, failure)
-        released = self._pool.retire(failure.broken)
-        self._pool.set_idle(attempt.names, self._request.process, job_goes_on=True)
+        released = self._slices.retire(failure.broken)
+        self._slices.set_idle(attempt.names, self._request.process, job_goes_on=True)
         reason = str(failure)
         if failure.by_request:
             what: list[Event] = [TaskStateChangedEvent(self.job_id, 0, attempt.number, TaskState.FAILED, reason)]
@@ -223,8 +210,8 @@ class GangRun:
         events: list[Event] = [JobCancelledEvent(self.job_id, reason)]
         if attempt is not None and not attempt.over.is_set():
             await attempt.stop_all(reason)
-            events += self._pool.retire(attempt.lost)
-            self._pool.set_idle(attempt.names, self._request.process, job_goes_on=False)
+            events += self._slices.retire(attempt.lost)
+            self._slices.set_idle(attempt.names, self._request.process, job_goes_on=False)
             attempt.over.set()
             events.append(AttemptEndConfirmedEvent(self.job_id, attempt.number))
         await self._report(events)
