@@ -59,7 +59,7 @@ def main() -> None:
     print(f"results, one per task     {[round(accuracy, 3) for accuracy in accuracies]} (accuracy on unseen images)")
     print(f"attempts                  {max(line['attempt'] for line in lines)}")
     print(f"resumed from checkpoint   step {before} of {STEPS}")
-    print(f"loss to next checkpoint   {after[0]['time'] - lost:.1f} s")
+    print(f"lost slice → new progress {after[0]['time'] - lost:.1f} s")
     print(f"the whole run             {took:.1f} s")
 
 

@@ -1,6 +1,7 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
 import concurrent.futures
+import contextlib
 import functools
 import inspect
 import threading
@@ -30,8 +31,8 @@ MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
 def run_on_pod(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
-    *,
     num_slices: int | Sequence[int] = 1,
+    *,
     max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
     max_retries_failure: int = MAX_RETRIES_FAILURE,
     keep_warm: float = KEEP_WARM_S,
@@ -92,8 +93,8 @@ def run_on_pod(
 class _RunOnPodRay:
     """``run_on_pod_ray.remote(...)``: like `run_on_pod`, but returns a Ray object reference at once.
 
-    ``ray.get`` on it gives the list of results or raises the job's error; ``ray.cancel`` stops the gang. Several runs
-    of one process share its warm slices.
+    ``ray.get`` on it gives the list of results or raises the job's error; ``ray.cancel`` stops the gang, after which
+    ``ray.get`` raises Ray's TaskCancelledError. Several runs of one process share its warm slices.
     """
 
     def remote(
@@ -114,6 +115,9 @@ class _RunOnPodRay:
         require_cluster()
         return _pool_of_this_process.submit(request)
 
+    def options(self, **_: object) -> None:
+        raise TypeError("run_on_pod_ray has no options; give them to your function: @ray.remote(...)")
+
     def __call__(self, *args: object, **kwargs: object) -> None:
         raise TypeError("call run_on_pod_ray.remote(...), as with any Ray remote function, or run_on_pod(...)")
 
@@ -124,8 +128,8 @@ run_on_pod_ray = _RunOnPodRay()
 def run_on_pod_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
-    *,
     num_slices: int | Sequence[int] = 1,
+    *,
     max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
     max_retries_failure: int = MAX_RETRIES_FAILURE,
     keep_warm: float = KEEP_WARM_S,
@@ -207,6 +211,10 @@ def make_request(
     Raises:
         InvalidRequestError: the first thing that is wrong, and how to mend it.
     """
+    if isinstance(remote_fn, str):
+        raise InvalidFunctionError(
+            f"the first argument is the str {remote_fn!r}; the function comes first, then the type"
+        )
     config = get_tpu_config(tpu_type)
     counts = slice_counts(num_slices)
     budgets = {"max_retries_preemption": max_retries_preemption, "max_retries_failure": max_retries_failure}
@@ -217,6 +225,8 @@ def make_request(
         raise InvalidRequestError(f"keep_warm is {keep_warm!r}; give seconds, 0 or more")
     if not isinstance(preload, (list, tuple)) or not all(isinstance(module, str) for module in preload):
         raise InvalidRequestError(f'preload is {preload!r}; give a list of module names, such as ["jax"]')
+    if wrong := [m for m in preload if not all(part.isidentifier() for part in m.split("."))]:
+        raise InvalidRequestError(f"preload holds {wrong[0]!r}, which is no name of a module")
 
     function, options = function_and_options(remote_fn, config)
     inner = function.func if isinstance(function, functools.partial) else function
@@ -245,8 +255,10 @@ def make_request(
 
 def require_no_arguments(function: Callable[..., Any], name: str) -> None:
     """Refuse a function that can't be called without arguments, or that would not run when called."""
-    if inspect.iscoroutinefunction(function):
-        raise InvalidFunctionError(f"{name} is an async function; wrap it: def {name}_sync(): asyncio.run({name}())")
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidFunctionError(f"{name} is an async function; give one that runs it: lambda: asyncio.run({name}())")
+    if inspect.isgeneratorfunction(function):
+        raise InvalidFunctionError(f"{name} is a generator; give a function that returns: lambda: list({name}())")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -315,11 +327,8 @@ class _ProcessPool:
             pool = self._pool
             if pool is None or not ray.is_initialized():
                 return
-            try:
-                if ray.get(pool.release.remote()) == 0:
-                    self._end()
-            except RayError:
-                self._pool = None  # it is gone already
+            with contextlib.suppress(RayError):  # it is gone already
+                ray.get(pool.release.remote())  # without slices and jobs it ends in a moment, see _end_when_idle
 
     def _current(self) -> ActorHandle:
         context = ray.get_runtime_context()

@@ -56,6 +56,7 @@ class EndKind(Enum):
     RETURNED = "returned"
     RAISED = "raised"
     CRASHED = "crashed"
+    NEVER_STARTED = "never started"  # the waiting process had died before any user code ran
     STOPPED = "stopped"  # by us
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ray.actor import ActorClass
 from ray.remote_function import RemoteFunction
+from ray.runtime_env import RuntimeEnv
 
 from iris_ray.actors.ray_internals import remote_function_parts
 from iris_ray.errors import InvalidFunctionError, UnsupportedOptionError
@@ -66,7 +67,7 @@ def function_and_options(
         raise InvalidFunctionError(f"{remote_fn.__name__} is a class; give a function, or an instance that is callable")
     if callable(remote_fn):
         return remote_fn, TaskOptions()
-    what = f"a {type(remote_fn).__name__}"
+    what = "a NoneType; did you call the function?" if remote_fn is None else f"a {type(remote_fn).__name__}"
     if hasattr(remote_fn, "execute"):
         what = "a bound DAG node; give the function itself"
     elif hasattr(remote_fn, "remote"):
@@ -77,6 +78,8 @@ def function_and_options(
 def _translate(given: dict[str, Any], config: TPUConfig) -> TaskOptions:
     given = {key: value for key, value in given.items() if value is not None}
     runtime_env = dict(given.pop("runtime_env", {}) or {})
+    if unknown := set(runtime_env) - RuntimeEnv.known_fields - {"_ray_commit"}:
+        raise UnsupportedOptionError(f"runtime_env has no {sorted(unknown)}; it has {sorted(RuntimeEnv.known_fields)}")
     env = {str(k): str(v) for k, v in (runtime_env.pop("env_vars", None) or {}).items()}
     name = given.pop("name", None)
     resources = {key: float(value) for key, value in (given.pop("resources", None) or {}).items()}

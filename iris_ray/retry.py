@@ -4,15 +4,16 @@ When one member ends, the others fail with collateral errors: peers abort with S
 the gang is judged, not each task. A lost host explains everything else; otherwise the earliest error does. Message
 texts are never read: a user's error may well say "timed out".
 
-============================================  ============  ==================
+============================================  ============  ====================
 what happened to the first cause              outcome       charged
-============================================  ============  ==================
+============================================  ============  ====================
 host lost or its processes gone, had notice   TpuPreempted  preemption budget
 host lost, or a process of ours on it         TpuFailed     preemption budget
 process ended by itself on a host with notice TpuPreempted  preemption budget
 exception, exit code or crash, healthy host   TpuRunError   failure budget
+process had died before any user code ran     TpuFailed     nothing, but a pause
 ended by us, nobody else to blame             TpuCancelled  failure budget
-============================================  ============  ==================
+============================================  ============  ====================
 
 The last row can't happen unless we err; charging it keeps such an error from looping for ever.
 """
@@ -61,6 +62,8 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
         return TpuPreempted(f"{host.draining}; the task ended with: {end.error if end else 'no report'}")
     if end is None:
         return TpuFailed("the task's end was not reported, though its host answers")
+    if end.kind is EndKind.NEVER_STARTED:
+        return TpuFailed(end.error)
     return TpuRunError(end.error, end.traceback, end.payload)
 
 
@@ -102,8 +105,13 @@ def judge_gang(ends: Mapping[TaskKey, TaskEnd | None], hosts: Mapping[TaskKey, H
         return Verdict(None, next(iter(results.values())), results)
 
     def suspicion(key: TaskKey) -> tuple[int, float]:
-        result, end = results[key], ends[key]
-        rank = 0 if isinstance(result, (TpuPreempted, TpuFailed)) else 1 if isinstance(result, TpuRunError) else 2
+        result, end, host = results[key], ends[key], hosts[key]
+        if isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining):
+            rank = 0
+        elif isinstance(result, TpuRunError):
+            rank = 1
+        else:
+            rank = 2 if isinstance(result, TpuFailed) else 3
         return rank, end.ended_at if end else 0.0
 
     cause = min(blamed, key=suspicion)

@@ -183,10 +183,11 @@ def _place(
 
 
 def _waiting_reason(spec: JobSpec, groups: list[Group], free: int, obstacles: list[str]) -> str:
-    wanted = " or ".join(map(str, spec.coscheduling.num_groups))
-    what = "slices" if spec.coscheduling.group_by == TPU_NAME else f"groups by {spec.coscheduling.group_by}"
+    counts = spec.coscheduling.num_groups
+    what = "slice" if spec.coscheduling.group_by == TPU_NAME else f"group by {spec.coscheduling.group_by}"
     conditions = " and ".join(map(str, spec.constraints)) or "any"
-    reason = f"waiting for {wanted} {what} ({conditions}); {free} free"
+    plural = "" if counts == (1,) else "s"
+    reason = f"waiting for {' or '.join(map(str, counts))} {what}{plural} ({conditions}); {free} free"
     if obstacles:
         return f"{reason}; {'; '.join(obstacles[:4])}" + ("; …" if len(obstacles) > 4 else "")
     if free:

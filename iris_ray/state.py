@@ -259,8 +259,8 @@ class ControllerState:
         if self.holders.get(event.slice_name) != event.owner:
             return
         del self.holders[event.slice_name]
-        for job in self.jobs.values():  # somebody may have been waiting for just that
-            if job.state is JobState.RUNNING and event.slice_name in job.groups and job.spec.owner != event.owner:
+        for job in self.jobs.values():  # a job may have been given the slice in the meantime
+            if job.state is JobState.RUNNING and event.slice_name in job.groups:
                 self.holders[event.slice_name] = job.spec.owner
 
     # -- workers ---------------------------------------------------------------------------------------------------

@@ -7,8 +7,10 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.exceptions import RayTaskError
@@ -318,6 +320,38 @@ def test_release_gives_everything_back(cluster: SimulatedCluster) -> None:
     release()
     wait_until(lambda: free_chips() == CHIPS, 15)
     assert run_on_pod(index, "v4-16") == [0, 1], "and the next call starts afresh"
+
+
+def test_release_in_the_middle_of_a_call_harms_nobody(cluster: SimulatedCluster) -> None:
+    """An order for a slice that is just being given back gets it afresh."""
+    run_on_pod(index, "v4-16")
+    for pause in (0.0, 0.005, 0.02, 0.1):
+        ref = run_on_pod_ray.remote(index, "v4-16", max_retries_failure=0, max_retries_preemption=0)
+        time.sleep(pause)
+        release()
+        assert ray.get(ref) == [0, 1]
+
+
+def test_jobs_without_keep_warm_take_turns_on_the_same_slices(cluster: SimulatedCluster) -> None:
+    refs = [run_on_pod_ray.remote(index, "v4-16", num_slices=3, keep_warm=0) for _ in range(3)]
+    assert [len(results) for results in ray.get(refs)] == [6, 6, 6]
+
+
+def test_standby_that_died_while_it_waited_is_nobodys_failure(cluster: SimulatedCluster, trace: Trace) -> None:
+    run_on_pod(index, "v4-16", keep_warm=600)
+    time.sleep(3)  # the next standbys have started by then
+    for process in psutil.process_iter(["cmdline"]):
+        if (process.info["cmdline"] or [""])[0].startswith("ray::TaskProcess"):
+            process.kill()
+    trace.finish()
+    results = run_on_pod(trace.gang(), "v4-16", max_retries_failure=0, max_retries_preemption=0)
+    view = job_view(results[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 0)
+
+
+def test_module_that_can_not_be_preloaded_is_a_typed_error(cluster: SimulatedCluster) -> None:
+    with pytest.raises(TaskSetupError, match="no_such_module"):
+        run_on_pod(index, "v4-16", preload=["no_such_module"], max_retries_failure=0)
 
 
 def test_keep_warm_zero_has_given_everything_back_when_the_call_returns(cluster: SimulatedCluster) -> None:

@@ -802,7 +802,7 @@ class RandomEvents(RuleBasedStateMachine):
         if before.get(name) == owner:  # whoever was promised the slice holds it now
             del before[name]
             for job in self.state.jobs.values():
-                if job.state is JobState.RUNNING and name in job.groups and job.spec.owner != owner:
+                if job.state is JobState.RUNNING and name in job.groups:
                     before[name] = job.spec.owner
         assert self.state.holders == before
 

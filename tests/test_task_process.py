@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +26,9 @@ INFO = JobInfo("job", "job/task-1", 1, 4, 2, 0, 2, "slice-a", 1, f"{HERE}:20002"
 
 
 @pytest.fixture(autouse=True)
-def _environment_comes_back() -> Iterator[None]:
+def _environment_comes_back(tmp_path: Path) -> Iterator[None]:
     before = dict(os.environ)
+    os.environ["IRIS_RAY_HOST_DIR"] = str(tmp_path)
     yield
     os.environ.clear()
     os.environ.update(before)

@@ -14,6 +14,7 @@ from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.actors.resource_pool import Unreachable
 from iris_ray.actors.slice_pool import SlicePool
+from iris_ray.errors import TaskSetupError
 from iris_ray.job_info import JobInfo
 from iris_ray.multislice import MultisliceInfo
 from iris_ray.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
@@ -33,12 +34,20 @@ class LaunchFailed(Exception):
 
     Attributes:
         broken: the slices that are at fault.
+        suspicious: those among them of which a host may be gone.
         by_request: what the user asked for is at fault.
     """
 
-    def __init__(self, reason: str, broken: tuple[str, ...] = (), by_request: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        broken: tuple[str, ...] = (),
+        suspicious: tuple[str, ...] = (),
+        by_request: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.broken = broken
+        self.suspicious = suspicious
         self.by_request = by_request
 
 
@@ -50,6 +59,7 @@ class Attempt:
         names: the slices' names by slice id.
         lost: slices that are no good any more, known after the verdict.
         suspects: hosts that did not answer, by node id, and why they count as lost.
+        tidy: its slices are idle again; they may already be somebody else's.
         over: set when no process of it is left and its end has been reported.
     """
 
@@ -60,7 +70,9 @@ class Attempt:
         self.names = tuple(hosts[0].slice_name for hosts in order.slices)
         self.lost: tuple[str, ...] = ()
         self.suspects: dict[str, str] = {}
+        self.tidy = False
         self.over = asyncio.Event()
+        self._ends: Ends = {}
         self._slices = slices
         self._controller = controller
         self._request = request
@@ -77,9 +89,20 @@ class Attempt:
     def place_in_words(self, key: TaskKey) -> str:
         return f"slice {key.slice_id} ({self.names[key.slice_id]}) worker {key.worker_id}"
 
-    def hosts_of(self, names: tuple[str, ...]) -> list[str]:
-        """Node ids of these slices' hosts."""
-        return [host.node_id for hosts in self._order.slices if hosts[0].slice_name in names for host in hosts]
+    def never_started(self, key: TaskKey) -> bool:
+        """Whether this task's process had ended before any user code ran in it."""
+        end = self._ends.get(key)
+        return end is not None and end.kind is EndKind.NEVER_STARTED
+
+    async def silent_hosts(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Node ids of these slices' hosts that do not answer, and why they count as lost."""
+        silent: dict[str, str] = {}
+        for hosts in self._order.slices:
+            name = hosts[0].slice_name
+            if name in names and name in self._slices:
+                reasons = await self._slices.ask_hosts(name)
+                silent |= {host.node_id: why for host in hosts if (why := reasons[host.worker_id]) is not None}
+        return silent
 
     def stop(self, reason: str) -> None:
         """Have it end soon; wait for `over` to know that it has."""
@@ -108,9 +131,10 @@ class Attempt:
             refusal.cancel()
         broken = {n: a for n, a in answers.items() if isinstance(a, (Unreachable, BaseException))}
         if broken:
-            reasons = "; ".join(a.reason if isinstance(a, Unreachable) else str(a) for a in broken.values())
-            by_request = any(isinstance(a, RuntimeEnvSetupError) for a in broken.values())
-            raise LaunchFailed(reasons, tuple(broken), by_request)
+            reasons = "; ".join(a.reason if isinstance(a, Unreachable) else str(a) or repr(a) for a in broken.values())
+            by_request = any(isinstance(a, (RuntimeEnvSetupError, TaskSetupError)) for a in broken.values())
+            suspicious = tuple(name for name, a in broken.items() if isinstance(a, Unreachable))
+            raise LaunchFailed(reasons, tuple(broken), suspicious, by_request)
         return self._launches(answers[self.names[0]])
 
     async def run(self, launches: Mapping[str, list[TaskLaunch]]) -> Verdict:
@@ -136,8 +160,8 @@ class Attempt:
         bad = {key.slice_id for key, host in evidence.items() if host.lost or host.draining}
         self.lost = tuple(self.names[slice_id] for slice_id in sorted(bad))
         reason = self._stop_reason.result() if self._stop_reason.done() else "another task of the gang ended"
-        ends |= await self.stop_all(reason)
-        return judge_gang(ends, evidence)
+        self._ends = ends | await self.stop_all(reason)
+        return judge_gang(self._ends, evidence)
 
     async def stop_all(self, reason: str | None) -> Ends:
         """End all tasks and wait until their processes are gone; how each one ended, as far as its host can say.
@@ -147,14 +171,17 @@ class Attempt:
         """
         names = [name for name in self.names if name in self._slices]
         replies = await asyncio.gather(
-            *(self._slices.ask(name, "stop", reason, timeout_s=STOP_TIMEOUT_S) for name in names),
+            *(
+                self._slices.ask(name, "stop", self._order.job_id, self.number, reason, timeout_s=STOP_TIMEOUT_S)
+                for name in names
+            ),
             return_exceptions=True,
         )
         ends: Ends = {}
         for name, reply in zip(names, replies, strict=True):
-            if isinstance(reply, (Unreachable, BaseException)):
-                self.lost = tuple(sorted({*self.lost, name}))  # what can't be cleaned is not used again
-            else:
+            if isinstance(reply, (Unreachable, BaseException)) or None in reply.values():
+                self.lost = tuple(sorted({*self.lost, name}))  # what is not known to be clean is not used again
+            if not isinstance(reply, (Unreachable, BaseException)):
                 slice_id = self.names.index(name)
                 ends |= {TaskKey(slice_id, worker): end for worker, end in reply.items() if end is not None}
         return ends

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
 from iris_ray.actors.held_slice import PLACEMENT_GROUP_PREFIX
@@ -137,7 +137,11 @@ class Controller:
             reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)
             if reply is True:
                 return
-            problem = reply.reason if isinstance(reply, Unreachable) else "the job's pool does not know it any more"
+            if reply is False:
+                self._apply([JobCancelledEvent(assignment.job_id, "its pool does not know it any more")])
+                self._apply([AttemptEndConfirmedEvent(assignment.job_id, attempt)])
+                return
+            problem = reply.reason
         self._apply([TaskDispatchFailedEvent(assignment.job_id, attempt, problem, time.monotonic())])
         await self._stop(StopAttempt(assignment.job_id, attempt, problem))
 
@@ -154,6 +158,8 @@ class Controller:
                 continue  # its owner is gone, and so are its actors
             call = holder.give_up_slice.remote(wanted.slice_name)
             reply = await answer(call, f"the holder of {wanted.slice_name}", RECLAIM_TIMEOUT_S)
+            if reply is True:
+                self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
             if reply is False:
                 return f"{wanted.slice_name} was in use after all"
             if isinstance(reply, Unreachable):
@@ -233,10 +239,13 @@ class Controller:
                 await pool.watched.remote()
             except ActorUnavailableError:
                 await asyncio.sleep(0.5)
-            except RayActorError:
+            except RayError:
                 break
         del self._pools[owner]
-        await asyncio.to_thread(remove_reservations, owner)
+        try:
+            await asyncio.to_thread(remove_reservations, owner)
+        except Exception:
+            logger.exception("removing the reservations of a pool that is gone failed")
         state = self._state
         events: list[Event] = [
             JobCancelledEvent(job.spec.job_id, "the process that called run_on_pod is gone")
@@ -249,7 +258,12 @@ class Controller:
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._background.add(task)
-        task.add_done_callback(self._background.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("background work failed", exc_info=error)
 
 
 def remove_reservations(owner: str) -> None:

@@ -21,7 +21,8 @@ TRIES = 12
 
 # What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
-              "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # fmt: skip
+              "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY",
+              "RAY_TLS_CA_CERT")  # fmt: skip
 
 
 def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -35,6 +36,7 @@ class ControllerClient:
 
     def __init__(self) -> None:
         self._controller: ActorHandle | None = None
+        self._connecting = asyncio.Lock()
 
     async def connect(self) -> None:
         """Find the Controller, or start it.
@@ -42,8 +44,9 @@ class ControllerClient:
         Raises:
             ControllerUnavailableError: it could not be started; the message has what was printed last.
         """
-        if self._controller is None:
-            self._controller = await get_or_start_controller()
+        async with self._connecting:
+            if self._controller is None:
+                self._controller = await get_or_start_controller()
 
     async def ask(self, method: str, *args: Any) -> Any:
         """Its answer, however often it has to be asked.
@@ -56,6 +59,8 @@ class ControllerClient:
             if not isinstance(reply, Unreachable):
                 return reply
             await asyncio.sleep(0.5)
+            self._controller = None  # it may have been replaced
+            await self.connect()
         raise ControllerUnavailableError(f"{reply.reason}; nothing can go on without it")
 
     async def ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:

@@ -20,6 +20,7 @@ from iris_ray.actors.slice_pool import SlicePool
 from iris_ray.actors.transport import Pickled, PickledError
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.errors import (
+    ControllerUnavailableError,
     JobCancelledError,
     PreemptedTooManyTimesError,
     RemoteUserError,
@@ -62,20 +63,29 @@ class GangRun:
     async def run(self) -> list[Any]:
         """Returns the tasks' results in (slice, worker) order, or raises the job's own error."""
         try:
-            await self._submit()
-            while True:
-                order = await self._next_order()
-                if order.attempt <= self._refused:
-                    continue
-                verdict, job = await self._run_attempt(order)
-                if verdict is not None and verdict.succeeded:
-                    ordered = sorted(verdict.results.items(), key=lambda r: (r[0].slice_id, r[0].worker_id))
-                    return [Pickled(result.result) for _, result in ordered if isinstance(result, TpuSuccess)]
-                if job is not None and job.state.finished:
-                    raise self._final_error(verdict, job)
-        except asyncio.CancelledError:
-            await asyncio.shield(asyncio.ensure_future(self._cancel("cancelled by its owner")))
+            outcome = await self._until_done()
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError)
+            reason = "cancelled by its owner" if cancelled else f"iris_ray failed: {type(error).__name__}: {error}"
+            await asyncio.shield(asyncio.ensure_future(self._cancel(reason)))
             raise
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def _until_done(self) -> list[Any] | Exception:
+        """The results, or the error that ends the job."""
+        await self._submit()
+        while True:
+            order = await self._next_order()
+            if order.attempt <= self._refused:
+                continue
+            verdict, job = await self._run_attempt(order)
+            if verdict is not None and verdict.succeeded:
+                ordered = sorted(verdict.results.items(), key=lambda r: (r[0].slice_id, r[0].worker_id))
+                return [Pickled(result.result) for _, result in ordered if isinstance(result, TpuSuccess)]
+            if job is not None and job.state.finished:
+                return self._final_error(verdict, job)
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
@@ -103,7 +113,11 @@ class GangRun:
         await self._controller.ask("submit", spec, ray.get_runtime_context().current_actor)
 
     async def _report(self, events: Sequence[Event]) -> JobView:
-        view: JobView = await self._controller.ask("report", self.job_id, list(events))
+        view: JobView | None = await self._controller.ask("report", self.job_id, list(events))
+        if view is None:
+            raise ControllerUnavailableError(
+                f"the Controller was started anew and does not know job {self.job_id}; run it again"
+            )
         return view
 
     async def _next_order(self) -> AttemptOrder:
@@ -115,7 +129,7 @@ class GangRun:
             except TimeoutError:
                 patience = REPEAT_S
                 why = await self._controller.ask("why", self.job_id)
-                logger.info("%s is waiting: %s", self.job_id, why)
+                logger.info("%s: %s", self.job_id, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
@@ -150,71 +164,85 @@ class GangRun:
             await asyncio.wait({tidy})
 
     async def _tidy(self, attempt: Attempt) -> None:
-        await self._report(self._changes(attempt, TaskState.SUCCEEDED))
-        await attempt.stop_all(None)
-        released = self._slices.retire(attempt.lost)
-        self._slices.set_idle(attempt.names, self._request.process, job_goes_on=False)
-        await self._report([*released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
-        attempt.over.set()
+        try:
+            await self._report(self._changes(attempt, TaskState.SUCCEEDED))
+        except Exception:
+            logger.exception("%s succeeded, but the Controller could not be told", self.job_id)
+        try:
+            await attempt.stop_all(None)
+            released = self._slices.retire(attempt.lost)
+            self._slices.set_idle(attempt.names)
+            self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+            await self._report([*released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
+        except Exception:
+            logger.exception("%s succeeded, but tidying up after it failed", self.job_id)
+        finally:
+            attempt.over.set()
 
     async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
         """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""
         assert verdict.cause is not None
         released = self._slices.retire(attempt.lost)
-        self._slices.set_idle(attempt.names, self._request.process, job_goes_on=True)
+        self._slices.set_idle(attempt.names)
+        attempt.tidy = True
         index = attempt.index_of(verdict.cause)
         error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
-        job = await self._report(
-            [
-                *self._changes(attempt, TaskState.RUNNING),  # in case nobody has said so yet
-                *released,
-                *(WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in attempt.suspects.items()),
-                TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error),
-                AttemptEndConfirmedEvent(self.job_id, attempt.number),
-            ]
-        )
-        logger.info(
-            "%s attempt %d ended: %s: %s [failures: %d, %d may be retried; preemptions: %d, %d may be retried; %s]",
-            self.job_id,
-            attempt.number,
-            type(verdict.result).__name__,
-            error,
-            job.failures,
-            self._request.max_retries_failure,
-            job.preemptions,
-            self._request.max_retries_preemption,
-            f"job {job.state.name}" if job.state.finished else "trying again",
-        )
+        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
+        if attempt.never_started(verdict.cause):
+            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, error, now=0.0))
+        else:
+            events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
+            events.append(TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error))
+        job = await self._report([*events, *released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
+        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        if verdict.charged_as is TaskState.FAILED:
+            count = f"failure {job.failures}, {self._request.max_retries_failure} retries allowed"
+        else:
+            count = f"preemption {job.preemptions}, {self._request.max_retries_preemption} retries allowed"
+        outcome = f"job {job.state.name}" if job.state.finished else "trying again"
+        kind = type(verdict.result).__name__
+        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self.job_id, attempt.number, kind, error, count, outcome)
         return job
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
         logger.info("%s attempt %d did not start: %s", self.job_id, attempt.number, failure)
+        suspects = await attempt.silent_hosts(failure.suspicious)
         released = self._slices.retire(failure.broken)
-        self._slices.set_idle(attempt.names, self._request.process, job_goes_on=True)
+        self._slices.set_idle(attempt.names)
+        attempt.tidy = True
         reason = str(failure)
+        events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         if failure.by_request:
-            what: list[Event] = [TaskStateChangedEvent(self.job_id, 0, attempt.number, TaskState.FAILED, reason)]
-        else:  # the Controller's clock
-            hosts = attempt.hosts_of(failure.broken)
-            what = [WorkerSuspectedEvent(node_id, reason, now=0.0) for node_id in hosts]
-            what.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, now=0.0))
-        return await self._report([*released, *what, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
+            events.append(TaskStateChangedEvent(self.job_id, 0, attempt.number, TaskState.FAILED, reason))
+        else:
+            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, now=0.0))
+        job = await self._report([*events, *released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
+        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        return job
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """All tasks of the attempt reach the same state."""
         return [TaskStateChangedEvent(self.job_id, i, attempt.number, state) for i in range(attempt.num_tasks)]
 
     async def _cancel(self, reason: str) -> None:
+        """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""
         attempt = self._attempt
         events: list[Event] = [JobCancelledEvent(self.job_id, reason)]
-        if attempt is not None and not attempt.over.is_set():
-            await attempt.stop_all(reason)
-            events += self._slices.retire(attempt.lost)
-            self._slices.set_idle(attempt.names, self._request.process, job_goes_on=False)
-            attempt.over.set()
-            events.append(AttemptEndConfirmedEvent(self.job_id, attempt.number))
-        await self._report(events)
+        try:
+            if attempt is not None and not attempt.over.is_set():
+                if not attempt.tidy:
+                    await attempt.stop_all(reason)
+                    events += self._slices.retire(attempt.lost)
+                    self._slices.set_idle(attempt.names)
+                    self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+                events.append(AttemptEndConfirmedEvent(self.job_id, attempt.number))
+            await self._report(events)
+        except Exception:
+            logger.exception("%s: cancelling it failed", self.job_id)
+        finally:
+            if attempt is not None:
+                attempt.over.set()
 
     def _final_error(self, verdict: Verdict | None, job: JobView) -> Exception:
         if job.state is JobState.KILLED:
@@ -229,7 +257,8 @@ class GangRun:
         result = verdict.result
         if isinstance(result, TpuRunError) and result.traceback:
             payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
-            error: Exception = RayTaskError(self._request.name, result.traceback, PickledError(payload))
+            where = f"{job.error}\n{result.traceback}"  # which task it was, then its own traceback
+            error: Exception = RayTaskError(self._request.name, where, PickledError(payload))
             return error
         return TaskCrashedError(f"job {self.job_id} failed: {job.error}")
 

@@ -1,6 +1,7 @@
 """One slice that a pool holds: its reservation in Ray, its actors and its standbys."""
 
 import asyncio
+import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from iris_ray.actors.task_process import TaskProcess
 
 START_TIMEOUT_S = 300.0
 """How long all hosts of a slice may take to start their processes (their runtime environment included)."""
+
+# Made once: Ray exports a class anew for each ray.remote(...).
+_SliceActor, _TPUHostActor, _TaskProcess = ray.remote(SliceActor), ray.remote(TPUHostActor), ray.remote(TaskProcess)
 
 PLACEMENT_GROUP_PREFIX = "iris_ray/"
 
@@ -68,20 +72,18 @@ class HeldSlice:
         """
         group = placement_group(
             [bundle] * len(hosts),
-            name=f"{PLACEMENT_GROUP_PREFIX}{owner}/{hosts[0].slice_name}",
+            name=f"{PLACEMENT_GROUP_PREFIX}{owner}/{hosts[0].slice_name}/{secrets.token_hex(4)}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
         standbys = [_start_standby(group, host, process, avoid_ports) for host in hosts]
         host_actors = tuple(
-            ray.remote(TPUHostActor)
-            .options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, host.worker_id))
-            .remote(host)
+            _TPUHostActor.options(
+                num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, host.worker_id)
+            ).remote(host)
             for host in hosts
         )
-        actor = (
-            ray.remote(SliceActor)
-            .options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0))
-            .remote(hosts[0].slice_name, host_actors)
+        actor = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0)).remote(
+            hosts[0].slice_name, host_actors
         )
         ready = _prepare(hosts, actor, standbys)
         return HeldSlice(hosts, bundle, process, group, actor, host_actors, standbys, ready)
@@ -120,8 +122,6 @@ def _start_standby(
 ) -> ActorHandle:
     options = {"runtime_env": process.runtime_env} if process.runtime_env else {}
     strategy = _on_bundle(group, host.worker_id)
-    return (
-        ray.remote(TaskProcess)
-        .options(num_cpus=0, scheduling_strategy=strategy, **options)
-        .remote(host.address, frozenset(avoid_ports), process.preload)
+    return _TaskProcess.options(num_cpus=0, scheduling_strategy=strategy, **options).remote(
+        host.address, frozenset(avoid_ports), process.preload
     )

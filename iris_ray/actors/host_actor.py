@@ -49,7 +49,8 @@ class TPUHostActor:
         """
         if not self._processes:
             await self._end_leftovers()
-        for old in [old for old, process in self._processes.items() if process.gone][:-ENDED_KEPT]:
+        for old in [old for old, process in self._processes.items() if process.ended][:-ENDED_KEPT]:
+            self._ledger.forget(old)
             del self._processes[old]
         self._processes[pid] = TaskWatch(standby, pid, token, self._ledger)
 
@@ -94,14 +95,18 @@ class TaskWatch:
         self._ledger = ledger
         self._exited_at: float | None = None
         self._exited = asyncio.Event()
+        self._started = False
         self._stopped_for: str | None = None
         self._ending: asyncio.Task[None] | None = None
         self._how: str | None = None
         self._learned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.gone = False
         self._pidfd = os.pidfd_open(pid)
         asyncio.get_running_loop().add_reader(self._pidfd, self._on_exit)
         ledger.record(self._process, token)
+
+    @property
+    def ended(self) -> bool:
+        return self._exited.is_set()
 
     async def facts(self) -> TaskEnd:
         """How the process ended; waits for its end."""
@@ -110,9 +115,10 @@ class TaskWatch:
         assert self._exited_at is not None
         if self._stopped_for is not None:
             return TaskEnd(EndKind.STOPPED, self._exited_at, error=self._stopped_for)
-        return TaskEnd(
-            EndKind.CRASHED, self._exited_at, error=f"the task process {self._how or 'ended without a word'}"
-        )
+        how = self._how or "ended without a word"
+        if not self._started:
+            return TaskEnd(EndKind.NEVER_STARTED, self._exited_at, error=f"the waiting task process {how}")
+        return TaskEnd(EndKind.CRASHED, self._exited_at, error=f"the task process {how}")
 
     async def end(self, reason: str | None) -> None:
         """Make sure that every process of the task is gone. Calling it again waits for the same end."""
@@ -134,7 +140,6 @@ class TaskWatch:
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._exits_within(KILL_GRACE_S)
         self._ledger.forget(self._process.pid)
-        self.gone = True
 
     async def _exits_within(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -142,6 +147,7 @@ class TaskWatch:
 
     def _on_exit(self) -> None:
         self._exited_at = time.time()
+        self._started = self._ledger.has_started(self._process.pid)
         asyncio.get_running_loop().remove_reader(self._pidfd)
         self._learned = asyncio.ensure_future(self._learn_how())
         self._exited.set()

@@ -23,7 +23,14 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
     configured = environ.get("IRIS_RAY_HOST_DIR")
     path = Path(configured) if configured else Path(tempfile.gettempdir()) / f"iris_ray-{os.getuid()}"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{path} belongs to somebody else; remove it, or set IRIS_RAY_HOST_DIR to one of yours")
     return path
+
+
+def started_mark(directory: Path, pid: int) -> Path:
+    """The file that a task process leaves when user code begins to run in it."""
+    return directory / "tasks" / f"{pid}.started"
 
 
 class ProcessLedger:
@@ -36,12 +43,18 @@ class ProcessLedger:
     def record(self, process: psutil.Process, token: str) -> None:
         """Write down that this process is ours, and the token that its children will carry."""
         entry = {"pid": process.pid, "started": _start_ticks(process.pid), "token": token}
+        started_mark(self._directory.parent, process.pid).unlink(missing_ok=True)  # of an earlier process of that pid
         unfinished = self._directory / f"{process.pid}.unfinished"
         unfinished.write_text(json.dumps(entry))
         unfinished.replace(self._directory / f"{process.pid}.json")
 
+    def has_started(self, pid: int) -> bool:
+        """Whether user code has begun to run in that process."""
+        return started_mark(self._directory.parent, pid).exists()
+
     def forget(self, pid: int) -> None:
         (self._directory / f"{pid}.json").unlink(missing_ok=True)
+        started_mark(self._directory.parent, pid).unlink(missing_ok=True)
 
     def end_leftovers(self) -> list[str]:
         """Kill what earlier actors left behind; return who could not be ended in 10 s."""

@@ -92,11 +92,13 @@ class StandbyReady:
         pid: its process.
         token: what its task's processes will carry in their environment.
         ports: free ports of its host that it holds.
+        error: why it is of no use, or None.
     """
 
     pid: int
     token: str
     ports: tuple[int, ...]
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from iris_ray.actors.slice_pool import SlicePool
 logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
+LONG_IDLE_S = 10.0
 
 
 class SlicePoolManager:
@@ -30,6 +31,7 @@ class SlicePoolManager:
         self._controller = ControllerClient()
         self._runs: dict[str, GangRun] = {}
         self._done = 0
+        self._idle_s = 0.0
         self._changed = asyncio.Condition()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -40,12 +42,11 @@ class SlicePoolManager:
 
     async def run(self, request: RunRequest) -> list[Any]:
         """Run one job to its end; the results in (slice, worker) order, or the job's own error."""
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep_idle_slices())
-        await self._controller.connect()
+        self._start_keeper()
         run = GangRun(self._slices, self._controller, request)
         self._runs[run.job_id] = run
         try:
+            await self._controller.connect()
             return await run.run()
         finally:
             del self._runs[run.job_id]
@@ -53,15 +54,28 @@ class SlicePoolManager:
             self._done += 1
             await self._notify()
 
-    async def release(self) -> int:
-        """Give up every idle slice; returns how many jobs still run."""
-        await self._give_back(lambda held: True)
-        return len(self._runs)
+    async def release(self) -> None:
+        """Give up every slice that no job has a use for, those included whose last task is just being ended."""
+
+        def unused(held: HeldSlice) -> bool:
+            return held.used_by not in self._runs
+
+        await self._slices.settle(unused)
+        await self._give_back(unused)
 
     async def until_idle(self, calls: int) -> None:
-        """Returns when that many runs have come and gone and no slice is left."""
+        """Returns when that many runs have come and gone and no slice is left.
+
+        A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
+        """
+
+        self._start_keeper()
+
+        def idle() -> bool:
+            return not self._runs and not len(self._slices) and (self._done >= calls or self._idle_s > LONG_IDLE_S)
+
         async with self._changed:
-            await self._changed.wait_for(lambda: self._done >= calls and not self._runs and not len(self._slices))
+            await self._changed.wait_for(idle)
 
     # -- called by the Controller ----------------------------------------------------------------------------------
 
@@ -87,14 +101,22 @@ class SlicePoolManager:
         if name in self._slices and not self._slices[name].in_use:
             logger.info("%s goes to another job", name)
             await self._give_back(lambda held: held.name == name)
+        await self._slices.left(name)
         return name not in self._slices
 
     # -- idle slices -----------------------------------------------------------------------------------------------
+
+    def _start_keeper(self) -> None:
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep_idle_slices())
 
     async def _keep_idle_slices(self) -> None:
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
             await self._give_back(self._kept_long_enough)
+            busy = self._runs or len(self._slices)
+            self._idle_s = 0.0 if busy else self._idle_s + IDLE_CHECK_S
+            await self._notify()
 
     def _kept_long_enough(self, held: HeldSlice) -> bool:
         idle_s = asyncio.get_running_loop().time() - held.idle_since

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 
 Key = TypeVar("Key")
 
@@ -59,7 +59,9 @@ async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> An
         return await asyncio.wait_for(received(), timeout_s)
     except RayTaskError as error:
         raise error.cause from None
-    except RayActorError as error:
+    except RuntimeEnvSetupError:
+        raise
+    except RayError as error:  # the actor, or what it sent, is lost
         return Unreachable(f"{name} is gone ({type(error).__name__})")
     except TimeoutError:
         return Unreachable(f"{name} did not answer within {timeout_s:g} s")

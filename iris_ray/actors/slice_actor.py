@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable, answer
+from iris_ray.errors import TaskSetupError
 from iris_ray.outcomes import EndKind, TaskEnd
 
 STOP_TIMEOUT_S = 15.0
@@ -39,6 +40,7 @@ class SliceActor(ResourcePoolManager[int]):
         self._name = name
         self._hosts = dict(enumerate(hosts))
         self._standbys: dict[int, tuple[ActorHandle, int]] = {}  # with their pids
+        self._running: tuple[str, int] | None = None  # job id and attempt
         self._tasks: dict[int, HostTask] = {}
 
     def members(self) -> Mapping[int, ActorHandle]:
@@ -68,6 +70,8 @@ class SliceActor(ResourcePoolManager[int]):
         ready = await answer(standby.ready.remote(), f"the standby on {self.member_name(host)}", timeout_s)
         if isinstance(ready, Unreachable):
             return ready
+        if ready.error:
+            raise TaskSetupError(f"{self.member_name(host)}: {ready.error}")
         adopted = await self.ask(host, "adopt", standby, ready.pid, ready.token, timeout_s=timeout_s)
         return adopted if isinstance(adopted, Unreachable) else ready
 
@@ -76,11 +80,11 @@ class SliceActor(ResourcePoolManager[int]):
 
         The answer holds the ends known by then; None where a host no longer answers.
         """
-        started_at = time.time()
+        self._running = launches[0].info.job_id, launches[0].info.attempt
         self._tasks = {}
         for i, launch in enumerate(launches):
             standby, pid = self._standbys.pop(i)
-            end = asyncio.ensure_future(self._run_task(i, standby, pid, launch, started_at))
+            end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
             self._tasks[i] = HostTask(pid, end)
         pending = {task.end for task in self._tasks.values()}
         while pending:
@@ -90,31 +94,32 @@ class SliceActor(ResourcePoolManager[int]):
                 break
         return {i: task.known_end() for i, task in self._tasks.items() if task.end.done()}
 
-    async def _run_task(
-        self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch, started_at: float
-    ) -> TaskEnd | None:
+    async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
         try:
             end: TaskEnd = await standby.run.remote(launch)
             return end
         except RayTaskError as error:  # what it sent can't be read here
             return TaskEnd(EndKind.RAISED, time.time(), None, str(error.cause), str(error))
-        except RayActorError:
-            pass
-        facts = await self.ask(host, "how_it_ended", pid)
-        if isinstance(facts, Unreachable) or facts.ended_at < started_at:  # a standby that died is no crash of the task
-            return None
-        end = facts
-        return end
+        except RayError:
+            facts: TaskEnd | Unreachable = await self.ask(host, "how_it_ended", pid)
+            return None if isinstance(facts, Unreachable) else facts
 
-    async def stop(self, reason: str | None) -> dict[int, TaskEnd | None]:
-        """End every task that still runs and wait until all processes are gone; None where a host can't say."""
-        calls = (self.ask(i, "stop", task.pid, reason, timeout_s=STOP_TIMEOUT_S) for i, task in self._tasks.items())
+    async def stop(self, job_id: str, attempt: int, reason: str | None) -> dict[int, TaskEnd | None]:
+        """End every task of that attempt that still runs and wait until all its processes are gone.
+
+        Returns:
+            How each task ended; None where its host can't vouch that it has. Nothing if that attempt is not running
+            here (any more).
+        """
+        if self._running != (job_id, attempt):
+            return {}
+        tasks, self._tasks, self._running = self._tasks, {}, None
+        calls = (self.ask(i, "stop", task.pid, reason, timeout_s=STOP_TIMEOUT_S) for i, task in tasks.items())
         answers = await asyncio.gather(*calls)
         ends: dict[int, TaskEnd | None] = {}
-        for (i, task), facts in zip(self._tasks.items(), answers, strict=True):
-            ends[i] = task.known_end() or (None if isinstance(facts, Unreachable) else facts)
+        for (i, task), facts in zip(tasks.items(), answers, strict=True):
+            ends[i] = None if isinstance(facts, Unreachable) else task.known_end() or facts
             task.end.cancel()
-        self._tasks = {}
         return ends
 
     async def teardown(self) -> None:

@@ -1,6 +1,7 @@
 """The slices that one calling process holds: reserved when a job needs them, kept warm for a while, given back."""
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,6 +12,8 @@ from iris_ray.actors.held_slice import HeldSlice
 from iris_ray.actors.messages import AttemptOrder, ProcessSpec
 from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable, answer
 from iris_ray.events import SliceReleasedEvent
+
+logger = logging.getLogger(__name__)
 
 USED_PORTS_KEPT = 1000
 HEALTHY_TIMEOUT_S = 3.0
@@ -28,6 +31,7 @@ class SlicePool(ResourcePoolManager[str]):
         self.owner = owner
         self.used_ports: deque[int] = deque(maxlen=USED_PORTS_KEPT)
         self._held: dict[str, HeldSlice] = {}
+        self._leaving: dict[str, asyncio.Future[None]] = {}  # being given back; a new order reserves them afresh
 
     def __getitem__(self, name: str) -> HeldSlice:
         return self._held[name]
@@ -36,7 +40,7 @@ class SlicePool(ResourcePoolManager[str]):
         return name in self._held
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._held) + len(self._leaving)
 
     def members(self) -> Mapping[str, ActorHandle]:
         return {name: held.actor for name, held in self._held.items()}
@@ -84,14 +88,16 @@ class SlicePool(ResourcePoolManager[str]):
             if held is not None and held.needs_standbys:
                 held.renew_standbys(process, self.used_ports)
 
-    def set_idle(self, names: Sequence[str], process: ProcessSpec, job_goes_on: bool) -> None:
-        """An attempt on these slices is over; get them ready for the next one if there may be one."""
+    def set_idle(self, names: Sequence[str]) -> None:
+        """An attempt on these slices is over; from now on others may use them."""
         now = asyncio.get_running_loop().time()
         for name in names:
             if held := self._held.get(name):
                 held.in_use, held.idle_since = False, now
-                if job_goes_on or held.keep_warm > 0:
-                    self.renew_standbys([name], process)
+
+    def refill(self, names: Sequence[str], process: ProcessSpec, job_goes_on: bool) -> None:
+        """Get these slices ready for the next attempt, if there may be one."""
+        self.renew_standbys([n for n in names if job_goes_on or (n in self and self[n].keep_warm > 0)], process)
 
     def retire(self, names: Sequence[str]) -> list[SliceReleasedEvent]:
         """Drop broken slices at once; their hosts may be gone."""
@@ -106,12 +112,33 @@ class SlicePool(ResourcePoolManager[str]):
         """Give back the idle slices for which the condition holds; returns when their processes are gone."""
         chosen = [held for held in self._held.values() if not held.in_use and condition(held)]
         for held in chosen:
-            held.in_use = True  # nobody else is to release it, or give it up, meanwhile
-        calls = (self.ask(held.name, "teardown", timeout_s=TEARDOWN_TIMEOUT_S) for held in chosen)
-        await asyncio.gather(*calls, return_exceptions=True)  # what can't be torn down ends with its reservation
+            del self._held[held.name]
+            self._leaving[held.name] = asyncio.ensure_future(self._tear_down(held))
         for held in chosen:
-            self._discard(held)
+            await self.left(held.name)
         return [SliceReleasedEvent(held.name, self.owner) for held in chosen]
+
+    async def settle(self, condition: Callable[[HeldSlice], bool]) -> None:
+        """Returns when the slices for which the condition holds are idle, or after a while."""
+        deadline = asyncio.get_running_loop().time() + TEARDOWN_TIMEOUT_S
+        while any(held.in_use and condition(held) for held in self._held.values()):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(0.02)
+
+    async def left(self, name: str) -> None:
+        """Returns when the slice is not being given back (any more)."""
+        if leaving := self._leaving.get(name):
+            await asyncio.shield(leaving)
+
+    async def _tear_down(self, held: HeldSlice) -> None:
+        try:
+            await answer(held.actor.teardown.remote(), f"slice {held.name}", TEARDOWN_TIMEOUT_S)
+        except Exception:
+            logger.exception("%s could not be torn down; it ends with its reservation", held.name)
+        finally:
+            held.discard()
+            del self._leaving[held.name]
 
     def _discard(self, held: HeldSlice) -> None:
         held.discard()

@@ -20,7 +20,7 @@ from collections.abc import Collection
 import ray
 from ray import cloudpickle
 
-from iris_ray.actors.host_processes import TOKEN_VARIABLE
+from iris_ray.actors.host_processes import TOKEN_VARIABLE, host_directory, started_mark
 from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.ray_internals import label_output
 from iris_ray.errors import ResultNotPicklableError
@@ -43,17 +43,20 @@ class TaskProcess:
     """
 
     def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
-        for module in preload:
-            importlib.import_module(module)
+        self._error = import_all(preload)
         self._token = secrets.token_hex(8)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
 
     def ready(self) -> StandbyReady:
         """Answering is the proof. The ports stay bound, so that nobody else takes them, until the task starts."""
-        return StandbyReady(os.getpid(), self._token, tuple(held.getsockname()[1] for held in self._held))
+        ports = tuple(held.getsockname()[1] for held in self._held)
+        return StandbyReady(os.getpid(), self._token, ports, self._error)
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run the user's function here and now. Never raises for what user code does."""
+        mark = started_mark(host_directory(), os.getpid())
+        mark.parent.mkdir(mode=0o700, exist_ok=True)
+        mark.touch()
         for held in self._held:
             held.close()
         changes = task_environment(os.environ, launch.env, launch.info, launch.multislice, launch.num_cpus)
@@ -79,6 +82,16 @@ class TaskProcess:
     def exit(self) -> None:
         """End the process in good order: exit handlers of user code run."""
         ray.actor.exit_actor()
+
+
+def import_all(modules: Collection[str]) -> str | None:
+    """Import modules; what went wrong, or None."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            return f"preload={module!r} can't be imported: {type(error).__name__}: {error}"
+    return None
 
 
 def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.socket]:
