@@ -229,6 +229,23 @@ def test_users_exception_comes_back_as_itself_after_the_retries(cluster: Simulat
     assert (view.failures, view.preemptions) == (2, 0)
 
 
+class Awkward(Exception):
+    """Its __init__ takes more than it passes on, so that plain pickling can't rebuild it."""
+
+    def __init__(self, what: str, how_much: int) -> None:
+        super().__init__(what)
+        self.how_much = how_much
+
+
+def test_users_exception_with_a_constructor_of_its_own_comes_back_as_itself(cluster: SimulatedCluster) -> None:
+    def fail() -> None:
+        raise Awkward("spilt", 2)
+
+    with pytest.raises(Awkward, match="spilt") as caught:
+        run_on_pod(fail, "v4-16", max_retries_failure=0)
+    assert caught.value.how_much == 2
+
+
 def test_exception_that_can_not_travel_is_reported_with_its_traceback(cluster: SimulatedCluster) -> None:
     def fail() -> None:
         class Local(Exception):

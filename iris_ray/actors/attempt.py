@@ -196,8 +196,8 @@ class Attempt:
     async def _refusal(self) -> LaunchFailed:
         """Returns if Ray has not reserved the slices in time: somebody outside iris_ray was faster."""
         await asyncio.sleep(RESERVE_TIMEOUT_S)
-        groups = {name: self._slices[name].group for name in self.names}
-        waiting = await asyncio.to_thread(lambda: [name for name, group in groups.items() if not group.wait(0.01)])
+        held = [self._slices[name] for name in self.names]
+        waiting = await asyncio.to_thread(lambda: [one.name for one in held if not one.is_reserved()])
         if not waiting:
             await asyncio.Event().wait()  # reserved; the rest is a matter of starting processes
         return LaunchFailed(

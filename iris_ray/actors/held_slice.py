@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.host_actor import TPUHostActor
@@ -95,6 +95,10 @@ class HeldSlice:
         # The used ones are dropped here; their hosts' actors keep handles of their own until they are gone.
         self.standbys = [_start_standby(self.group, host, process, avoid_ports) for host in self.hosts]
         self.ready = _prepare(self.hosts, self.actor, self.standbys)
+
+    def is_reserved(self) -> bool:
+        """Whether Ray has set the resources aside. Blocks for a millisecond or two."""
+        return bool(placement_group_table(self.group)["state"] == "CREATED")
 
     def discard(self) -> None:
         """Give the reservation back to Ray, which ends every process that runs in it. Returns at once."""

@@ -23,6 +23,7 @@ from ray import cloudpickle
 from iris_ray.actors.host_processes import TOKEN_VARIABLE, host_directory, started_mark
 from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.ray_internals import label_output
+from iris_ray.actors.transport import Rebuilt
 from iris_ray.errors import ResultNotPicklableError
 from iris_ray.outcomes import EndKind, TaskEnd
 from iris_ray.task_env import task_environment
@@ -132,11 +133,17 @@ def _raised(error: BaseException) -> TaskEnd:
     ended_at = time.time()
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
-    payload: bytes | None = None
-    if isinstance(error, Exception):
-        try:
-            payload = cloudpickle.dumps(error)
-            cloudpickle.loads(payload)  # some exceptions pickle and can't be rebuilt; find out where it happened
-        except Exception:
-            payload = None
+    payload = _pickled_error(error) if isinstance(error, Exception) else None
     return TaskEnd(EndKind.RAISED, ended_at, payload, summary, text)
+
+
+def _pickled_error(error: Exception) -> bytes | None:
+    """The exception, pickled in a way that is known to work here; None if there is none."""
+    for travelling in (error, Rebuilt(error)):  # the second: its __init__ takes other arguments than it passes on
+        try:
+            payload: bytes = cloudpickle.dumps(travelling)
+            cloudpickle.loads(payload)
+            return payload
+        except Exception:
+            continue
+    return None

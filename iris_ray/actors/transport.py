@@ -32,6 +32,23 @@ class PickledError(Exception):
         return rebuild_error, (self._payload,)
 
 
+class Rebuilt:
+    """An exception that is put together again without calling its ``__init__``."""
+
+    def __init__(self, error: Exception) -> None:
+        self._parts = type(error), error.args, vars(error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return put_together, self._parts
+
+
+def put_together(kind: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
 def rebuild_error(payload: bytes) -> Exception:
     """The user's exception, or a stand-in where its class can't be imported."""
     try:

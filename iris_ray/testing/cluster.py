@@ -3,12 +3,14 @@
 import atexit
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from ipaddress import IPv4Address
 from itertools import count
@@ -98,14 +100,14 @@ class SimulatedCluster:
         """Starts everything and waits until all hosts have joined. Only needed without ``with``."""
         if not sys.platform.startswith("linux"):
             raise InvalidRequestError(f"A simulated cluster needs Linux; this is {sys.platform}.")
-        if ray.is_initialized():
-            raise InvalidRequestError(
-                "Ray is already initialised in this process: call ray.shutdown() first, then start the cluster."
-            )
         with SimulatedCluster._active_lock:
             if SimulatedCluster._active is not None:
                 raise InvalidRequestError(
                     "This process has a simulated cluster already: shut that down first, or call its add_slice()."
+                )
+            if ray.is_initialized():
+                raise InvalidRequestError(
+                    "Ray is already initialised in this process: call ray.shutdown() first, then start the cluster."
                 )
             SimulatedCluster._active = self
         self._owner = os.getpid()
@@ -253,7 +255,8 @@ class SimulatedCluster:
             raise RuntimeError(f"The head node did not start: {error}{workspace.tail(*logs)}") from error
         if self._connect:
             self._say("connecting the driver")  # before any TPU host joins, lest it be attached to one
-            ray.init(self.address, logging_level="WARNING")
+            with _interrupt_held_back():
+                ray.init(self.address, logging_level="WARNING")
         self._add_slices([config for config, number in self._initial for _ in range(number)])
         self._say(f"ready at {self.address}")
 
@@ -398,6 +401,23 @@ class SimulatedCluster:
 
 
 os.register_at_fork(after_in_child=SimulatedCluster._after_fork)
+
+
+@contextmanager
+def _interrupt_held_back() -> Iterator[None]:
+    """Lets Ctrl-C act only after the block: a driver that is half connected can't even disconnect (Ray 2.60)."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    pressed: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if pressed:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _loopback_addresses() -> Iterator[str]:
