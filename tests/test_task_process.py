@@ -98,14 +98,17 @@ def test_run_exception_comes_back_with_its_traceback() -> None:
 
 
 def test_run_exception_that_can_not_travel_is_told_in_words() -> None:
-    end = run(raises(HoldsALock()))
+    end = run(raises(HoldsALock))
     assert (end.kind, end.payload) == (EndKind.RAISED, None)
     assert str(HoldsALock()) in end.error
     assert str(HoldsALock()) in end.traceback
 
 
 def test_run_exception_whose_constructor_takes_more_than_it_passes_on_still_travels() -> None:
-    end = run(raises(TwoPartError("it broke", "of rust")))
+    def function() -> None:
+        raise TwoPartError("it broke", "of rust")
+
+    end = run(function)
     rebuilt = cloudpickle.loads(end.payload)
     assert (type(rebuilt), vars(rebuilt)) == (TwoPartError, vars(TwoPartError("it broke", "of rust")))
     assert str(rebuilt) == str(TwoPartError("it broke", "of rust"))
