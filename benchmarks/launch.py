@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -78,9 +79,9 @@ def warm(samples: int) -> None:
         def launch() -> float:
             return seconds(lambda: run_on_pod(empty, TPU_TYPE, num_slices=SLICES, keep_warm=600))
 
-        def pinned_tasks() -> float:
+        def pinned_tasks(**options: Any) -> float:
             time.sleep(SETTLE_S)
-            tasks = [pinned_task.options(scheduling_strategy=on(node)) for node in nodes]
+            tasks = [pinned_task.options(scheduling_strategy=on(node), **options) for node in nodes]
             return seconds(lambda: ray.get([task.remote() for task in tasks]))
 
         ours, bare = [], []
@@ -91,14 +92,20 @@ def warm(samples: int) -> None:
             ours.append(launch())
         back_to_back = [launch() for _ in range(max(3, samples // 3))]
         release()
-        pinned = [pinned_tasks() for _ in range(max(3, samples // 3))]
+        pinned = [pinned_tasks() for _ in range(samples)]
+        # As launchers without standbys do it: coordinator and port, new for every launch, in the runtime environment.
+        with_env = [
+            pinned_tasks(runtime_env={"env_vars": {"MEGASCALE_PORT": str(20_000 + i)}}) for i in range(max(3, samples // 3))
+        ]
     print(f"warm run_on_pod, {SLICES} × {HOSTS} hosts   {summary(ours)}")
     print(f"bare fan-out of one call per host  {summary(bare)}")
     print(f"pinned max_calls=1 tasks           {summary(pinned)}")
+    print(f"… with variables of the launch     {summary(with_env)}")
     print(f"back to back, waiting for standbys {summary(back_to_back)}")
     middle = statistics.median(ours)
     print(f"run_on_pod / bare fan-out    {middle / statistics.median(bare):.2f}   (to reach: at most 5)")
     print(f"pinned tasks / run_on_pod    {statistics.median(pinned) / middle:.1f}   (to reach: at least 50)")
+    print(f"… with variables             {statistics.median(with_env) / middle:.1f}")
 
 
 def in_new_driver(address: str, what: str) -> float:
@@ -145,6 +152,7 @@ def sleeper(directory: str) -> Callable[[], None]:
     def run() -> None:
         import time
         from pathlib import Path
+from typing import Any
 
         from iris_ray import get_job_info
 

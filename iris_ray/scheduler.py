@@ -195,5 +195,8 @@ def _waiting_reason(spec: JobSpec, groups: list[Group], free: int, obstacles: li
     types: dict[str, int] = defaultdict(int)
     for group in groups:
         types[group.type_name] += 1
-    there_are = ", ".join(f"{n} × {name}" for name, n in sorted(types.items())) or "no TPU hosts at all"
+    there_are = (
+        ", ".join(f"{n} × {name}" for name, n in sorted(types.items()))
+        or "no TPU hosts at all (to try without: SimulatedCluster)"
+    )
     return f"{reason}; none like that in the cluster, which has {there_are}"

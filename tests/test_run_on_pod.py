@@ -411,6 +411,7 @@ def test_driver_sees_prints_marked_with_slice_and_worker_and_the_reason_of_a_wai
         from iris_ray import run_on_pod, run_on_pod_ray
         ray.init(address=sys.argv[1])
 
+        @ray.remote(runtime_env={"env_vars": {"TEA_TOKEN": "hunter2"}})
         def greet():
             print("good morning")
 
@@ -435,3 +436,4 @@ def test_driver_sees_prints_marked_with_slice_and_worker_and_the_reason_of_a_wai
                 for line in seen.splitlines()
             ), seen
     assert "none like that in the cluster, which has 3 × v4-16" in seen
+    assert "hunter2" not in seen, "the value of a user's variable reached a log (defect 11)"

@@ -136,9 +136,11 @@ class GangRun:
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """The verdict (None if it did not start), and how the job stands (None after success)."""
         attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
+        where = ", ".join(attempt.names)
         try:
+            if not self._slices.is_warm(order):
+                logger.info("%s attempt %d: starting processes on %s", self.job_id, attempt.number, where)
             launches = await attempt.prepare()
-            where = ", ".join(attempt.names)
             logger.info("%s attempt %d on %s (%d hosts)", self.job_id, attempt.number, where, attempt.num_tasks)
             say_running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, self._report_running, attempt)
             try:

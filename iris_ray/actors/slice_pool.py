@@ -76,6 +76,11 @@ class SlicePool(ResourcePoolManager[str]):
             held.keep_warm = keep_warm
         self.renew_standbys([hosts[0].slice_name for hosts in order.slices], process)
 
+    def is_warm(self, order: AttemptOrder) -> bool:
+        """Whether every host of the order could start a task at once, as far as is known."""
+        held = [self._held.get(hosts[0].slice_name) for hosts in order.slices]
+        return all(one is not None and one.ready.done() and not one.needs_standbys for one in held)
+
     def use_standbys(self, names: Sequence[str]) -> None:
         """The standbys of these slices run tasks now; nobody else gets them."""
         for name in names:
