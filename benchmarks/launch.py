@@ -25,7 +25,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray import release, run_on_pod, run_on_pod_ray
+from iris_ray import get_job_info, release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 
 TPU_TYPE, SLICES, HOSTS = "v4-32", 2, 4
@@ -94,9 +94,8 @@ def warm(samples: int) -> None:
         release()
         pinned = [pinned_tasks() for _ in range(samples)]
         # As launchers without standbys do it: coordinator and port, new for every launch, in the runtime environment.
-        with_env = [
-            pinned_tasks(runtime_env={"env_vars": {"MEGASCALE_PORT": str(20_000 + i)}}) for i in range(max(3, samples // 3))
-        ]
+        ports = [{"env_vars": {"MEGASCALE_PORT": str(20_000 + i)}} for i in range(max(3, samples // 3))]
+        with_env = [pinned_tasks(runtime_env=env) for env in ports]
     print(f"warm run_on_pod, {SLICES} × {HOSTS} hosts   {summary(ours)}")
     print(f"bare fan-out of one call per host  {summary(bare)}")
     print(f"pinned max_calls=1 tasks           {summary(pinned)}")
@@ -147,18 +146,13 @@ def cold(samples: int) -> None:
 
 
 def sleeper(directory: str) -> Callable[[], None]:
-    """A function that notes when it starts, and runs until it is told to return."""
+    """A function that notes when and where it starts, and runs until it is told to return."""
 
     def run() -> None:
-        import time
-        from pathlib import Path
-from typing import Any
-
-        from iris_ray import get_job_info
-
         info = get_job_info()
         assert info is not None
-        (Path(directory) / f"{info.attempt}-{info.task_index}").write_text(str(time.time()))
+        note = Path(directory) / f"{info.attempt}-{info.task_index}"
+        note.write_text(json.dumps({"started": time.time(), "slice": info.slice_name}))
         while not (Path(directory) / "return").exists():
             time.sleep(0.05)
 
@@ -180,14 +174,14 @@ def recovery(samples: int) -> None:
                 ref = run_on_pod_ray.remote(sleeper(directory), TPU_TYPE, keep_warm=600)
                 first = wait_for(directory, 1)
                 if not spare_is_warm:
-                    launches.append(max(first) - started)
+                    launches.append(last_start(first) - started)
                 time.sleep(SETTLE_S)
                 killed = time.time()
-                cluster.preempt_slice(busy_slice(cluster))
+                cluster.preempt_slice(first[0]["slice"])
                 noticed = wait_until(lambda: not_alive() >= HOSTS)
                 second = wait_for(directory, 2)
                 detection.append(noticed - killed)
-                (warm_slice if spare_is_warm else free).append(max(second) - noticed)
+                (warm_slice if spare_is_warm else free).append(last_start(second) - noticed)
                 (Path(directory) / "return").touch()
                 ray.get(ref)
     print(f"Ray marks the hosts dead after     {summary(detection)}")
@@ -203,11 +197,6 @@ def not_alive() -> int:
     return sum(not node["Alive"] for node in ray.nodes())
 
 
-def busy_slice(cluster: SimulatedCluster) -> str:
-    """With one slice in use, the first by name that is free or warm is the one that iris_ray takes."""
-    return cluster.slice_names[0]
-
-
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
     deadline = time.time() + timeout_s
     while not condition():
@@ -217,15 +206,19 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> float:
     return time.time()
 
 
-def wait_for(directory: str, attempt: int) -> list[float]:
-    """When each host's user code started in this attempt, seconds since the epoch."""
+def wait_for(directory: str, attempt: int) -> list[dict[str, Any]]:
+    """When and where each host's user code started in this attempt; seconds since the epoch."""
 
     def starts() -> list[Path]:
         return list(Path(directory).glob(f"{attempt}-*"))
 
     wait_until(lambda: len(starts()) == HOSTS)
     time.sleep(0.1)
-    return [float(path.read_text()) for path in starts()]
+    return [json.loads(path.read_text()) for path in starts()]
+
+
+def last_start(starts: list[dict[str, Any]]) -> float:
+    return max(start["started"] for start in starts)
 
 
 def main() -> None:
