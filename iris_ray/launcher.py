@@ -62,6 +62,7 @@ def run_on_pod(
         InvalidRequestError: a bad argument; nothing was acquired.
         NoClusterError: Ray is not initialised and there is no cluster to connect to.
         ray.exceptions.RayTaskError: the function's own error, also an instance of the exception that it raised.
+        TaskSetupError: the runtime environment or a module of ``preload`` can't be had on the hosts.
         TaskCrashedError: a task process died without an exception, more often than allowed.
         PreemptedTooManyTimesError: a RuntimeError.
 
