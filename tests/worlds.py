@@ -127,3 +127,11 @@ class World:
 
     def busy(self) -> set[str]:
         return {worker.worker_id for worker in self.state.workers.values() if worker.occupants}
+
+
+def task_states(job: Job) -> list[TaskState]:
+    return [task.state for task in job.tasks]
+
+
+def charged(job: Job) -> tuple[int, int]:
+    return job.failures, job.preemptions
