@@ -1,36 +1,57 @@
 """What a worker is (attributes) and what a job asks of it (constraints).
 
 Values are typed. Numbers equal numbers (``4 == 4.0``), and nothing else: a str never equals a number and ``True`` is
-not ``1``. Ordering is defined among numbers and among strings; across kinds, and for booleans, it is an error, so that
-a constraint that can't be evaluated is seen and not silently false.
+not ``1``. Ordering is defined among numbers and among strings (by code point); across kinds, and for booleans, it is
+an error, so that a constraint that can't be evaluated is seen and not silently false.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+
+from iris_ray.errors import InvalidConstraintError
 
 Scalar = str | int | float | bool
+
+TAINT_PREFIX = "taint:"
+"""An attribute whose name starts so keeps away every job that does not tolerate it, whatever its value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttributeValue:
-    """One typed value of a worker's attribute, or of a constraint."""
+    """One typed value of a worker's attribute, or of a constraint.
+
+    Raises:
+        InvalidConstraintError: not a str, a bool, or a number that compares (NaN does not).
+    """
 
     value: Scalar
 
-    @property
-    def _kind(self) -> str:
-        if isinstance(self.value, bool):
-            return "bool"
-        return "string" if isinstance(self.value, str) else "number"
+    def __post_init__(self) -> None:
+        value = self.value
+        if not isinstance(value, (str, int, float)) or (isinstance(value, float) and math.isnan(value)):
+            raise InvalidConstraintError(f"{value!r} is no value of an attribute; give a str, a number or a bool")
+
+    @staticmethod
+    def parse(text: str) -> "AttributeValue":
+        """The value that an operator wrote as text: ``12`` and ``1.5`` are numbers, ``true`` and ``false`` bools."""
+        if text in ("true", "false"):
+            return AttributeValue(text == "true")
+        if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", text):
+            return AttributeValue(float(text) if "." in text else int(text))
+        return AttributeValue(text)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AttributeValue):
             return NotImplemented
-        return self._kind == other._kind and self.value == other.value
+        return self.value == other.value and isinstance(self.value, bool) == isinstance(other.value, bool)
 
     def __hash__(self) -> int:
-        return hash((self._kind, self.value))
+        return hash((isinstance(self.value, bool), self.value))
 
     def __lt__(self, other: "AttributeValue") -> bool:
         self._require_order(other)
@@ -44,8 +65,15 @@ class AttributeValue:
         if self._kind != other._kind or self._kind == "bool":
             raise TypeError(f"can't order {self.value!r} ({self._kind}) and {other.value!r} ({other._kind})")
 
+    @property
+    def _kind(self) -> str:
+        if isinstance(self.value, bool):
+            return "bool"
+        return "string" if isinstance(self.value, str) else "number"
+
     def __str__(self) -> str:
-        return str(self.value)
+        looks_like_another_kind = isinstance(self.value, str) and AttributeValue.parse(self.value)._kind != "string"
+        return repr(self.value) if looks_like_another_kind else str(self.value)
 
 
 Attributes = Mapping[str, AttributeValue]
@@ -62,59 +90,90 @@ class ConstraintOp(Enum):
     GE = ">="
     LT = "<"
     LE = "<="
+    IN = "in"
+
+
+_COMPARE: Mapping[ConstraintOp, Callable[[Any, Any], bool]] = {
+    ConstraintOp.EQ: operator.eq,
+    ConstraintOp.NE: operator.ne,
+    ConstraintOp.GT: operator.gt,
+    ConstraintOp.GE: operator.ge,
+    ConstraintOp.LT: operator.lt,
+    ConstraintOp.LE: operator.le,
+    ConstraintOp.IN: lambda have, asked: have in asked,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
     """One requirement on a worker. A missing attribute satisfies NOT_EXISTS and nothing else.
 
+    Args:
+        key: the attribute's name.
+        op: the comparison.
+        value: what the attribute is compared with: nothing for EXISTS and NOT_EXISTS, a non-empty collection of values
+            for IN. Plain str, int, float and bool are taken for `AttributeValue` of themselves.
+
     Raises:
-        ValueError: a comparison without a value, or EXISTS / NOT_EXISTS with one.
+        InvalidConstraintError: a comparison without a value, a value where none belongs, an ordering by a bool.
     """
 
     key: str
     op: ConstraintOp
-    value: AttributeValue | None = None
+    value: AttributeValue | tuple[AttributeValue, ...] | None = None
 
     def __post_init__(self) -> None:
-        takes_value = self.op not in (ConstraintOp.EXISTS, ConstraintOp.NOT_EXISTS)
+        if not isinstance(self.key, str) or not self.key:
+            raise InvalidConstraintError(f"a constraint's key is {self.key!r}; give the name of an attribute")
+        if not isinstance(self.op, ConstraintOp):
+            raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op!r} is no ConstraintOp")
+        takes_value = self.op in _COMPARE
         if takes_value != (self.value is not None):
-            raise ValueError(
-                f"constraint on {self.key!r}: {self.op.name} {'needs a' if takes_value else 'takes no'} value"
-            )
+            needs = "needs a" if takes_value else "takes no"
+            raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} {needs} value")
+        if self.op is ConstraintOp.IN:
+            object.__setattr__(self, "value", _values(self.key, self.value))
+        elif takes_value:
+            value = _value(self.value)
+            object.__setattr__(self, "value", value)
+            if isinstance(value.value, bool) and self.op not in (ConstraintOp.EQ, ConstraintOp.NE):
+                raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} can't order by a bool")
 
-    def matches(self, attributes: Attributes) -> bool:
-        """Whether a worker with these attributes satisfies the constraint.
+    def accepts(self, have: AttributeValue | None) -> bool:
+        """Whether an attribute with this value (None: without the attribute) satisfies the constraint.
 
         Raises:
             TypeError: an ordering across kinds, such as GT between a number and a str.
         """
-        have = attributes.get(self.key)
-        if self.op is ConstraintOp.NOT_EXISTS:
-            return have is None
-        if have is None:
-            return False
-        if self.op is ConstraintOp.EXISTS:
-            return True
-        assert self.value is not None
-        match self.op:
-            case ConstraintOp.EQ:
-                return have == self.value
-            case ConstraintOp.NE:
-                return have != self.value
-            case ConstraintOp.GT:
-                return self.value < have
-            case ConstraintOp.GE:
-                return self.value <= have
-            case ConstraintOp.LT:
-                return have < self.value
-            case _:
-                return have <= self.value
+        compare = _COMPARE.get(self.op)
+        if compare is None:
+            return (have is None) is (self.op is ConstraintOp.NOT_EXISTS)
+        return have is not None and compare(have, self.value)
+
+    def matches(self, attributes: Attributes) -> bool:
+        """Whether a worker with these attributes satisfies the constraint; raises like `accepts`."""
+        return self.accepts(attributes.get(self.key))
 
     def __str__(self) -> str:
-        return f"{self.key} {self.op.value}" + ("" if self.value is None else f" {self.value}")
+        if self.value is None:
+            return f"{self.key} {self.op.value}"
+        value = f"({', '.join(map(str, self.value))})" if isinstance(self.value, tuple) else self.value
+        return f"{self.key} {self.op.value} {value}"
 
 
 def matches_all(constraints: Iterable[Constraint], attributes: Attributes) -> bool:
     """Whether a worker satisfies every constraint."""
     return all(c.matches(attributes) for c in constraints)
+
+
+def _value(value: Any) -> AttributeValue:
+    return value if isinstance(value, AttributeValue) else AttributeValue(value)
+
+
+def _values(key: str, values: Any) -> tuple[AttributeValue, ...]:
+    if isinstance(values, (str, AttributeValue)) or not isinstance(values, Iterable):
+        raise InvalidConstraintError(f"constraint on {key!r}: IN needs several values, such as ['a', 'b']")
+    found = tuple(_value(value) for value in values)
+    if not found:
+        raise InvalidConstraintError(f"constraint on {key!r}: IN needs at least one value; nothing is in an empty list")
+    return found

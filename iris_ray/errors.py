@@ -6,6 +6,8 @@
     ├── InvalidRequestError (ValueError)     refused at the door; nothing was acquired
     │   ├── UnknownTPUTypeError
     │   ├── InvalidSliceCountError
+    │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written
+    │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
@@ -36,6 +38,14 @@ class UnknownTPUTypeError(InvalidRequestError):
 
 class InvalidSliceCountError(InvalidRequestError):
     """``num_slices`` is not a positive int or a sequence of distinct positive ints."""
+
+
+class InvalidConstraintError(InvalidRequestError):
+    """A constraint, or a value of an attribute, that can't work as written."""
+
+
+class InvalidJobError(InvalidRequestError):
+    """A job whose parts don't go together; the message says how to mend it."""
 
 
 class InvalidFunctionError(InvalidRequestError):

@@ -1,12 +1,14 @@
 """What can happen to the controller's state. Every change is one of these; times are seconds on the caller's clock.
 
-Reports carry the attempt that they speak of; one about an older attempt changes nothing.
+Reports carry the attempt that they speak of; one about an older attempt changes nothing. Where an event is about a gang,
+``task_index`` is any of its tasks; a coscheduled job has one gang, any other one for every task.
 """
 
 from dataclasses import dataclass
 
 from iris_ray.constraints import Attributes
-from iris_ray.jobs import JobSpec, TaskState
+from iris_ray.jobs import JobSpec
+from iris_ray.lifecycle import TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +62,32 @@ class WorkerFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangAssignedEvent:
-    """All tasks of a job get their workers, at once: ``groups[slice_id][worker_id]`` is a worker's id."""
+    """All tasks of a coscheduled job get their workers, at once: ``groups[slice_id][worker_id]`` is a worker's id."""
 
     job_id: str
     group_names: tuple[str, ...]
     groups: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskAssignedEvent:
+    """A task of a job that is not coscheduled gets its worker."""
+
+    job_id: str
+    task_index: int
+    worker_id: str
+
+
+AssignedEvent = GangAssignedEvent | TaskAssignedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUnschedulableEvent:
+    """A gang that never ran is given up, and its job with it."""
+
+    job_id: str
+    task_index: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +98,7 @@ class TaskDispatchFailedEvent:
     attempt: int
     error: str
     now: float
+    task_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +118,7 @@ class AttemptEndConfirmedEvent:
 
     job_id: str
     attempt: int
+    task_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +137,8 @@ Event = (
     | WorkerSuspectedEvent
     | WorkerFailedEvent
     | GangAssignedEvent
+    | TaskAssignedEvent
+    | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent
     | AttemptEndConfirmedEvent

@@ -1,122 +1,132 @@
-"""The nouns of the scheduling core: jobs, tasks and workers, and the states they can be in. Pure data."""
+"""Jobs, the gangs that they consist of, and their tasks. Pure data; changed by `ControllerState` alone.
 
+A *gang* is the tasks that start and fail together: all tasks of a coscheduled job, or any single task of another one.
+So every rule about attempts, budgets and capacity exists once, for gangs.
+"""
+
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
+from typing import Any
 
-from iris_ray.constraints import Attributes, AttributeValue, Constraint
-
-TPU = "TPU"
-"""Ray's resource name for chips."""
-
-TPU_NAME = "tpu-name"
-TPU_WORKER_ID = "tpu-worker-id"
-TPU_TOPOLOGY = "tpu-topology"
-TPU_VM_COUNT = "tpu-vm-count"
-
-
-class TaskState(Enum):
-    """Where one task stands. COSCHED_FAILED: ended because another member of its gang ended."""
-
-    PENDING = "pending"
-    ASSIGNED = "assigned"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    KILLED = "killed"
-    WORKER_FAILED = "worker_failed"
-    UNSCHEDULABLE = "unschedulable"
-    COSCHED_FAILED = "cosched_failed"
-
-
-class JobState(Enum):
-    """Where a job stands; derived from the counts of its tasks' states."""
-
-    PENDING = "pending"
-    RUNNING = "running"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    KILLED = "killed"
-    WORKER_FAILED = "worker_failed"
-    UNSCHEDULABLE = "unschedulable"
-
-    @property
-    def finished(self) -> bool:
-        """Whether the job will never change again."""
-        return self not in (JobState.PENDING, JobState.RUNNING)
-
+from iris_ray.constraints import Constraint
+from iris_ray.errors import InvalidJobError
+from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.multislice import slice_counts
+from iris_ray.requirement import Requirement, make_requirement
+from iris_ray.topology import get_tpu_config
+from iris_ray.workers import TPU_NAME
 
 _S = TaskState
 
-# The only moves there are. SUCCEEDED goes back to PENDING when a gang restarts whole: the member that had already
-# finished rejoins.
-TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
-    _S.PENDING: frozenset({_S.ASSIGNED, _S.KILLED, _S.UNSCHEDULABLE}),
-    _S.ASSIGNED: frozenset({_S.PENDING, _S.RUNNING, _S.KILLED, _S.FAILED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),
-    _S.RUNNING: frozenset({_S.PENDING, _S.SUCCEEDED, _S.KILLED, _S.FAILED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),
-    _S.SUCCEEDED: frozenset({_S.PENDING, _S.KILLED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),
-    _S.FAILED: frozenset(),
-    _S.KILLED: frozenset(),
-    _S.WORKER_FAILED: frozenset(),
-    _S.UNSCHEDULABLE: frozenset(),
-    _S.COSCHED_FAILED: frozenset(),
-}
-ACTIVE = frozenset({_S.ASSIGNED, _S.RUNNING})
+
+class PriorityBand(IntEnum):
+    """Jobs of a band are looked at before those of the next. A running gang is never evicted for another."""
+
+    PRODUCTION = 0
+    INTERACTIVE = 1
+    BATCH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class CoschedulingConfig:
-    """All tasks of a group share one value of ``group_by``; a gang has one or several whole groups.
+    """All tasks of a group share one value of ``group_by``; a gang has one or several groups.
 
     Args:
         group_by: the attribute that names a group; for TPUs the slice's name.
-        num_groups: the counts of groups that the job can use, ascending.
+        num_groups: how many groups (slices) the job needs, or the counts that it can use; kept as an ascending tuple.
+
+    Raises:
+        InvalidSliceCountError: ``num_groups`` is not made of distinct positive ints.
+        InvalidJobError: ``group_by`` is no name.
     """
 
     group_by: str = TPU_NAME
-    num_groups: tuple[int, ...] = (1,)
+    num_groups: int | Sequence[int] = (1,)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.group_by, str) or not self.group_by:
+            raise InvalidJobError(f"group_by is {self.group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
+        object.__setattr__(self, "num_groups", slice_counts(self.num_groups))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of groups that the job can use, ascending."""
+        return tuple(self.num_groups)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job asks for; never changes.
+    """What a job asks for; never changes. Its tasks are called ``<job id>/task-<index>``.
 
     Args:
         job_id: unique in the cluster.
-        name: what people call it.
+        name: what people call it; the id if left out.
         owner: whose slices it runs on: the id of the SlicePoolManager that submitted it.
-        replicas: tasks per group.
-        whole_groups: a gang takes each group whole, with all chips, however many hosts and chips the live nodes say it
-            has; ``replicas`` and the chips in ``resources`` are then what the rule for the type expects.
-        coscheduling: how tasks form a gang.
+        user: who it is for; fair share is between users.
+        priority: which jobs it goes before.
+        device: the TPU type that it runs on, such as "v4-32"; None without TPU.
+        replicas: tasks per group if coscheduled, else tasks in all.
+        coscheduling: how tasks form a gang; None: each is placed, fails and is retried by itself.
+        whole_groups: take each group whole, with all chips, however many hosts and chips the live nodes say it has;
+            ``replicas`` and the chips in ``resources`` are then what the rule for the type expects.
         constraints: what every worker must satisfy.
-        resources: what one task takes of its worker, by Ray's resource names.
-        max_retries_failure: further attempts after failures of the job's own.
-        max_retries_preemption: further attempts after lost hosts.
+        preferences: what is better satisfied; the more the better.
+        tolerations: names of taints that do not keep the job away.
+        resources: what one task takes of its worker, by Ray's resource names. A task that takes chips takes all of its
+            host, since libtpu allows one process a host.
+        max_retries_failure: further attempts of a gang after failures of its own.
+        max_retries_preemption: further attempts of a gang after lost hosts.
+        max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
+            gang whose retries are used up fails the job.
+        scheduling_timeout: seconds after submission by which every task must have run, or the job is given up as
+            unschedulable; None: it waits.
+
+    Raises:
+        InvalidJobError: something that can't work as written.
+        UnknownTPUTypeError: no such device.
     """
 
     job_id: str
-    name: str
     owner: str
-    replicas: int
-    coscheduling: CoschedulingConfig
+    name: str = ""
+    user: str = ""
+    priority: PriorityBand = PriorityBand.INTERACTIVE
+    device: str | None = None
+    replicas: int = 1
+    coscheduling: CoschedulingConfig | None = None
+    whole_groups: bool = False
     constraints: tuple[Constraint, ...] = ()
+    preferences: tuple[Constraint, ...] = ()
+    tolerations: tuple[str, ...] = ()
     resources: Mapping[str, float] = field(default_factory=dict)
     max_retries_failure: int = 0
     max_retries_preemption: int = 100
-    whole_groups: bool = False
+    max_task_failures: int | None = None
+    scheduling_timeout: float | None = None
 
-    def demand(self, worker: "Worker") -> Mapping[str, float]:
-        """What one task takes of this worker."""
-        if not self.whole_groups:
-            return self.resources
-        return {**self.resources, TPU: worker.resources.get(TPU, 0.0)}
+    def __post_init__(self) -> None:
+        _require_valid(self)
+
+    @property
+    def requirement(self) -> Requirement:
+        """What its gangs ask of workers."""
+        return make_requirement(
+            self.coscheduling.group_by if self.coscheduling else None,
+            self.replicas if self.coscheduling else 1,
+            self.whole_groups,
+            self.constraints,
+            self.preferences,
+            self.tolerations,
+            self.resources,
+        )
 
 
 @dataclass(slots=True)
 class Task:
-    """One member of a gang, in its current attempt."""
+    """One process on one host, in its current attempt."""
 
     task_id: str
     index: int
@@ -126,98 +136,162 @@ class Task:
 
 
 @dataclass(slots=True)
-class Job:
-    """A job's past and present. Changed by ControllerState alone.
+class Gang:
+    """Tasks that start and fail together.
 
     Attributes:
+        tasks: in the order of their hosts, group by group.
+        succeeded: how many of them have.
         attempt: number of the current or latest attempt; 0 before the first.
         failures, preemptions: charged so far, at most one of them per attempt.
         dispatch_failures: launches that never started, since the last one that did.
-        not_before: seconds on the caller's clock; the job is not scheduled earlier.
+        not_before: seconds on the caller's clock; the gang is not scheduled earlier.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
+        started: whether any attempt ever ran.
         error: the first cause of the latest attempt's end, in words.
     """
 
-    spec: JobSpec
-    submitted_at: float
     tasks: list[Task]
-    counts: Counter[TaskState]
+    succeeded: int = 0
     attempt: int = 0
     failures: int = 0
     preemptions: int = 0
     dispatch_failures: int = 0
     not_before: float = 0.0
     groups: tuple[str, ...] = ()
+    started: bool = False
     error: str | None = None
+
+    # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first speaks for all.
+
+    @property
+    def pending(self) -> bool:
+        return self.tasks[0].state is _S.PENDING
+
+    @property
+    def placed(self) -> bool:
+        """Whether its current attempt has hosts and is not over."""
+        state = self.tasks[0].state
+        live = state is _S.ASSIGNED or state is _S.RUNNING or state is _S.SUCCEEDED
+        return live and self.succeeded < len(self.tasks)
+
+
+@dataclass(slots=True)
+class Job:
+    """A job's past and present.
+
+    Attributes:
+        number: counts submissions; the smaller the older.
+        gangs: one if it is coscheduled, else one for every task.
+        counts: how many tasks are in each state.
+        pending: positions of the gangs that wait for hosts, in the order in which they are looked at.
+        failures, preemptions: charged to any of its gangs so far.
+        error: why its latest attempt, or the job, ended, in words.
+    """
+
+    spec: JobSpec
+    number: int
+    submitted_at: float
+    requirement: Requirement
+    gangs: list[Gang]
+    counts: Counter[TaskState]
+    pending: dict[int, None]
+    failures: int = 0
+    preemptions: int = 0
+    error: str | None = None
+
+    @property
+    def gang(self) -> Gang:
+        """The one gang of a coscheduled job."""
+        (gang,) = self.gangs
+        return gang
+
+    @property
+    def tasks(self) -> list[Task]:
+        """All tasks by index."""
+        return [task for gang in self.gangs for task in gang.tasks]
+
+    def position_of(self, task_index: int) -> int:
+        """The position in ``gangs`` of the gang that a task belongs to."""
+        return 0 if self.spec.coscheduling else task_index
 
     @property
     def state(self) -> JobState:
         """Derived from the counts of the tasks' states, whatever the number of tasks."""
         counts = self.counts
+        if counts[_S.FAILED] and not self._tolerates_failures:
+            return JobState.FAILED
         for task_state, job_state in _DECISIVE:
             if counts[task_state]:
                 return job_state
-        if counts[_S.SUCCEEDED] == len(self.tasks):
-            return JobState.SUCCEEDED
-        if counts[_S.PENDING] == len(self.tasks):
-            return JobState.PENDING
-        return JobState.RUNNING
+        total = counts.total()
+        if counts[_S.SUCCEEDED] + counts[_S.FAILED] + counts[_S.COSCHED_FAILED] == total:
+            return JobState.SUCCEEDED if counts[_S.SUCCEEDED] else JobState.FAILED
+        return JobState.PENDING if counts[_S.PENDING] == total else JobState.RUNNING
+
+    @property
+    def _tolerates_failures(self) -> bool:
+        limit = self.spec.max_task_failures
+        return limit is not None and self.failures <= limit
 
 
 _DECISIVE = (
-    (_S.FAILED, JobState.FAILED),
     (_S.WORKER_FAILED, JobState.WORKER_FAILED),
-    (_S.KILLED, JobState.KILLED),
     (_S.UNSCHEDULABLE, JobState.UNSCHEDULABLE),
+    (_S.KILLED, JobState.KILLED),
 )
 
-Occupant = tuple[str, int]  # (task id, attempt)
+
+def _require_valid(spec: JobSpec) -> None:
+    """Refuse what can't work as written, and say how to mend it."""
+    who = f"job {spec.job_id!r}"
+    if not isinstance(spec.job_id, str) or not spec.job_id:
+        raise InvalidJobError(f"job_id is {spec.job_id!r}; give a name")
+    _require_int(who, "replicas", spec.replicas, 1)
+    _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
+    _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
+    if spec.max_task_failures is not None:
+        _require_int(who, "max_task_failures", spec.max_task_failures, 0)
+    if spec.scheduling_timeout is not None and not _is_amount(spec.scheduling_timeout):
+        raise InvalidJobError(
+            f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
+        )
+    if not isinstance(spec.priority, PriorityBand):
+        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
+        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
+    for name in ("constraints", "preferences"):
+        if wrong := [c for c in getattr(spec, name) if not isinstance(c, Constraint)]:
+            raise InvalidJobError(f"{who}: {name} holds {wrong[0]!r}; give Constraint objects")
+    if isinstance(spec.tolerations, str) or not all(isinstance(name, str) for name in spec.tolerations):
+        raise InvalidJobError(f"{who}: tolerations is {spec.tolerations!r}; give names of taints, such as ('spot',)")
+    for resource, amount in spec.resources.items():
+        if not _is_amount(amount):
+            raise InvalidJobError(f"{who}: {amount!r} of {resource}; give a number of 0 or more")
+    if spec.device is not None:
+        get_tpu_config(spec.device)
+    if spec.coscheduling is not None:
+        _require_gang_of_device(who, spec)
+    elif spec.whole_groups:
+        raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
 
 
-@dataclass(slots=True)
-class Worker:
-    """One host as the scheduler sees it. Changed by ControllerState alone.
-
-    Attributes:
-        worker_id: Ray's node id.
-        address: the host's IP address.
-        attributes: typed facts about the host and its slice.
-        resources: what the host has in all, by Ray's resource names.
-        draining: why the host takes nothing new, or None.
-        foreign: who outside iris_ray uses the chips, or None.
-        suspected: why the host may be gone, or None.
-        suspected_until: seconds on the caller's clock; later the suspicion counts no more.
-        occupants: tasks that hold resources here until their end is confirmed.
-        ending: those among them that are over and will be confirmed in a moment.
-    """
-
-    worker_id: str
-    address: str
-    attributes: Attributes
-    resources: Mapping[str, float]
-    draining: str | None = None
-    foreign: str | None = None
-    suspected: str | None = None
-    suspected_until: float = 0.0
-    occupants: dict[Occupant, Mapping[str, float]] = field(default_factory=dict)
-    ending: set[Occupant] = field(default_factory=set)
-
-    @property
-    def host_number(self) -> int | None:
-        """The 0-based number of the host within its slice; None if it has none, which is not 0."""
-        value = self.attributes.get(TPU_WORKER_ID, AttributeValue("")).value
-        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
-
-    def has_room_for(self, spec: JobSpec) -> bool:
-        """Whether one more task of the job fits besides those that are here."""
-        return all(self.available(resource) >= need for resource, need in spec.demand(self).items())
-
-    def available(self, resource: str) -> float:
-        """How much of a resource is not held by a task."""
-        return self.resources.get(resource, 0.0) - sum(held.get(resource, 0.0) for held in self.occupants.values())
+def _require_gang_of_device(who: str, spec: JobSpec) -> None:
+    if spec.device is None:
+        raise InvalidJobError(f'{who} is coscheduled but names no TPU device; say which, for example device="v4-32"')
+    config = get_tpu_config(spec.device)
+    sizes = {config.vm_count, config.chip_count // 4} if config.chips_per_vm == 8 else {config.vm_count}
+    # GKE makes two VMs of a host with eight chips.
+    if spec.replicas not in sizes and not spec.whole_groups:
+        raise InvalidJobError(
+            f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
+            f" slice, not {spec.replicas}; set replicas={config.vm_count}, or use num_groups for several slices"
+        )
 
 
-def string_attribute(attributes: Attributes, key: str) -> str | None:
-    """The attribute's value if it is a str."""
-    value = attributes.get(key, AttributeValue(0)).value
-    return value if isinstance(value, str) else None
+def _require_int(who: str, name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidJobError(f"{who}: {name} is {value!r}; give an int of {least} or more")
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf

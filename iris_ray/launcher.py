@@ -3,7 +3,9 @@
 import concurrent.futures
 import contextlib
 import functools
+import getpass
 import inspect
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -240,6 +242,7 @@ def make_request(
     return RunRequest(
         name=options.name or name.strip("<>"),
         function=pickle_function(function, name),
+        user=current_user(),
         tpu_type=config.name,
         hosts_per_slice=config.vm_count,
         chips_per_host=config.chips_per_vm,
@@ -252,6 +255,14 @@ def make_request(
         max_retries_preemption=max_retries_preemption,
         keep_warm=float(keep_warm),
     )
+
+
+def current_user() -> str:
+    """Who this process works for: ``$IRIS_USER``, or the name of the operating system's account."""
+    try:
+        return os.environ.get("IRIS_USER") or getpass.getuser()
+    except (KeyError, OSError):  # an account without a name, as containers have them
+        return str(os.getuid())
 
 
 def require_no_arguments(function: Callable[..., Any], name: str) -> None:

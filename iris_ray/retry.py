@@ -21,7 +21,7 @@ The last row can't happen unless we err; charging it keeps such an error from lo
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from iris_ray.jobs import TaskState
+from iris_ray.lifecycle import TaskState
 from iris_ray.outcomes import (
     EndKind,
     HostEvidence,

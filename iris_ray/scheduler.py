@@ -1,202 +1,293 @@
 """Who runs where: a pure function of a snapshot.
 
-A gang takes whole groups (slices) of exactly its size, or nothing. The scheduler proposes; the controller commits.
+A gang gets whole groups (slices), all that it needs, or nothing. The scheduler proposes; the controller commits.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.constraints import AttributeValue, matches_all
-from iris_ray.jobs import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, Job, JobSpec, Worker, string_attribute
+from iris_ray.candidates import LARGER, Status
+from iris_ray.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent, TaskUnschedulableEvent
+from iris_ray.fair_queue import FairQueue, Usage
+from iris_ray.fleet import Fleet
+from iris_ray.jobs import Gang, Job
+from iris_ray.remaining import Plan, Remaining
+from iris_ray.requirement import Requirement
+from iris_ray.waiting import Obstacle, Shortage, Waiting, WaitReason
+from iris_ray.workers import Worker
 
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """A gang's place: ``groups[slice_id][worker_id]`` is a worker's id."""
-
-    job_id: str
-    group_names: tuple[str, ...]
-    groups: tuple[tuple[str, ...], ...]
+BACKFILL_BOUND_S = 600.0
+OBSTACLES_NAMED = 4
 
 
 @dataclass(slots=True)
 class SchedulingResult:
-    """What to start, and why the rest waits (job id → a sentence)."""
+    """What to do now.
 
-    assignments: list[Assignment] = field(default_factory=list)
-    waiting: dict[str, str] = field(default_factory=dict)
+    Attributes:
+        assignments: what to start: events for the state.
+        waiting: why every other pending job waits, by job id.
+        timed_out: jobs that did not get to run in time: events for the state.
+        unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
+        starving: jobs that have waited longer than the backfill bound and for which groups are kept.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Workers that share a value of ``group_by``, by host number."""
-
-    name: str
-    workers: tuple[Worker, ...]
-
-    @property
-    def type_name(self) -> str:
-        return string_attribute(self.workers[0].attributes, TPU_TOPOLOGY) or "unknown type"
-
-    def full_size(self, spec: JobSpec) -> int:
-        """How many hosts the group has when it is complete; 0 if its hosts disagree about that."""
-        reported = {w.attributes.get(TPU_VM_COUNT, AttributeValue(spec.replicas)) for w in self.workers}
-        size = reported.pop().value
-        return size if isinstance(size, int) and not reported else 0
-
-    def defect(self, spec: JobSpec, now: float) -> str | None:
-        """What makes the group useless for the job, whoever uses it; None if nothing does."""
-        present = [w.host_number for w in self.workers]
-        if None in present:
-            return f"{self.name}: a host has no worker id"
-        if len(present) != len(set(present)):
-            return f"{self.name}: two hosts claim the same worker id"
-        size = self.full_size(spec)
-        if not size:
-            return f"{self.name}: its hosts disagree about how many they are"
-        if size != spec.replicas and not spec.whole_groups:
-            return f"{self.name}: has {size} hosts, the job needs {spec.replicas}"
-        if missing := [i for i in range(size) if i not in present]:
-            return f"{self.name}: host {', '.join(map(str, missing))} of {size} is missing"
-        if len(present) > size:
-            return f"{self.name}: has more hosts than the {size} of its type"
-        for worker in self.workers:
-            host = f"{self.name}: host {worker.host_number}"
-            if worker.draining:
-                return f"{host} is draining ({worker.draining})"
-            if worker.suspected and now < worker.suspected_until:
-                return f"{host} may be lost ({worker.suspected})"
-            if worker.foreign:
-                return f"{self.name}: {worker.foreign}"
-            for resource, need in spec.demand(worker).items():
-                if (have := worker.resources.get(resource, 0.0)) < need:
-                    return f"{host} has {have:g} {resource}, a task needs {need:g}"
-        return None
-
-    def user(self) -> str | None:
-        """The job that the group is taken by; None if it is free."""
-        for worker in self.workers:
-            for task_id, _ in worker.occupants:
-                return task_id.rpartition("/")[0]
-        return None
-
-    @property
-    def ending(self) -> bool:
-        """Whether what runs here is over and only waits for its end to be confirmed."""
-        return all(worker.occupants.keys() <= worker.ending for worker in self.workers)
+    assignments: list[AssignedEvent] = field(default_factory=list)
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
+    unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
+    starving: list[str] = field(default_factory=list)
 
 
 class Scheduler:
-    """Stateless: everything it knows comes in through the arguments."""
+    """Stateless: everything it knows comes in through the arguments.
 
-    def find_assignments(
-        self, pending: Iterable[Job], workers: Iterable[Worker], holders: Mapping[str, str], now: float
-    ) -> SchedulingResult:
-        """Place pending jobs, oldest first; a job that does not fit lets those behind it pass.
+    Order: priority band, then fair share between users, then age. A job that does not fit lets those behind it pass,
+    but not for ever: once it has waited for ``backfill_bound_s`` seconds, the groups that it needs are kept for it as
+    they become free (for one job at a time among those that compete), and a gang of several groups then comes before
+    all others of its band. So it waits no longer than that, plus as long as what runs on those groups still takes.
+
+    Args:
+        backfill_bound_s: how long a job may be passed by others that came later; seconds.
+    """
+
+    def __init__(self, backfill_bound_s: float = BACKFILL_BOUND_S) -> None:
+        self._bound = backfill_bound_s
+
+    def find_assignments(self, pending: Iterable[Job], fleet: Fleet, usage: Usage, now: float) -> SchedulingResult:
+        """Place what can be placed. Changes nothing, but for the fleet's own indexes, which catch up.
 
         Args:
-            pending: jobs that wait, oldest first.
-            workers: all live workers.
-            holders: slice name → owner that keeps it warm; a job prefers slices of its own owner, then unheld ones,
-                then those that another owner would have to give up.
-            now: seconds on the clock of ``Job.not_before``.
+            pending: jobs of which some or all gangs wait.
+            fleet: all live workers, and who holds what.
+            usage: what each user's gangs hold.
+            now: seconds on the clock of the events.
         """
-        workers = list(workers)
-        result = SchedulingResult()
-        taken: dict[str, str] = {}  # worker id → job that got it in this cycle
-        groups_by_key: dict[str, list[Group]] = {}
-        for job in pending:
-            if job.not_before > now:
-                result.waiting[job.spec.job_id] = (
-                    f"pausing {job.not_before - now:.0f} s after a launch that failed: {job.error}"
-                )
+        return _Cycle(fleet, now, self._bound).run(list(pending), usage)
+
+
+class _Cycle:
+    """One making of a plan."""
+
+    def __init__(self, fleet: Fleet, now: float, bound: float) -> None:
+        self._fleet = fleet
+        self._now = now
+        self._bound = bound
+        self._plan = Plan()
+        self._remaining: dict[Requirement, Remaining] = {}
+        self._shortages: dict[Requirement, tuple[int, Shortage]] = {}
+        self._gangs: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
+        self._result = SchedulingResult()
+
+    def run(self, pending: list[Job], usage: Usage) -> SchedulingResult:
+        queue = FairQueue(pending, usage, self._fleet.totals, self._goes_first)
+        for job in queue:
+            if granted := self._try(job):
+                queue.granted(job, granted)
+        self._fleet.forget_candidates(len(self._remaining))
+        return self._result
+
+    def _waited_long(self, job: Job) -> bool:
+        return self._now - job.submitted_at > self._bound
+
+    def _goes_first(self, job: Job) -> bool:
+        return _counts(job)[0] > 1 and self._waited_long(job)
+
+    def _try(self, job: Job) -> Mapping[str, float] | None:
+        """Place one gang of the job; what it takes, or None with the reason put down."""
+        job_id = job.spec.job_id
+        if job_id not in self._gangs:
+            if (late := self._timed_out(job)) is not None:
+                self._result.timed_out.append(late)
+                return None
+            self._gangs[job_id] = iter(job.pending)
+        for position in self._gangs[job_id]:
+            gang = job.gangs[position]
+            if gang.not_before > self._now:
+                self._result.waiting.setdefault(job_id, self._paused(job, gang))
                 continue
-            key = job.spec.coscheduling.group_by
-            if key not in groups_by_key:
-                groups_by_key[key] = _groups(workers, key)
-            placed = _place(job.spec, groups_by_key[key], holders, taken, now)
-            if isinstance(placed, str):
-                result.waiting[job.spec.job_id] = placed
-            else:
-                result.assignments.append(placed)
-                taken.update({worker_id: job.spec.job_id for group in placed.groups for worker_id in group})
-        return result
+            remaining = self._remaining_of(job.requirement)
+            names = self._choose(job, remaining)
+            if names:
+                return self._assign(job, gang, remaining, names)
+            self._wait(job, gang, remaining)
+            break
+        return None
 
+    def _timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
+        timeout = job.spec.scheduling_timeout
+        waited = self._now - job.submitted_at
+        if timeout is None or waited <= timeout:
+            return None
+        never_ran = next((job.gangs[p] for p in job.pending if not job.gangs[p].started), None)
+        if never_ran is None:
+            return None
+        why = f"it did not get to run within its scheduling_timeout of {timeout:g} s"
+        return TaskUnschedulableEvent(job.spec.job_id, never_ran.tasks[0].index, why)
 
-def _groups(workers: Iterable[Worker], key: str) -> list[Group]:
-    members: dict[str, list[Worker]] = defaultdict(list)
-    for worker in workers:
-        if name := string_attribute(worker.attributes, key):
-            members[name].append(worker)
+    def _remaining_of(self, requirement: Requirement) -> Remaining:
+        remaining = self._remaining.get(requirement)
+        if remaining is None:
+            remaining = Remaining(self._fleet.candidates(requirement, self._now), self._plan)
+            self._remaining[requirement] = remaining
+        remaining.catch_up()
+        return remaining
 
-    def by_number(worker: Worker) -> int:
-        return -1 if worker.host_number is None else worker.host_number
+    # -- placing ---------------------------------------------------------------------------------------------------
 
-    return [Group(name, tuple(sorted(workers, key=by_number))) for name, workers in sorted(members.items())]
+    def _choose(self, job: Job, remaining: Remaining) -> list[str]:
+        """The groups to take: as many as can run now; none if it is better to wait."""
+        counts = _counts(job)
+        buckets = self._buckets(job, remaining)
+        free = sum(map(remaining.free, buckets))
+        soon = sum(remaining.candidates.soon[bucket] for bucket in buckets)
+        fitting = [count for count in counts if count <= free]
+        if not fitting or any(free < count <= free + soon for count in counts):
+            return []  # for a larger count it is worth to wait until an ended attempt is gone
+        names: list[str] = []
+        for bucket in buckets:
+            wanted = min(fitting[-1] - len(names), remaining.free(bucket))
+            names += remaining.best(bucket, wanted, self._fleet.held_by(job.spec.owner))
+        return names
 
+    def _buckets(self, job: Job, remaining: Remaining) -> tuple[int, ...]:
+        """Where to look for groups: in larger slices only if those of the right size are too few, used ones included."""
+        bucket = _bucket(remaining)
+        requirement, sound = remaining.candidates.requirement, remaining.candidates.sound
+        enough = sound[bucket] >= _counts(job)[0]
+        return (bucket,) if requirement.whole_groups or enough else (bucket, LARGER)
 
-def _place(
-    spec: JobSpec, groups: list[Group], holders: Mapping[str, str], taken: Mapping[str, str], now: float
-) -> Assignment | str:
-    """An assignment, or the reason why there is none."""
-    free: list[Group] = []
-    soon: list[Group] = []  # taken, but about to be free
-    obstacles: list[str] = []
-    for group in groups:
-        try:
-            if not all(matches_all(spec.constraints, w.attributes) for w in group.workers):
-                continue
-        except TypeError as error:
-            obstacles.append(f"{group.name}: its constraints can't be evaluated: {error}")
-            continue
-        winner = next((taken[w.worker_id] for w in group.workers if w.worker_id in taken), None)
-        if defect := group.defect(spec, now):
-            obstacles.append(defect)
-        elif winner:
-            obstacles.append(f"{group.name}: goes to {winner}")
-        elif user := group.user():
-            soon += [group] if group.ending else []
-            obstacles.append(f"{group.name}: {'just left' if group.ending else 'in use'} by {user}")
+    def _assign(self, job: Job, gang: Gang, remaining: Remaining, names: list[str]) -> Mapping[str, float]:
+        spec, requirement = job.spec, job.requirement
+        granted: Counter[str] = Counter()
+        groups = [remaining.members(name) for name in sorted(names)]
+        for worker in (worker for group in groups for worker in group):
+            demand = requirement.demand(worker)
+            self._plan.take(worker, demand, spec.job_id)
+            for resource, amount in demand.items():
+                granted[resource] += amount  # type: ignore[assignment]
+        if spec.coscheduling is None:
+            ((worker,),) = groups
+            self._result.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.worker_id))
         else:
-            free.append(group)
+            worker_ids = tuple(tuple(worker.worker_id for worker in group) for group in groups)
+            self._result.assignments.append(GangAssignedEvent(spec.job_id, tuple(sorted(names)), worker_ids))
+        return granted
 
-    if spec.whole_groups and free:  # slices of one gang are equal: of the sizes that there are, the most frequent
-        sizes = Counter(len(group.workers) for group in free)
-        size = max(sizes, key=lambda s: (sizes[s], s))
-        free = [group for group in free if len(group.workers) == size]
-        soon = [group for group in soon if len(group.workers) == size]
-    counts = [n for n in spec.coscheduling.num_groups if n <= len(free)]
-    better = [n for n in spec.coscheduling.num_groups if len(free) < n <= len(free) + len(soon)]
-    if not counts or better:  # for a larger count it is worth to wait until an ended attempt is gone
-        return _waiting_reason(spec, groups, len(free), obstacles)
+    # -- waiting ---------------------------------------------------------------------------------------------------
 
-    def cost(group: Group) -> int:
-        holder = holders.get(group.name)
-        return 0 if holder == spec.owner else 1 if holder is None else 2
+    def _wait(self, job: Job, gang: Gang, remaining: Remaining) -> None:
+        job_id, candidates = job.spec.job_id, remaining.candidates
+        if candidates.unevaluable and not gang.started:
+            why = _never_evaluable(job.requirement, self._fleet.workers.values())
+            if why is not None:
+                self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, why))
+                return
+        counts, queue = _counts(job), remaining.waiting
+        buckets = self._buckets(job, remaining)
+        sound = sum(candidates.sound[bucket] for bucket in buckets)
+        shortage = self._shortage(remaining)
+        if sound >= counts[0]:
+            reason = WaitReason.IN_USE
+        else:
+            reason = WaitReason.TOO_FEW if sound or shortage.closest else WaitReason.NO_SUCH_WORKERS
+        self._result.waiting[job_id] = Waiting(
+            job_id,
+            reason,
+            job.requirement,
+            counts,
+            free=sum(map(remaining.free, buckets)),
+            sound=sound,
+            shortage=shortage,
+            ahead=len(queue),
+            first_ahead=queue[0] if queue else None,
+            kept=self._keep(job, remaining) if self._waited_long(job) and sound >= counts[0] else (),
+        )
+        queue.append(job_id)
 
-    best = sorted(free, key=cost)[: max(counts)]  # stable: by name within equal cost
-    chosen = sorted(best, key=lambda g: g.name)
-    return Assignment(
-        spec.job_id, tuple(g.name for g in chosen), tuple(tuple(w.worker_id for w in g.workers) for g in chosen)
+    def _paused(self, job: Job, gang: Gang) -> Waiting:
+        pause = gang.not_before - self._now, gang.error or "unknown cause"
+        return Waiting(job.spec.job_id, WaitReason.PAUSED, job.requirement, _counts(job), pause=pause)
+
+    def _keep(self, job: Job, remaining: Remaining) -> tuple[str, ...]:
+        """Keep groups for a job that has waited too long: free ones, then those that are nearest to being free."""
+        if remaining.kept_for is not None:
+            return ()
+        candidates, needed = remaining.candidates, _counts(job)[0]
+        buckets = self._buckets(job, remaining)
+        names: list[str] = []
+        for bucket in buckets:
+            names += remaining.best(bucket, min(needed - len(names), remaining.free(bucket)), ())
+        for _, _, name in candidates.near:
+            if len(names) == needed:
+                break
+            fit = candidates.fits[name]
+            if fit.status is Status.BUSY and fit.bucket in buckets:
+                names.append(name)
+        for name in names:
+            for worker in remaining.group(name).workers:
+                self._plan.keep(worker, job.spec.job_id)
+        self._result.starving.append(job.spec.job_id)
+        return tuple(names)
+
+    def _shortage(self, remaining: Remaining) -> Shortage:
+        candidates = remaining.candidates
+        requirement = candidates.requirement
+        known = self._shortages.get(requirement)
+        if known is not None and known[0] == remaining.version:
+            return known[1]
+        closest = [
+            Obstacle(name, candidates.fits[name].bucket or requirement.replicas, f"goes to {job_id}", (job_id,))
+            for name, job_id in remaining.given_away[:OBSTACLES_NAMED]
+        ]
+        for short, _, name in candidates.near[: OBSTACLES_NAMED - len(closest)]:
+            fit = candidates.fits[name]
+            closest.append(Obstacle(name, short, fit.obstacle, fit.users))
+        shortage = Shortage(
+            tuple((_named(what, requirement), count) for what, count in (+candidates.removed).items()),
+            tuple(closest),
+            more=len(remaining.given_away) + len(candidates.near) - len(closest),
+            slice_types={} if closest else self._fleet.slice_types(),
+        )
+        self._shortages[requirement] = remaining.version, shortage
+        return shortage
+
+
+def _counts(job: Job) -> tuple[int, ...]:
+    """How many groups a gang of the job can use, ascending."""
+    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+
+
+def _bucket(remaining: Remaining) -> int:
+    """How many hosts the gang takes of each group. Slices of one gang are equal: the most frequent size there is."""
+    candidates = remaining.candidates
+    if not candidates.requirement.whole_groups:
+        return candidates.requirement.replicas
+    sizes = [size for size in candidates.sound if size != LARGER]
+    return max(
+        sizes,
+        key=lambda size: (remaining.free(size), candidates.sound[size], size),
+        default=candidates.requirement.replicas,
     )
 
 
-def _waiting_reason(spec: JobSpec, groups: list[Group], free: int, obstacles: list[str]) -> str:
-    counts = spec.coscheduling.num_groups
-    what = "slice" if spec.coscheduling.group_by == TPU_NAME else f"group by {spec.coscheduling.group_by}"
-    conditions = " and ".join(map(str, spec.constraints)) or "any"
-    plural = "" if counts == (1,) else "s"
-    reason = f"waiting for {' or '.join(map(str, counts))} {what}{plural} ({conditions}); {free} free"
-    if obstacles:
-        return f"{reason}; {'; '.join(obstacles[:4])}" + ("; …" if len(obstacles) > 4 else "")
-    if free:
-        return reason
-    types: dict[str, int] = defaultdict(int)
-    for group in groups:
-        types[group.type_name] += 1
-    there_are = (
-        ", ".join(f"{n} × {name}" for name, n in sorted(types.items()))
-        or "no TPU hosts at all (to try without: SimulatedCluster)"
-    )
-    return f"{reason}; none like that in the cluster, which has {there_are}"
+def _named(what: int | str, requirement: Requirement) -> str:
+    return what if isinstance(what, str) else str(requirement.constraints[what])
+
+
+def _never_evaluable(requirement: Requirement, workers: Iterable[Worker]) -> str | None:
+    """What is wrong with a constraint that can't be evaluated on any worker that has the attribute; else None."""
+    for constraint in requirement.constraints:
+        error: TypeError | None = None
+        for worker in workers:
+            try:
+                if constraint.key in worker.attributes:
+                    constraint.matches(worker.attributes)
+                    break
+            except TypeError as not_comparable:
+                error = not_comparable
+        else:
+            if error is not None:
+                return f"{constraint} can't be evaluated on any host: {error}"
+    return None

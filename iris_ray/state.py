@@ -6,8 +6,9 @@ events bring the time, and what is to be done outside comes back as `Effects`.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
@@ -17,15 +18,20 @@ from iris_ray.events import (
     JobCancelledEvent,
     JobSubmittedEvent,
     SliceReleasedEvent,
+    TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
+    TaskUnschedulableEvent,
     WorkerDrainedEvent,
     WorkerFailedEvent,
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import ACTIVE, TRANSITIONS, Job, JobSpec, JobState, Task, TaskState, Worker
+from iris_ray.fleet import Fleet
+from iris_ray.jobs import Gang, Job, Task
+from iris_ray.lifecycle import ACTIVE, TRANSITIONS, TaskState
 from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
+from iris_ray.workers import TPU_NAME, Worker, job_of, string_attribute
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +40,12 @@ FINISHED_JOBS_KEPT = 1000
 
 @dataclass(frozen=True, slots=True)
 class StopAttempt:
-    """End every task of this attempt; the reason is for people."""
+    """End every task of this attempt; the reason is for people. ``task_index`` is any task of the gang."""
 
     job_id: str
     attempt: int
     reason: str
+    task_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +70,29 @@ class ControllerState:
 
     Attributes:
         jobs: by job id, in the order of submission.
-        workers: by worker id; only those that are alive.
-        holders: slice name → owner that keeps actors on it, busy or warm.
+        fleet: all live workers, and who holds what of them.
+        usage: what each user's gangs hold, by Ray's resource names.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
-        self.workers: dict[str, Worker] = {}
-        self.holders: dict[str, str] = {}
-        # (job id, attempt) → workers whose capacity it holds until its end is confirmed.
-        self._leases: dict[tuple[str, int], tuple[str, ...]] = {}
+        self.fleet = Fleet()
+        self.usage: dict[str, Counter[str]] = {}
+        self._submitted = 0
+        self._pending: dict[str, Job] = {}
+        self._finished: dict[str, None] = {}  # job ids, the first to finish first
+        # job id → (position of its gang, attempt) → what it holds until its end is confirmed.
+        self._leases: dict[str, dict[tuple[int, int], _Lease]] = {}
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """Live workers by id."""
+        return self.fleet.workers
+
+    @property
+    def holders(self) -> Mapping[str, str]:
+        """Slice name → owner that keeps actors on it, busy or warm."""
+        return self.fleet.holders
 
     def handle_event(self, event: Event) -> Effects:
         """Apply one event.
@@ -86,28 +106,34 @@ class ControllerState:
                 self._on_job_submitted(event)
             case JobCancelledEvent():
                 self._on_job_cancelled(event, effects)
+            case TaskUnschedulableEvent():
+                self._on_unschedulable(event, effects)
             case WorkerRegisteredEvent():
                 self._on_worker_registered(event)
             case WorkerDrainedEvent():
                 if worker := self.workers.get(event.worker_id):
-                    worker.draining = event.reason
+                    self.fleet.put(replace(worker, draining=event.reason))
             case WorkerSuspectedEvent():
                 if worker := self.workers.get(event.worker_id):
-                    worker.suspected, worker.suspected_until = event.reason, event.now + SUSPICION_S
+                    until = event.now + SUSPICION_S
+                    self.fleet.put(replace(worker, suspected=event.reason, suspected_until=until))
             case WorkerFailedEvent():
                 self._on_worker_failed(event, effects)
             case GangAssignedEvent():
                 self._on_gang_assigned(event, effects)
+            case TaskAssignedEvent():
+                self._on_task_assigned(event, effects)
             case TaskDispatchFailedEvent():
                 self._on_dispatch_failed(event)
             case TaskStateChangedEvent():
                 self._on_task_state_changed(event, effects)
             case AttemptEndConfirmedEvent():
-                self._free(event.job_id, event.attempt)
+                self._on_end_confirmed(event)
             case SliceReleasedEvent():
                 self._on_slice_released(event)
         for job_id in effects.finished:
-            self._mark_ending(self.jobs[job_id])
+            self._finished[job_id] = None
+            self._pending.pop(job_id, None)
         if effects.finished:
             self._forget_old_jobs()
         return effects
@@ -115,199 +141,332 @@ class ControllerState:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def _on_job_submitted(self, event: JobSubmittedEvent) -> None:
-        if event.spec.job_id in self.jobs:
-            return  # the same submission, delivered twice
         spec = event.spec
-        tasks = _new_tasks(spec.job_id, spec.replicas * max(spec.coscheduling.num_groups))
-        self.jobs[spec.job_id] = Job(spec, event.now, tasks, Counter({TaskState.PENDING: len(tasks)}))
+        if spec.job_id in self.jobs:
+            return  # the same submission, delivered twice
+        if spec.coscheduling:
+            gangs = [Gang(_new_tasks(spec.job_id, spec.replicas * max(spec.coscheduling.counts)))]
+        else:
+            gangs = [Gang([task]) for task in _new_tasks(spec.job_id, spec.replicas)]
+        self._submitted += 1
+        self.jobs[spec.job_id] = self._pending[spec.job_id] = Job(
+            spec=spec,
+            number=self._submitted,
+            submitted_at=event.now,
+            requirement=spec.requirement,
+            gangs=gangs,
+            counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
+            pending=dict.fromkeys(range(len(gangs))),
+        )
 
     def _on_job_cancelled(self, event: JobCancelledEvent, effects: Effects) -> None:
         job = self.jobs.get(event.job_id)
+        if job is not None and not job.state.finished:
+            self._end_other_gangs(job, None, event.reason, effects)
+            job.error = event.reason
+            effects.finished.append(event.job_id)
+
+    def _on_unschedulable(self, event: TaskUnschedulableEvent, effects: Effects) -> None:
+        job = self.jobs.get(event.job_id)
         if job is None or job.state.finished:
             return
-        if job.state is JobState.RUNNING:
-            effects.stop.append(StopAttempt(event.job_id, job.attempt, event.reason))
+        gang = job.gangs[self._position(job, event.task_index)]
+        if not gang.pending or gang.started:
+            return  # it got to run after all
+        for task in gang.tasks:
+            _move(job, gang, task, TaskState.UNSCHEDULABLE, event.reason)
+        self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {event.reason}", effects)
         job.error = event.reason
-        for task in job.tasks:
-            _move(job, task, TaskState.KILLED, event.reason)
         effects.finished.append(event.job_id)
+
+    def _end_other_gangs(self, job: Job, cause: Gang | None, reason: str, effects: Effects) -> None:
+        """End all that is not over; attempts that have hosts are to be stopped."""
+        for position, gang in enumerate(job.gangs):
+            if gang is cause or not (gang.placed or gang.pending):
+                continue
+            if gang.placed:
+                self._end_attempt(job, position, reason, effects)
+            for task in gang.tasks:
+                _move(job, gang, task, TaskState.KILLED, reason)
+        job.pending.clear()
 
     def _on_gang_assigned(self, event: GangAssignedEvent, effects: Effects) -> None:
         job = self.jobs[event.job_id]
-        if job.state is not JobState.PENDING:
-            raise IllegalTransitionError(f"job {event.job_id} is {job.state.name}; only a PENDING one is assigned")
-        self._require_fitting(event, job.spec)
-        count = sum(map(len, event.groups))
-        if len(job.tasks) != count:  # another count of slices: another set of tasks
-            job.tasks = _new_tasks(job.spec.job_id, count)
-            job.counts = Counter({TaskState.PENDING: count})
-        job.attempt += 1
-        job.groups = event.group_names
-        worker_ids = [worker_id for group in event.groups for worker_id in group]
-        for task, worker_id in zip(job.tasks, worker_ids, strict=True):
-            task.worker_id, task.error = worker_id, None
-            worker = self.workers[worker_id]
-            worker.occupants[task.task_id, job.attempt] = job.spec.demand(worker)
-            _move(job, task, TaskState.ASSIGNED)
-        self._leases[event.job_id, job.attempt] = tuple(worker_ids)
-        for name in event.group_names:
-            holder = self.holders.setdefault(name, job.spec.owner)
-            if holder != job.spec.owner:  # it stays theirs until they have released it
+        config = job.spec.coscheduling
+        sizes = {len(group) for group in event.groups}
+        equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
+        if config is None or not equal or len(event.groups) not in config.counts:
+            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
+        worker_ids = tuple(worker_id for group in event.groups for worker_id in group)
+        self._require_room(job, 0, worker_ids)
+        gang = job.gang
+        if len(gang.tasks) != len(worker_ids):  # another count of slices: another set of tasks
+            gang.tasks = _new_tasks(event.job_id, len(worker_ids))
+            job.counts = Counter({TaskState.PENDING: len(worker_ids)})
+        self._assign(job, 0, event.group_names, worker_ids)
+        if config.group_by == TPU_NAME:
+            self._take_slices(job, event.group_names, effects)
+
+    def _on_task_assigned(self, event: TaskAssignedEvent, effects: Effects) -> None:
+        job = self.jobs[event.job_id]
+        if job.spec.coscheduling is not None:
+            raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
+        position = self._position(job, event.task_index)
+        self._require_room(job, position, (event.worker_id,))
+        slice_name = string_attribute(self.workers[event.worker_id].attributes, TPU_NAME)
+        self._assign(job, position, (slice_name or event.worker_id,), (event.worker_id,))
+        if slice_name and job.requirement.chips:
+            self._take_slices(job, (slice_name,), effects)
+
+    def _require_room(self, job: Job, position: int, worker_ids: tuple[str, ...]) -> None:
+        """The last line of defence against two tasks on one host."""
+        gang, who = job.gangs[position], job.spec.job_id
+        if job.state.finished or not gang.pending:
+            state = gang.tasks[0].state.name
+            raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only what is PENDING is assigned")
+        if len(set(worker_ids)) != len(worker_ids):
+            raise IllegalTransitionError(f"job {who}: {worker_ids} names a worker twice")
+        for worker_id in worker_ids:
+            worker = self.workers.get(worker_id)
+            if worker is None or not job.requirement.has_room(worker):
+                raise IllegalTransitionError(f"job {who}: worker {worker_id} is gone or full")
+
+    def _assign(self, job: Job, position: int, groups: tuple[str, ...], worker_ids: tuple[str, ...]) -> None:
+        gang = job.gangs[position]
+        gang.attempt += 1
+        gang.groups = groups
+        usage = self.usage.setdefault(job.spec.user, Counter())
+        lease = _Lease([])
+        for task, worker_id in zip(gang.tasks, worker_ids, strict=True):
+            demand = job.requirement.demand(self.workers[worker_id])
+            self.fleet.occupy(worker_id, (task.task_id, gang.attempt), demand)
+            usage.update(demand)
+            lease.held.append((worker_id, task.task_id, demand))
+            _move(job, gang, task, TaskState.ASSIGNED)
+            task.worker_id = worker_id
+        self._leases.setdefault(job.spec.job_id, {})[position, gang.attempt] = lease
+        job.pending.pop(position, None)
+        if not job.pending:
+            self._pending.pop(job.spec.job_id, None)
+
+    def _take_slices(self, job: Job, names: tuple[str, ...], effects: Effects) -> None:
+        for name in names:
+            holder = self.holders.get(name)
+            if holder is None:
+                self.fleet.hold(name, job.spec.owner)
+            elif holder != job.spec.owner:  # it stays theirs until they have released it
                 effects.reclaim.append(ReclaimSlice(name, holder))
 
-    def _require_fitting(self, event: GangAssignedEvent, spec: JobSpec) -> None:
-        sizes = {len(group) for group in event.groups}
-        equal = len(sizes) == 1 if spec.whole_groups else sizes == {spec.replicas}
-        worker_ids = [worker_id for group in event.groups for worker_id in group]
-        distinct = len(set(worker_ids)) == len(worker_ids)
-        fits = distinct and all(w in self.workers and self.workers[w].has_room_for(spec) for w in worker_ids)
-        if not equal or len(event.groups) not in spec.coscheduling.num_groups or not fits:
-            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
-
     def _on_dispatch_failed(self, event: TaskDispatchFailedEvent) -> None:
-        job = self._job_in_attempt(event.job_id, event.attempt)
-        if job is None:
+        found = self._gang_in_attempt(event.job_id, event.task_index, event.attempt)
+        if found is None:
             return
-        job.dispatch_failures += 1
-        job.not_before = event.now + dispatch_backoff_s(job.dispatch_failures)
-        self._requeue(job, event.error)
+        job, position, gang = found
+        gang.dispatch_failures += 1
+        gang.not_before = event.now + dispatch_backoff_s(gang.dispatch_failures)
+        self._requeue(job, position, event.error)
 
     def _on_task_state_changed(self, event: TaskStateChangedEvent, effects: Effects) -> None:
-        job = self._job_in_attempt(event.job_id, event.attempt)
-        if job is None:
+        found = self._gang_in_attempt(event.job_id, event.task_index, event.attempt)
+        if found is None:
             return
-        task = job.tasks[event.task_index]
+        job, position, gang = found
+        task = gang.tasks[event.task_index if job.spec.coscheduling else 0]
         if task.state is event.new_state:
             return  # delivered twice
         match event.new_state:
             case TaskState.FAILED | TaskState.WORKER_FAILED:
                 if task.state is TaskState.SUCCEEDED and event.new_state is TaskState.FAILED:
                     raise IllegalTransitionError(f"{task.task_id}: SUCCEEDED → FAILED")
-                self._end_attempt(job, task, event.new_state, event.error or "unknown cause", effects, started=True)
+                error = event.error or "unknown cause"
+                self._on_member_ended(job, position, task, event.new_state, error, effects, started=True)
             case TaskState.SUCCEEDED:
                 if task.state is TaskState.ASSIGNED:  # the RUNNING report may be late or lost
-                    _move(job, task, TaskState.RUNNING)
-                _move(job, task, TaskState.SUCCEEDED)
-                if job.state is JobState.SUCCEEDED:
+                    _move(job, gang, task, TaskState.RUNNING)
+                _move(job, gang, task, TaskState.SUCCEEDED)
+                gang.started = True
+                if gang.succeeded == len(gang.tasks):
+                    self._mark_ending(job, position)
+                if job.state.finished:
                     effects.finished.append(job.spec.job_id)
             case TaskState.RUNNING:
                 if task.state is not TaskState.SUCCEEDED:  # else a late report
-                    _move(job, task, TaskState.RUNNING)
-                    job.dispatch_failures = 0
+                    _move(job, gang, task, TaskState.RUNNING)
+                    gang.dispatch_failures = 0
+                    gang.started = True
             case _:
                 raise IllegalTransitionError(f"{task.task_id}: a task does not report {event.new_state.name}")
 
-    def _end_attempt(
-        self, job: Job, cause: Task, state: TaskState, error: str, effects: Effects, started: bool
+    def _on_member_ended(
+        self, job: Job, position: int, cause: Task, state: TaskState, error: str, effects: Effects, started: bool
     ) -> None:
-        """One member's end is the gang's: charge one budget once, then requeue everybody or end the job."""
-        spec = job.spec
+        """One member's end is the gang's: charge one budget once, then requeue everybody or end the gang."""
+        spec, gang = job.spec, job.gangs[position]
         if state is TaskState.FAILED:
+            gang.failures += 1
             job.failures += 1
-            exhausted = job.failures > spec.max_retries_failure
+            limit = spec.max_task_failures
+            exhausted = gang.failures > spec.max_retries_failure or (limit is not None and job.failures > limit)
         else:
-            job.preemptions += started  # a host lost before any task ran there charges nothing
-            exhausted = job.preemptions > spec.max_retries_preemption
-        effects.stop.append(StopAttempt(spec.job_id, job.attempt, error))
+            gang.preemptions += started  # a host lost before any task ran there charges nothing
+            job.preemptions += started
+            exhausted = gang.preemptions > spec.max_retries_preemption
         if not exhausted:
-            self._requeue(job, error)
+            effects.stop.append(StopAttempt(spec.job_id, gang.attempt, error, gang.tasks[0].index))
+            self._requeue(job, position, error)
             return
-        job.error = error
-        _move(job, cause, state, error)
-        for sibling in job.tasks:
+        self._end_attempt(job, position, error, effects)
+        job.error = gang.error = error
+        _move(job, gang, cause, state, error)
+        for sibling in gang.tasks:
             if sibling is not cause:
-                _move(job, sibling, TaskState.COSCHED_FAILED, f"{cause.task_id} ended the gang: {error}")
-        effects.finished.append(spec.job_id)
+                reason = f"{cause.task_id} ended the gang: {error}"
+                _move(job, gang, sibling, TaskState.COSCHED_FAILED, reason)
+        if job.state.finished:
+            self._end_other_gangs(job, gang, f"{cause.task_id} ended the job: {error}", effects)
+            effects.finished.append(spec.job_id)
 
-    def _requeue(self, job: Job, error: str) -> None:
-        self._mark_ending(job)
-        job.error = error
-        for task in job.tasks:
-            _move(job, task, TaskState.PENDING, error)
+    def _end_attempt(self, job: Job, position: int, reason: str, effects: Effects) -> None:
+        gang = job.gangs[position]
+        effects.stop.append(StopAttempt(job.spec.job_id, gang.attempt, reason, gang.tasks[0].index))
+        self._mark_ending(job, position)
+
+    def _requeue(self, job: Job, position: int, error: str) -> None:
+        self._mark_ending(job, position)
+        gang = job.gangs[position]
+        job.error = gang.error = error
+        for task in gang.tasks:
+            _move(job, gang, task, TaskState.PENDING, error)
             task.worker_id = None
+        job.pending[position] = None
+        self._pending[job.spec.job_id] = job
 
-    def _job_in_attempt(self, job_id: str, attempt: int) -> Job | None:
-        """The job, if that attempt is its live one; reports about any other change nothing."""
+    def _position(self, job: Job, task_index: int) -> int:
+        position = job.position_of(task_index)
+        if not 0 <= position < len(job.gangs):
+            raise IllegalTransitionError(f"job {job.spec.job_id} has no task {task_index}")
+        return position
+
+    def _gang_in_attempt(self, job_id: str, task_index: int, attempt: int) -> tuple[Job, int, Gang] | None:
+        """The task's gang, if that attempt is its live one; reports about any other change nothing."""
         job = self.jobs.get(job_id)
-        if job is None or job.attempt != attempt or job.state is not JobState.RUNNING:
+        if job is None or job.state.finished:
             return None
-        return job
+        position = self._position(job, task_index)
+        gang = job.gangs[position]
+        if gang.attempt != attempt or not gang.placed:
+            return None
+        if job.spec.coscheduling and not 0 <= task_index < len(gang.tasks):
+            raise IllegalTransitionError(f"job {job_id} has no task {task_index} in attempt {attempt}")
+        return job, position, gang
 
-    def _free(self, job_id: str, attempt: int) -> None:
-        job = self.jobs.get(job_id)
-        if job and job.attempt == attempt and any(task.state in ACTIVE for task in job.tasks):
-            raise IllegalTransitionError(f"attempt {attempt} of {job_id} still has active tasks; it can't be free")
-        worker_ids = self._leases.pop((job_id, attempt), ())
-        for index, worker_id in enumerate(worker_ids):
-            if worker := self.workers.get(worker_id):
-                worker.occupants.pop((_task_id(job_id, index), attempt), None)
-                worker.ending.discard((_task_id(job_id, index), attempt))
+    def _on_end_confirmed(self, event: AttemptEndConfirmedEvent) -> None:
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            return
+        position = self._position(job, event.task_index)
+        gang = job.gangs[position]
+        if gang.attempt == event.attempt and any(task.state in ACTIVE for task in gang.tasks):
+            raise IllegalTransitionError(
+                f"attempt {event.attempt} of {event.job_id} still has active tasks; it can't be free"
+            )
+        leases = self._leases.get(event.job_id, {})
+        lease = leases.pop((position, event.attempt), None)
+        if lease is None:
+            return
+        usage = self.usage[job.spec.user]
+        for worker_id, task_id, demand in lease.held:
+            self.fleet.vacate(worker_id, (task_id, event.attempt))
+            usage.subtract(demand)
+        if not leases:
+            del self._leases[event.job_id]
+        if not any(amount > 1e-9 for amount in usage.values()):
+            del self.usage[job.spec.user]  # and with it what fractions have left behind
 
-    def _mark_ending(self, job: Job) -> None:
-        for index, worker_id in enumerate(self._leases.get((job.spec.job_id, job.attempt), ())):
-            if worker := self.workers.get(worker_id):
-                worker.ending.add((_task_id(job.spec.job_id, index), job.attempt))
+    def _mark_ending(self, job: Job, position: int) -> None:
+        gang = job.gangs[position]
+        lease = self._leases.get(job.spec.job_id, {}).get((position, gang.attempt))
+        for worker_id, task_id, _ in lease.held if lease else ():
+            self.fleet.mark_ending(worker_id, (task_id, gang.attempt))
 
     def _forget_old_jobs(self) -> None:
-        finished = [job_id for job_id, job in self.jobs.items() if job.state.finished]
-        holding = {job_id for job_id, _ in self._leases}
-        for job_id in finished[:-FINISHED_JOBS_KEPT]:
-            if job_id not in holding:
-                del self.jobs[job_id]
+        excess = len(self._finished) - FINISHED_JOBS_KEPT
+        if excess > 0:
+            for job_id in list(islice(self._finished, excess)):
+                if job_id not in self._leases:
+                    del self._finished[job_id], self.jobs[job_id]
 
     def _on_slice_released(self, event: SliceReleasedEvent) -> None:
         if self.holders.get(event.slice_name) != event.owner:
             return
-        del self.holders[event.slice_name]
-        for job in self.jobs.values():  # a job may have been given the slice in the meantime
-            if job.state is JobState.RUNNING and event.slice_name in job.groups:
-                self.holders[event.slice_name] = job.spec.owner
+        # A job may have been given the slice in the meantime.
+        next_owner = None
+        for worker in self.fleet.slice_workers(event.slice_name):
+            for task_id, attempt in worker.occupants:
+                job = self.jobs[job_of(task_id)]
+                gang = job.gangs[job.position_of(_index_of(task_id))]
+                if gang.attempt == attempt and gang.placed and job.requirement.chips:
+                    next_owner = job.spec.owner
+        self.fleet.hold(event.slice_name, next_owner)
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _on_worker_registered(self, event: WorkerRegisteredEvent) -> None:
         known = self.workers.get(event.worker_id)
-        self.workers[event.worker_id] = Worker(
+        worker = Worker(
             event.worker_id,
             event.address,
             event.attributes,
             event.resources,
             event.draining or (known.draining if known else None),  # a drain is not taken back
             event.foreign,
-            known.suspected if known else None,
-            known.suspected_until if known else 0.0,
-            known.occupants if known else {},
-            known.ending if known else set(),
         )
+        if known:
+            worker = replace(
+                worker,
+                suspected=known.suspected,
+                suspected_until=known.suspected_until,
+                occupants=known.occupants,
+                ending=known.ending,
+            )
+        self.fleet.put(worker)
 
     def _on_worker_failed(self, event: WorkerFailedEvent, effects: Effects) -> None:
-        worker = self.workers.pop(event.worker_id, None)
+        worker = self.workers.get(event.worker_id)
         if worker is None:
             return
+        self.fleet.remove(event.worker_id)
         for task_id, attempt in worker.occupants:
-            job = self._job_in_attempt(task_id.rpartition("/")[0], attempt)
-            if job is not None:
-                task = job.tasks[int(task_id.rpartition("-")[2])]
-                started = any(job.counts[s] for s in (TaskState.RUNNING, TaskState.SUCCEEDED))
-                self._end_attempt(job, task, TaskState.WORKER_FAILED, event.reason, effects, started)
+            found = self._gang_in_attempt(job_of(task_id), _index_of(task_id), attempt)
+            if found is not None:
+                job, position, gang = found
+                task = next(task for task in gang.tasks if task.task_id == task_id)
+                started = any(t.state in (TaskState.RUNNING, TaskState.SUCCEEDED) for t in gang.tasks)
+                self._on_member_ended(job, position, task, TaskState.WORKER_FAILED, event.reason, effects, started)
 
     # -- views -----------------------------------------------------------------------------------------------------
 
     def pending(self) -> list[Job]:
-        """Jobs that wait for workers, oldest first."""
-        return [job for job in self.jobs.values() if job.state is JobState.PENDING]
+        """Jobs of which some or all gangs wait for workers."""
+        return list(self._pending.values())
 
     def jobs_of(self, owner: str) -> list[Job]:
         """Unfinished jobs of one owner."""
         return [job for job in self.jobs.values() if job.spec.owner == owner and not job.state.finished]
 
-    def attempts_of(self, owner: str) -> list[tuple[str, int]]:
-        """Attempts of one owner that still hold capacity."""
-        return [key for key in self._leases if key[0] in self.jobs and self.jobs[key[0]].spec.owner == owner]
+    def attempts_of(self, owner: str) -> list[AttemptEndConfirmedEvent]:
+        """What is still to be confirmed of one owner's attempts, as the events that would do it."""
+        return [
+            AttemptEndConfirmedEvent(job_id, attempt, self.jobs[job_id].gangs[position].tasks[0].index)
+            for job_id, leases in self._leases.items()
+            if self.jobs[job_id].spec.owner == owner
+            for position, attempt in leases
+        ]
 
-    def holds_capacity(self, job_id: str, attempt: int) -> bool:
+    def holds_capacity(self, job_id: str, attempt: int, task_index: int = 0) -> bool:
         """Whether the attempt's end is still to be confirmed."""
-        return (job_id, attempt) in self._leases
+        job = self.jobs.get(job_id)
+        return job is not None and (job.position_of(task_index), attempt) in self._leases.get(job_id, {})
 
     def knows(self, worker: WorkerRegisteredEvent) -> bool:
         """Whether this registration would change nothing."""
@@ -320,45 +479,86 @@ class ControllerState:
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""
+        usage: dict[str, Counter[str]] = {}
+        for job_id, leases in self._leases.items():
+            assert leases, f"{job_id}: no lease is left, but the place for them"
+            for lease in leases.values():
+                for _, _, demand in lease.held:
+                    usage.setdefault(self.jobs[job_id].spec.user, Counter()).update(demand)
+        assert {user: +held for user, held in usage.items()} == {u: +held for u, held in self.usage.items()}
         for job in self.jobs.values():
-            assert job.counts == Counter(t.state for t in job.tasks), f"{job.spec.job_id}: counts are off"
-            if job.state is JobState.RUNNING:
-                self._check_gang_placed(job)
+            self._check_job(job)
         for worker in self.workers.values():
-            for resource in worker.resources:
-                assert worker.available(resource) >= 0, f"{worker.worker_id}: {resource} is overcommitted"
+            for resource, amount in worker.resources.items():
+                free = worker.free[resource]
+                assert 0 <= free <= amount, f"{worker.worker_id}: {free} of {amount} {resource} is free"
+            using_chips = [task_id for task_id, _ in worker.occupants if self.jobs[job_of(task_id)].requirement.chips]
+            assert len(using_chips) <= 1, f"{worker.worker_id}: {using_chips} share its chips"
             for task_id, attempt in worker.occupants:
-                job_id = task_id.rpartition("/")[0]
-                assert (job_id, attempt) in self._leases, f"{worker.worker_id}: {task_id} holds it without a lease"
+                job = self.jobs[job_of(task_id)]
+                index = _index_of(task_id)
+                assert self.holds_capacity(job.spec.job_id, attempt, index), f"{task_id} holds it without a lease"
+                gang = job.gangs[job.position_of(index)]
+                over = gang.attempt != attempt or not gang.placed
+                assert ((task_id, attempt) in worker.ending) == over, f"{worker.worker_id}: is {task_id} over or not?"
+        self.fleet.check()
 
-    def _check_gang_placed(self, job: Job) -> None:
+    def _check_job(self, job: Job) -> None:
+        who = job.spec.job_id
+        assert job.counts == Counter(t.state for t in job.tasks), f"{who}: counts are off"
+        assert job.failures == sum(gang.failures for gang in job.gangs), who
+        assert job.preemptions == sum(gang.preemptions for gang in job.gangs), who
+        finished = job.state.finished
+        assert (who in self._finished) == finished, f"{who}: finished or not?"
+        waiting = [] if finished else [i for i, gang in enumerate(job.gangs) if gang.pending]
+        assert sorted(job.pending) == waiting, f"{who}: the queue has {list(job.pending)} of it, not {waiting}"
+        assert (who in self._pending) == bool(waiting), f"{who}: in the queue or not?"
+        for position, gang in enumerate(job.gangs):
+            assert gang.succeeded == sum(t.state is TaskState.SUCCEEDED for t in gang.tasks), (
+                f"{who}: successes are off"
+            )
+            assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
+            assert not (finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
+            if gang.placed:
+                self._check_placed(job, position, gang)
+
+    def _check_placed(self, job: Job, position: int, gang: Gang) -> None:
         allowed = {TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED}
-        assert {t.state for t in job.tasks} <= allowed, f"{job.spec.job_id}: gang is placed in part"
-        per_group, rest = divmod(len(job.tasks), len(job.groups))
+        assert {t.state for t in gang.tasks} <= allowed, f"{job.spec.job_id}: gang is placed in part"
+        per_group, rest = divmod(len(gang.tasks), len(gang.groups))
         assert rest == 0, f"{job.spec.job_id}: groups of unequal size"
-        for task in job.tasks:
+        for number, task in enumerate(gang.tasks):
             worker = self.workers.get(task.worker_id or "")
             assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
-            assert (task.task_id, job.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
-            group = worker.attributes[job.spec.coscheduling.group_by].value
-            assert group == job.groups[task.index // per_group], f"{task.task_id}: gang is split"
+            assert (task.task_id, gang.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
+            if job.spec.coscheduling:
+                group = worker.attributes[job.spec.coscheduling.group_by].value
+                assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
 
 
-def _task_id(job_id: str, index: int) -> str:
-    return f"{job_id}/task-{index}"
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """What an attempt holds: (worker id, task id, resources) for every task."""
+
+    held: list[tuple[str, str, dict[str, float]]]
 
 
 def _new_tasks(job_id: str, count: int) -> list[Task]:
-    return [Task(_task_id(job_id, i), i) for i in range(count)]
+    return [Task(f"{job_id}/task-{i}", i) for i in range(count)]
 
 
-def _move(job: Job, task: Task, new: TaskState, error: str | None = None) -> None:
+def _index_of(task_id: str) -> int:
+    return int(task_id.rpartition("-")[2])
+
+
+def _move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = None) -> None:
     if new not in TRANSITIONS[task.state]:
-        raise IllegalTransitionError(f"{task.task_id} (attempt {job.attempt}): {task.state.name} → {new.name}")
+        raise IllegalTransitionError(f"{task.task_id} (attempt {gang.attempt}): {task.state.name} → {new.name}")
     job.counts[task.state] -= 1
     if not job.counts[task.state]:
         del job.counts[task.state]
     job.counts[new] += 1
+    gang.succeeded += (new is TaskState.SUCCEEDED) - (task.state is TaskState.SUCCEEDED)
     task.state, task.error = new, error
 
 

@@ -67,19 +67,15 @@ def test_constraint_ordering_within_a_kind(have: object, op: ConstraintOp, asked
 
 
 @pytest.mark.parametrize("op", ORDERINGS, ids=lambda op: op.name)
-@pytest.mark.parametrize(
-    ("have", "asked"), [("4", 4), (4, "4"), (True, 1), (1, True), (True, False), (True, True), (False, False)], ids=repr
-)
-def test_constraint_ordering_across_kinds_or_of_booleans_is_an_error(
-    have: object, op: ConstraintOp, asked: object
-) -> None:
+@pytest.mark.parametrize(("have", "asked"), [("4", 4), (4, "4"), (True, 1), (True, "x")], ids=repr)
+def test_constraint_ordering_across_kinds_is_an_error(have: object, op: ConstraintOp, asked: object) -> None:
     with pytest.raises(TypeError, match="order"):
         holds(have, op, asked)
 
 
 @pytest.mark.parametrize("op", [op for op in OP if op not in (OP.EXISTS, OP.NOT_EXISTS)], ids=lambda op: op.name)
 def test_constraint_missing_attribute_satisfies_no_comparison(op: ConstraintOp) -> None:
-    assert not Constraint("k", op, V(1)).matches({})
+    assert not Constraint("k", op, [1, 2] if op is OP.IN else 1).matches({})
 
 
 @pytest.mark.parametrize("value", [True, False, 0, "", "x"], ids=repr)

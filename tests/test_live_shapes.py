@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.constraints import AttributeValue
-from iris_ray.jobs import TPU_VM_COUNT, TaskState
+from iris_ray.lifecycle import TaskState
+from iris_ray.workers import TPU_VM_COUNT
 from tests.worlds import World, host
 
 
@@ -35,10 +36,10 @@ def test_whole_gang_takes_every_host_that_the_slice_really_has(world: World) -> 
     job = submit_whole(world)
     world.schedule()
     assert [task.worker_id for task in job.tasks] == ["a-0", "a-1"]
-    assert world.state.workers["a-0"].available("TPU") == 0.0
+    assert world.state.workers["a-0"].free["TPU"] == 0.0
     world.report_all(job, TaskState.SUCCEEDED)
     world.confirm(job)
-    assert world.state.workers["a-0"].available("TPU") == 4.0
+    assert world.state.workers["a-0"].free["TPU"] == 4.0
 
 
 def test_whole_gang_needs_all_hosts_that_the_slice_really_has(world: World) -> None:
@@ -46,7 +47,7 @@ def test_whole_gang_needs_all_hosts_that_the_slice_really_has(world: World) -> N
     world.lose("a-1")
     submit_whole(world)
     assert world.plan().assignments == []
-    assert "host 1 of 2 is missing" in world.plan().waiting["job"]
+    assert "host 1 of 2 is missing" in world.why("job")
 
 
 def test_slices_of_one_gang_are_of_one_shape(world: World) -> None:
@@ -58,8 +59,9 @@ def test_slices_of_one_gang_are_of_one_shape(world: World) -> None:
     assert assignment.group_names == ("b", "c")
 
 
-def test_gang_with_a_count_of_its_own_does_not_take_a_slice_of_another_shape(world: World) -> None:
+def test_gang_with_a_count_of_its_own_takes_the_slice_of_that_shape(world: World) -> None:
     add_split_slice(world, "a")
-    world.submit(tpu_type="v5litepod-8")
-    assert world.plan().assignments == []
-    assert "has 2 hosts, the job needs 1" in world.plan().waiting["job"]
+    world.add_slice("b", "v5litepod-8")
+    world.submit("one", tpu_type="v5litepod-8")
+    world.submit("two", tpu_type="v5litepod-8", replicas=2)
+    assert [a.group_names for a in world.plan().assignments] == [("b",), ("a",)]

@@ -7,7 +7,7 @@ import pytest
 from iris_ray.actors.node_watch import NodeTable, failure, registration
 from iris_ray.constraints import AttributeValue
 from iris_ray.events import WorkerRegisteredEvent
-from iris_ray.jobs import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 
 LABELS = {
     "ray.io/node-id": "n1",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from iris_ray.jobs import TaskState
+from iris_ray.lifecycle import TaskState
 from iris_ray.outcomes import (
     EndKind,
     HostEvidence,

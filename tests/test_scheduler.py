@@ -1,6 +1,6 @@
 """Who runs where, and why the rest waits."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.events import WorkerDrainedEvent, WorkerFailedEvent, WorkerSuspectedEvent
-from iris_ray.jobs import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, CoschedulingConfig, TaskState
-from iris_ray.scheduler import Scheduler
+from iris_ray.jobs import CoschedulingConfig
+from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.scheduler import SchedulingResult
 from tests.worlds import World, host
 
 
@@ -43,11 +45,21 @@ def test_gang_takes_the_slice_of_its_size_past_larger_and_smaller_ones(world: Wo
     assert placed(world) == {"job": ("c-right",)}
 
 
-def test_gang_never_takes_half_of_a_larger_slice(world: World) -> None:
+def test_gang_takes_no_part_of_a_larger_slice_while_one_of_its_size_exists_even_if_that_is_in_use(world: World) -> None:
     add_slices(world, "large", tpu_type="v4-32")
+    add_slices(world, "right")
+    world.start("other")
     world.submit(constraints=())
     assert placed(world) == {}
-    assert "large: has 4 hosts, the job needs 2" in world.plan().waiting["job"]
+    assert "right: in use by other" in world.why("job")
+
+
+def test_gang_takes_the_tightest_larger_slice_if_there_is_none_of_its_size(world: World) -> None:
+    add_slices(world, "a-larger", tpu_type="v4-64")
+    add_slices(world, "b-large", tpu_type="v4-32")
+    world.submit(constraints=())
+    (assignment,) = world.plan().assignments
+    assert assignment.groups == (("b-large-0", "b-large-1"),)
 
 
 def test_gang_does_not_take_what_is_left_of_a_larger_slice(world: World) -> None:
@@ -71,7 +83,7 @@ def test_slice_that_lost_a_host_is_not_used_and_a_whole_one_is(world: World) -> 
     world.submit("first")
     world.submit("second")
     assert placed(world) == {"first": ("b",)}
-    assert "a: host 1 of 2 is missing" in world.plan().waiting["second"]
+    assert "a: host 1 of 2 is missing" in world.why("second")
 
 
 def test_slice_with_hosts_that_claim_the_same_number_is_not_used(world: World) -> None:
@@ -79,7 +91,7 @@ def test_slice_with_hosts_that_claim_the_same_number_is_not_used(world: World) -
     world.do(host("a", 1, worker_id="impostor"))
     world.submit()
     assert placed(world) == {}
-    assert "same worker id" in world.plan().waiting["job"]
+    assert "same worker id" in world.why("job")
 
 
 def test_slice_with_a_host_beyond_its_size_is_not_used(world: World) -> None:
@@ -128,7 +140,7 @@ def test_gang_of_whole_slices_has_as_many_tasks_as_the_live_slice_has_hosts(worl
     live_slice(world, "a", "v5litepod-8", 2, 2)
     job = world.start(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
     assert [task.worker_id for task in job.tasks] == ["a-0", "a-1"]
-    assert all(worker.available("TPU") == 0.0 for worker in world.state.workers.values())
+    assert all(worker.free["TPU"] == 0.0 for worker in world.state.workers.values())
 
 
 def test_gang_of_whole_slices_never_mixes_sizes(world: World) -> None:
@@ -177,7 +189,7 @@ def test_flexible_counts_wait_for_a_slice_that_an_ended_attempt_is_about_to_leav
     world.report_all(over, TaskState.SUCCEEDED)
     world.submit(slices=(1, 2))
     assert placed(world) == {}
-    assert "a: just left by over" in world.plan().waiting["job"]
+    assert "a: just left by over" in world.why("job")
     world.confirm(over)
     assert placed(world) == {"job": ("a", "b")}
 
@@ -196,7 +208,7 @@ def test_flexible_counts_do_not_wait_for_a_slice_that_will_be_no_good(world: Wor
     )
     world.report(over, TaskState.WORKER_FAILED)
     world.submit(slices=(1, 2), job_id="flexible", constraints=(Constraint("tpu-name", ConstraintOp.EXISTS),))
-    world.state.jobs["over"].not_before = world.now + 60  # out of the way
+    world.state.jobs["over"].gang.not_before = world.now + 60  # out of the way
     assert placed(world) == {"flexible": ("b",)}
 
 
@@ -206,7 +218,7 @@ def test_two_multislice_jobs_never_share_out_the_slices_and_wait_for_each_other(
     world.submit("first", slices=(2,))
     world.submit("second", slices=(2,))
     assert placed(world) == {"first": ("a", "b")}
-    assert "1 free" in world.plan().waiting["second"]
+    assert "1 free" in world.why("second")
 
 
 def test_slices_and_their_hosts_come_in_order(world: World) -> None:
@@ -225,7 +237,7 @@ def test_older_job_comes_first(world: World) -> None:
     world.submit("first")
     world.submit("second")
     assert placed(world) == {"first": ("a",)}
-    assert world.plan().waiting["second"].endswith("a: goes to first")
+    assert world.why("second").endswith("a: goes to first")
 
 
 def test_unfittable_job_at_the_head_does_not_block_those_behind_it(world: World) -> None:
@@ -238,11 +250,13 @@ def test_unfittable_job_at_the_head_does_not_block_those_behind_it(world: World)
 
 def test_own_warm_slices_come_before_unheld_ones_before_those_of_others(world: World) -> None:
     add_slices(world, "a", "b", "c")
-    jobs, workers = [world.submit("one", owner="me")], list(world.state.workers.values())
+    job = world.submit("one", owner="me")
 
     def choice(holders: dict[str, str], count: int = 1) -> tuple[str, ...]:
-        jobs[0].spec = replace(jobs[0].spec, coscheduling=CoschedulingConfig(num_groups=(count,)))
-        (assignment,) = Scheduler().find_assignments(jobs, workers, holders, world.now).assignments
+        for name in "abc":
+            world.state.fleet.hold(name, holders.get(name))
+        job.spec = replace(job.spec, coscheduling=CoschedulingConfig(num_groups=count))
+        (assignment,) = world.plan().assignments
         return assignment.group_names
 
     assert choice({"a": "you", "c": "me"}) == ("c",)
@@ -263,13 +277,16 @@ def test_jobs_with_different_groupings_do_not_get_the_same_hosts_in_one_cycle(wo
 
 @given(st.permutations(range(8)))
 def test_plan_does_not_depend_on_the_order_of_the_fleet(order: list[int]) -> None:
-    world = World()
-    add_slices(world, "a", "b", "c", "d")
-    jobs = [world.submit("first", slices=(1, 2)), world.submit("second")]
-    workers = list(world.state.workers.values())
-    expected = Scheduler().find_assignments(jobs, workers, {}, world.now)
-    shuffled = Scheduler().find_assignments(jobs, [workers[i] for i in order], {}, world.now)
-    assert shuffled == expected
+    def plan(order: Sequence[int]) -> SchedulingResult:
+        world = World()
+        for number in order:
+            world.do(host("abcd"[number // 2], number % 2))
+        world.submit("first", slices=(1, 2))
+        world.submit("second")
+        world.submit("third", slices=(2,))
+        return world.plan()
+
+    assert plan(order) == plan(range(8))
 
 
 def test_planning_changes_nothing(world: World) -> None:
@@ -286,21 +303,21 @@ def test_reason_names_what_the_cluster_has_when_nothing_is_of_that_type(world: W
     add_slices(world, "a", "b")
     add_slices(world, "c", tpu_type="v4-32")
     world.submit(tpu_type="v4-64", slices=(2, 4))
-    reason = world.plan().waiting["job"]
+    reason = world.why("job")
     for part in ("2 or 4 slices", "tpu-topology == v4-64", "0 free", "2 × v4-16", "1 × v4-32"):
         assert part in reason
 
 
 def test_reason_without_any_tpu_says_so(world: World) -> None:
     world.submit()
-    assert "no TPU hosts at all" in world.plan().waiting["job"]
+    assert "no TPU hosts at all" in world.why("job")
 
 
 def test_reason_tells_how_many_are_free_of_how_many(world: World) -> None:
     add_slices(world, "a")
     world.submit(slices=(3,))
-    assert "waiting for 3 slices" in world.plan().waiting["job"]
-    assert "1 free" in world.plan().waiting["job"]
+    assert "waiting for 3 slices" in world.why("job")
+    assert "1 free" in world.why("job")
 
 
 @pytest.mark.parametrize(
@@ -317,14 +334,14 @@ def test_reason_names_the_host_and_what_is_wrong_with_it(world: World, changes: 
     world.do(host("a", 1, **changes))
     world.submit(resources={"TPU": 4.0, "CPU": 2.0})
     assert placed(world) == {}
-    assert words in world.plan().waiting["job"]
+    assert words in world.why("job")
 
 
 def test_reason_names_who_uses_the_slice(world: World) -> None:
     add_slices(world, "a")
     world.start("other")
     world.submit()
-    assert "a: in use by other" in world.plan().waiting["job"]
+    assert "a: in use by other" in world.why("job")
 
 
 def test_reason_after_a_failed_launch_names_the_pause_and_the_error(world: World) -> None:
@@ -333,7 +350,7 @@ def test_reason_after_a_failed_launch_names_the_pause_and_the_error(world: World
     world.schedule()
     world.dispatch_fails(job)
     world.confirm(job)
-    assert "no answer" in world.plan().waiting["job"]
+    assert "no answer" in world.why("job")
     assert placed(world) == {}
 
 
@@ -343,7 +360,7 @@ def test_suspected_host_is_left_alone_for_a_while(world: World) -> None:
     world.submit("first")
     world.submit("second")
     assert placed(world) == {"first": ("b",)}
-    assert "a: host 0 may be lost (no answer)" in world.plan().waiting["second"]
+    assert "a: host 0 may be lost (no answer)" in world.why("second")
 
 
 def test_constraint_that_can_not_be_evaluated_stops_that_job_alone_and_says_why(world: World) -> None:
@@ -351,7 +368,10 @@ def test_constraint_that_can_not_be_evaluated_stops_that_job_alone_and_says_why(
     world.submit("odd", constraints=(Constraint(TPU_TOPOLOGY, ConstraintOp.GT, AttributeValue(4)),))
     world.submit("plain")
     assert placed(world) == {"plain": ("a",)}
-    assert "can't be evaluated" in world.plan().waiting["odd"]
+    (given_up,) = world.plan().unschedulable
+    assert "can't be evaluated" in given_up.reason
+    assert world.do(given_up).finished == ["odd"]
+    assert world.state.jobs["odd"].state is JobState.UNSCHEDULABLE
 
 
 def test_constraint_counts_on_every_host_of_the_slice(world: World) -> None:
@@ -373,4 +393,4 @@ def test_constraint_that_one_host_fails_is_named_as_the_reason(world: World) -> 
             Constraint("taint:hot", ConstraintOp.NOT_EXISTS),
         )
     )
-    assert "taint:hot not exists" in world.plan().waiting["job"]
+    assert "taint:hot not exists" in world.why("job")

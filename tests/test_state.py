@@ -18,7 +18,7 @@ from iris_ray.events import (
     WorkerFailedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import (
+from iris_ray.lifecycle import (
     TRANSITIONS,
     JobState,
     TaskState,
@@ -61,7 +61,7 @@ def test_job_runs_to_success_and_is_reported_finished_once(world: World) -> None
     job = world.submit()
     assert job.state is JobState.PENDING
     world.schedule()
-    assert (job.state, job.attempt, job.groups) == (JobState.RUNNING, 1, ("a",))
+    assert (job.state, job.gang.attempt, job.gang.groups) == (JobState.RUNNING, 1, ("a",))
     world.report_all(job, S.RUNNING)
     assert world.report(job, S.SUCCEEDED, 0) == Effects()
     assert job.state is JobState.RUNNING
@@ -169,7 +169,7 @@ def test_capacity_of_an_ended_attempt_is_taken_until_its_end_is_confirmed(world:
     ends.get(end, lambda: world.report(job, S.FAILED))()
     assert world.busy() == {"a-0", "a-1"}
     assert world.state.holds_capacity("job", 1)
-    assert world.state.attempts_of("pool-a") == [("job", 1)]
+    assert world.state.attempts_of("pool-a") == [AttemptEndConfirmedEvent("job", 1)]
     world.confirm(job)
     assert world.busy() == set()
     assert not world.state.holds_capacity("job", 1)
@@ -183,7 +183,7 @@ def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
     second = world.submit("second")
     world.do(JobCancelledEvent("first", "enough"))
     world.schedule()
-    assert second.groups == ("a",)
+    assert second.gang.groups == ("a",)
     world.confirm(first, 1)
     assert world.busy() == {"a-0", "a-1"}
 
@@ -199,7 +199,7 @@ def test_capacity_end_of_an_older_attempt_confirmed_while_the_next_one_runs(worl
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
     world.schedule()
-    assert job.groups == ("b",)
+    assert job.gang.groups == ("b",)
     world.confirm(job, 1)
     assert world.busy() == {"b-0", "b-1"}
 
@@ -247,7 +247,7 @@ def test_budget_of_n_retries_gives_n_plus_one_attempts(
         world.report_all(job, S.RUNNING)
         world.report(job, end)
         world.confirm(job, attempt)
-    assert (job.state, job.attempt) == (final, budget + 1)
+    assert (job.state, job.gang.attempt) == (final, budget + 1)
 
 
 def test_host_lost_before_any_task_started_charges_nothing(world: World) -> None:
@@ -309,7 +309,7 @@ def test_attempt_that_charges_nothing_while_its_hosts_live_backs_off(world: Worl
             break
         world.report(job, S.WORKER_FAILED, 0)
         world.confirm(job)
-    assert job.state.finished or sum(charged(job)) or job.not_before > world.now
+    assert job.state.finished or sum(charged(job)) or job.gang.not_before > world.now
 
 
 # -- rule 5: launches that fail -------------------------------------------------------------------------------------
@@ -321,10 +321,10 @@ def test_dispatch_failure_requeues_the_whole_gang_uncharged_after_a_pause(world:
     assert world.dispatch_fails(job) == Effects()
     assert task_states(job) == [S.PENDING] * 4
     assert (charged(job), job.error) == ((0, 0), "no answer")
-    assert job.not_before == world.now + 0.5
+    assert job.gang.not_before == world.now + 0.5
     world.confirm(job)
     assert world.plan().assignments == []
-    world.now = job.not_before
+    world.now = job.gang.not_before
     assert [a.job_id for a in world.plan().assignments] == ["job"]
 
 
@@ -332,20 +332,20 @@ def test_dispatch_failures_in_a_row_pause_longer_until_one_launch_succeeds(world
     job = world.submit(max_retries_failure=1)
     pauses = []
     for _ in range(3):
-        world.now = max(world.now, job.not_before)
+        world.now = max(world.now, job.gang.not_before)
         world.schedule()
         world.dispatch_fails(job)
         world.confirm(job)
-        pauses.append(job.not_before - world.now)
+        pauses.append(job.gang.not_before - world.now)
     assert pauses == [0.5, 1.0, 2.0]
-    world.now = job.not_before
+    world.now = job.gang.not_before
     world.schedule()
     world.report_all(job, S.RUNNING)
     world.report(job, S.FAILED)
     world.confirm(job)
     world.schedule()
     world.dispatch_fails(job)
-    assert job.not_before - world.now == 0.5
+    assert job.gang.not_before - world.now == 0.5
 
 
 def test_dispatch_failure_of_an_older_attempt_changes_nothing(world: World) -> None:
@@ -353,7 +353,7 @@ def test_dispatch_failure_of_an_older_attempt_changes_nothing(world: World) -> N
     world.report(job, S.FAILED)
     world.schedule()
     world.dispatch_fails(job, attempt=1)
-    assert (job.state, job.attempt, job.dispatch_failures) == (JobState.RUNNING, 2, 0)
+    assert (job.state, job.gang.attempt, job.gang.dispatch_failures) == (JobState.RUNNING, 2, 0)
 
 
 # -- rules 6 and 7: restarts and late reports -----------------------------------------------------------------------
@@ -366,18 +366,18 @@ def test_restarted_gang_restarts_whole_with_the_member_that_had_succeeded(world:
     world.lose("a-0")
     assert task_states(job) == [S.PENDING] * 2
     world.schedule()
-    assert (job.attempt, job.groups) == (2, ("b",))
+    assert (job.gang.attempt, job.gang.groups) == (2, ("b",))
     assert [task.worker_id for task in job.tasks] == ["b-0", "b-1"]
     assert task_states(job) == [S.ASSIGNED] * 2
 
 
 def test_restarted_gang_with_another_count_of_slices_has_another_task_set(world: World) -> None:
     job = world.start(slices=(1, 2), max_retries_preemption=9)
-    assert (len(job.tasks), job.groups) == (4, ("a", "b"))
+    assert (len(job.tasks), job.gang.groups) == (4, ("a", "b"))
     world.lose("b-1")
     world.confirm(job)
     world.schedule()
-    assert (len(job.tasks), job.groups, job.attempt) == (2, ("a",), 2)
+    assert (len(job.tasks), job.gang.groups, job.gang.attempt) == (2, ("a",), 2)
     world.report(job, S.FAILED, 3, attempt=1)  # there is no task 3 any more
     assert charged(job) == (0, 1)
     assert world.report_all(job, S.SUCCEEDED).finished == ["job"]
@@ -453,7 +453,7 @@ def test_assignment_of_a_job_that_runs_is_refused(world: World) -> None:
     job = world.start()
     with pytest.raises(IllegalTransitionError, match="PENDING"):
         world.do(GangAssignedEvent("job", ("b",), (("b-0", "b-1"),)))
-    assert job.attempt == 1
+    assert job.gang.attempt == 1
 
 
 @pytest.mark.parametrize("groups", [(("a-0", "nobody"),), (("a-0",),), (("a-0", "a-1", "b-0"),)], ids=str)
@@ -463,7 +463,7 @@ def test_assignment_that_does_not_fit_is_refused_and_changes_nothing(
     job = world.submit()
     with pytest.raises(IllegalTransitionError):
         world.do(GangAssignedEvent("job", ("a",), groups))
-    assert (job.state, job.attempt, world.busy()) == (JobState.PENDING, 0, set())
+    assert (job.state, job.gang.attempt, world.busy()) == (JobState.PENDING, 0, set())
     assert "a" not in world.state.holders
 
 
@@ -508,7 +508,7 @@ def test_own_warm_slice_is_not_reclaimed(world: World) -> None:
     world.do(SliceReleasedEvent("a", "pool-a"))
     job = world.submit()
     assert world.schedule()["job"].reclaim == []
-    assert job.groups == ("b",)
+    assert job.gang.groups == ("b",)
 
 
 def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_try(world: World) -> None:
@@ -518,7 +518,7 @@ def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_tr
     world.schedule()
     world.dispatch_fails(job)
     world.confirm(job)
-    world.now = job.not_before
+    world.now = job.gang.not_before
     assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
 
 
@@ -531,7 +531,7 @@ def test_worker_that_drains_keeps_its_task_and_gets_no_other(world: World) -> No
     assert world.do(WorkerDrainedEvent("a-0", "maintenance")) == Effects()
     assert job.state is JobState.RUNNING
     world.submit("next")
-    assert "maintenance" in world.plan().waiting["next"]
+    assert "maintenance" in world.why("next")
 
 
 def test_suspicion_outlives_a_new_registration_and_ends_by_itself(world: World) -> None:
@@ -539,7 +539,7 @@ def test_suspicion_outlives_a_new_registration_and_ends_by_itself(world: World) 
         world.do(WorkerSuspectedEvent(f"{name}-1", "no answer", world.now))
         world.do(host(name, 1))
     world.submit()
-    assert "no answer" in world.plan().waiting["job"]
+    assert "no answer" in world.why("job")
     world.now += state_module.SUSPICION_S
     assert world.schedule().keys() == {"job"}
 
@@ -580,4 +580,4 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
         later = world.start(f"later-{number}")
         world.report_all(later, S.SUCCEEDED)
         world.confirm(later)
-    assert ("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it
+    assert AttemptEndConfirmedEvent("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it

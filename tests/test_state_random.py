@@ -23,14 +23,9 @@ from iris_ray.events import (
     WorkerFailedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import (
-    TPU_NAME,
-    Job,
-    JobState,
-    TaskState,
-    Worker,
-)
-from iris_ray.scheduler import Assignment
+from iris_ray.jobs import Job
+from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.workers import TPU_NAME, Worker
 from iris_ray.state import ControllerState, Effects
 from tests.worlds import World, charged, gang_spec, host, task_states
 
@@ -63,7 +58,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     def apply(self, event: Event) -> Effects:
         """Apply an event and check what it may change at all."""
-        before = {i: (j.state, task_states(j), charged(j), j.attempt) for i, j in self.state.jobs.items()}
+        before = {i: (j.state, task_states(j), charged(j), j.gang.attempt) for i, j in self.state.jobs.items()}
         effects = self.state.handle_event(event)
         stopped = Counter((stop.job_id, stop.attempt) for stop in effects.stop)
         newly_finished = []
@@ -122,10 +117,10 @@ class RandomEvents(RuleBasedStateMachine):
         for assignment in plan.assignments:
             job = self.state.jobs[assignment.job_id]
             self.check_legal(job, assignment)
-            self.apply(GangAssignedEvent(assignment.job_id, assignment.group_names, assignment.groups))
-            self.held[assignment.job_id, job.attempt] = tuple(w for group in assignment.groups for w in group)
+            self.apply(assignment)
+            self.held[assignment.job_id, job.gang.attempt] = tuple(w for group in assignment.groups for w in group)
 
-    def check_legal(self, job: Job, assignment: Assignment) -> None:
+    def check_legal(self, job: Job, assignment: GangAssignedEvent) -> None:
         """Whole slices of the right size, every host there, in order, fit and free."""
         assert len(assignment.groups) == len(set(assignment.group_names))
         assert len(assignment.groups) in job.spec.coscheduling.num_groups
@@ -145,28 +140,28 @@ class RandomEvents(RuleBasedStateMachine):
         if state is S.FAILED and job.tasks[index].state is S.SUCCEEDED:
             state = S.WORKER_FAILED  # a function returns once
         for _ in range(2):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.attempt, state, "boom"))
+            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.gang.attempt, state, "boom"))
 
     @precondition(has_jobs)
     @rule(pick=PICK, state=st.sampled_from([S.RUNNING, S.RUNNING, S.SUCCEEDED]))
     def report_all(self, pick: int, state: TaskState) -> None:
         job = self.job(pick)
         for index in range(len(job.tasks)):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.attempt, state))
+            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.gang.attempt, state))
 
     @precondition(has_jobs)
     @rule(pick=PICK)
     def dispatch_fails(self, pick: int) -> None:
         job = self.job(pick)
         for _ in range(2):
-            self.apply(TaskDispatchFailedEvent(job.spec.job_id, job.attempt, "no answer", self.world.now))
+            self.apply(TaskDispatchFailedEvent(job.spec.job_id, job.gang.attempt, "no answer", self.world.now))
 
     @precondition(has_jobs)
     @rule(pick=PICK, index=st.integers(0, 5), state=REPORTS)
     def older_attempts_are_reported_late(self, pick: int, index: int, state: TaskState) -> None:
         job = self.job(pick)
         before = deepcopy(job)
-        for attempt in range(job.attempt):
+        for attempt in range(job.gang.attempt):
             self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "late"))
             self.apply(TaskDispatchFailedEvent(job.spec.job_id, attempt, "late", self.world.now))
         assert job == before
@@ -181,7 +176,7 @@ class RandomEvents(RuleBasedStateMachine):
     def confirm(self, pick: int) -> None:
         job_id, attempt = list(self.held)[pick % len(self.held)]
         job = self.state.jobs[job_id]
-        if job.attempt == attempt and any(task.state in (S.ASSIGNED, S.RUNNING) for task in job.tasks):
+        if job.gang.attempt == attempt and any(task.state in (S.ASSIGNED, S.RUNNING) for task in job.tasks):
             with pytest.raises(IllegalTransitionError):
                 self.state.handle_event(AttemptEndConfirmedEvent(job_id, attempt))
             return
@@ -234,7 +229,7 @@ class RandomEvents(RuleBasedStateMachine):
         if before.get(name) == owner:  # whoever was promised the slice holds it now
             del before[name]
             for job in self.state.jobs.values():
-                if job.state is JobState.RUNNING and name in job.groups:
+                if job.state is JobState.RUNNING and name in job.gang.groups:
                     before[name] = job.spec.owner
         assert self.state.holders == before
 
@@ -259,7 +254,7 @@ class RandomEvents(RuleBasedStateMachine):
             over = set()
             for task_id, attempt in worker.occupants:
                 job = self.state.jobs[task_id.rpartition("/")[0]]
-                if job.attempt != attempt or job.state is not JobState.RUNNING:
+                if job.gang.attempt != attempt or job.state is not JobState.RUNNING:
                     over.add((task_id, attempt))
             assert worker.ending == over
 
@@ -277,7 +272,7 @@ class RandomEvents(RuleBasedStateMachine):
         for job in self.state.jobs.values():
             assert job.failures <= job.spec.max_retries_failure + job.state.finished
             assert job.preemptions <= job.spec.max_retries_preemption + job.state.finished
-            assert sum(charged(job)) <= job.attempt
+            assert sum(charged(job)) <= job.gang.attempt
 
     def teardown(self) -> None:
         """Once hosts are there and nothing else goes wrong, every job ends."""
@@ -299,7 +294,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     def report_all_succeeded(self, job: Job) -> None:
         for index in range(len(job.tasks)):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.attempt, S.SUCCEEDED))
+            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.gang.attempt, S.SUCCEEDED))
 
 
 TestRandomEvents = RandomEvents.TestCase

@@ -4,26 +4,18 @@ from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
-    GangAssignedEvent,
     JobSubmittedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     WorkerFailedEvent,
     WorkerRegisteredEvent,
 )
-from iris_ray.jobs import (
-    TPU_NAME,
-    TPU_TOPOLOGY,
-    TPU_VM_COUNT,
-    TPU_WORKER_ID,
-    CoschedulingConfig,
-    Job,
-    JobSpec,
-    TaskState,
-)
+from iris_ray.jobs import CoschedulingConfig, Job, JobSpec
+from iris_ray.lifecycle import TaskState
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, Effects, apply_all
 from iris_ray.topology import get_tpu_config
+from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 
 S = TaskState
 
@@ -33,7 +25,7 @@ def gang_spec(
 ) -> JobSpec:
     """A gang of whole slices, as run_on_pod submits it; without retries unless told."""
     values = {
-        "name": job_id,
+        "device": tpu_type,
         "owner": "pool-a",
         "replicas": get_tpu_config(tpu_type).vm_count,
         "coscheduling": CoschedulingConfig(num_groups=slices),
@@ -41,7 +33,7 @@ def gang_spec(
         "resources": {"TPU": 4.0},
         "max_retries_preemption": 0,
     }
-    return JobSpec(job_id, **(values | changes))
+    return JobSpec(job_id=job_id, **(values | changes))
 
 
 def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: object) -> WorkerRegisteredEvent:
@@ -81,13 +73,15 @@ class World:
 
     def plan(self) -> SchedulingResult:
         state = self.state
-        return Scheduler().find_assignments(state.pending(), state.workers.values(), state.holders, self.now)
+        return Scheduler().find_assignments(state.pending(), state.fleet, state.usage, self.now)
+
+    def why(self, job_id: str = "job") -> str:
+        """Why a job waits, in words."""
+        return str(self.plan().waiting[job_id])
 
     def schedule(self) -> dict[str, Effects]:
         """Commit one plan; the effects by job."""
-        return {
-            a.job_id: self.do(GangAssignedEvent(a.job_id, a.group_names, a.groups)) for a in self.plan().assignments
-        }
+        return {assignment.job_id: self.do(assignment) for assignment in self.plan().assignments}
 
     def start(self, job_id: str = "job", **changes: object) -> Job:
         """A job whose tasks all run."""
@@ -99,23 +93,23 @@ class World:
     def report(
         self, job: Job, state: TaskState, index: int = 0, attempt: int | None = None, error: str = "boom"
     ) -> Effects:
-        number = job.attempt if attempt is None else attempt
+        number = job.gang.attempt if attempt is None else attempt
         return self.do(TaskStateChangedEvent(job.spec.job_id, index, number, state, error))
 
     def report_all(self, job: Job, state: TaskState) -> Effects:
-        number = job.attempt
+        number = job.gang.attempt
         return apply_all(
             self.state, [TaskStateChangedEvent(job.spec.job_id, t.index, number, state) for t in job.tasks]
         )
 
     def confirm(self, job: Job, attempt: int | None = None) -> Effects:
-        return self.do(AttemptEndConfirmedEvent(job.spec.job_id, job.attempt if attempt is None else attempt))
+        return self.do(AttemptEndConfirmedEvent(job.spec.job_id, job.gang.attempt if attempt is None else attempt))
 
     def lose(self, worker_id: str) -> Effects:
         return self.do(WorkerFailedEvent(worker_id, "the host died"))
 
     def dispatch_fails(self, job: Job, attempt: int | None = None) -> Effects:
-        number = job.attempt if attempt is None else attempt
+        number = job.gang.attempt if attempt is None else attempt
         return self.do(TaskDispatchFailedEvent(job.spec.job_id, number, "no answer", self.now))
 
     def keep_warm(self, owner: str) -> None:

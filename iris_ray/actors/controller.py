@@ -7,6 +7,7 @@ table and the pools' reports into events, and the core's effects into calls.
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
@@ -30,10 +31,12 @@ from iris_ray.events import (
     TaskDispatchFailedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import JobSpec, JobState
+from iris_ray.jobs import JobSpec
+from iris_ray.lifecycle import JobState
 from iris_ray.outcomes import HostEvidence
-from iris_ray.scheduler import Assignment, Scheduler
+from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
+from iris_ray.waiting import Waiting
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +55,9 @@ class Controller:
         self._state = ControllerState()
         self._scheduler = Scheduler()
         self._pools: dict[str, ActorHandle] = {}
-        self._waiting: dict[str, str] = {}
+        self._waiting: dict[str, Waiting] = {}
+        self._starved: set[str] = set()
+        self._counts: Counter[str] = Counter()
         self._refused: set[str] = set()
         self._gone: dict[str, str] = {}  # worker id → how it was lost
         self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
@@ -83,7 +88,7 @@ class Controller:
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
-        return JobView(job.state, job.attempt, job.failures, job.preemptions, job.error)
+        return JobView(job.state, job.gang.attempt, job.failures, job.preemptions, job.error)
 
     async def why(self, job_id: str) -> str:
         """Why a job is not running, in a sentence."""
@@ -91,8 +96,8 @@ class Controller:
         if job is None:
             return "the Controller does not know it"
         if job.state is not JobState.PENDING:
-            return f"attempt {job.attempt} is being started on {', '.join(job.groups)}"
-        return self._waiting.get(job_id, "it will be looked at in a moment")
+            return f"attempt {job.gang.attempt} is being started on {', '.join(job.gang.groups)}"
+        return str(self._waiting.get(job_id, "it will be looked at in a moment"))
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """What is known about these hosts."""
@@ -115,14 +120,28 @@ class Controller:
             self._waiting.clear()
             return
         state = self._state
-        plan = self._scheduler.find_assignments(pending, state.workers.values(), state.holders, time.monotonic())
+        plan = self._scheduler.find_assignments(pending, state.fleet, state.usage, time.monotonic())
         self._waiting = plan.waiting
+        self._put_down(plan)
         for assignment in plan.assignments:
-            event = GangAssignedEvent(assignment.job_id, assignment.group_names, assignment.groups)
-            effects = state.handle_event(event)
-            self._in_background(self._dispatch(assignment, state.jobs[assignment.job_id].attempt, effects.reclaim))
+            effects = state.handle_event(assignment)
+            assert isinstance(assignment, GangAssignedEvent), "pools submit gangs"
+            attempt = state.jobs[assignment.job_id].gang.attempt
+            self._in_background(self._dispatch(assignment, attempt, effects.reclaim))
+        for given_up in (*plan.timed_out, *plan.unschedulable):
+            self._carry_out(state.handle_event(given_up))
 
-    async def _dispatch(self, assignment: Assignment, attempt: int, reclaim: list[ReclaimSlice]) -> None:
+    def _put_down(self, plan: SchedulingResult) -> None:
+        """Log and count what did not go as its owner hoped, once for each job."""
+        starved = [job_id for job_id in plan.starving if job_id not in self._starved]
+        self._starved = set(plan.starving)
+        for job_id in starved:
+            logger.warning("%s starves: %s", job_id, plan.waiting[job_id])
+        for event in (*plan.timed_out, *plan.unschedulable):
+            logger.warning("%s is given up: %s", event.job_id, event.reason)
+        self._counts.update(starved=len(starved), timed_out=len(plan.timed_out), unschedulable=len(plan.unschedulable))
+
+    async def _dispatch(self, assignment: GangAssignedEvent, attempt: int, reclaim: list[ReclaimSlice]) -> None:
         """Get the slices from whoever keeps them warm, then hand them to the job's pool."""
         job = self._state.jobs[assignment.job_id]
         pool = self._pools[job.spec.owner]
@@ -130,7 +149,7 @@ class Controller:
             tuple(self._place(worker_id, name) for worker_id in group)
             for name, group in zip(assignment.group_names, assignment.groups, strict=True)
         )
-        bundle = dict(job.spec.demand(self._state.workers[assignment.groups[0][0]]))
+        bundle = job.requirement.demand(self._state.workers[assignment.groups[0][0]])
         order = AttemptOrder(assignment.job_id, attempt, slices, bundle)
         problem = await self._reclaim(reclaim)
         if problem is None:
@@ -251,7 +270,7 @@ class Controller:
             JobCancelledEvent(job.spec.job_id, "the process that called run_on_pod is gone")
             for job in state.jobs_of(owner)
         ]
-        events += [AttemptEndConfirmedEvent(*attempt) for attempt in state.attempts_of(owner)]
+        events += state.attempts_of(owner)
         events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
         self._apply(events)
 

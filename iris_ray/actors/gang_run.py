@@ -35,9 +35,11 @@ from iris_ray.events import (
     TaskStateChangedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import TPU, TPU_TOPOLOGY, CoschedulingConfig, JobSpec, JobState, TaskState
+from iris_ray.jobs import CoschedulingConfig, JobSpec
+from iris_ray.lifecycle import JobState, TaskState
 from iris_ray.outcomes import TpuRunError, TpuSuccess
 from iris_ray.retry import Verdict
+from iris_ray.workers import TPU, TPU_TOPOLOGY
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +104,8 @@ class GangRun:
             job_id=self.job_id,
             name=request.name,
             owner=self._slices.owner,
+            user=request.user,
+            device=request.tpu_type,
             replicas=request.hosts_per_slice,
             coscheduling=CoschedulingConfig(num_groups=request.num_slices),
             constraints=(Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(request.tpu_type)),),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iris_ray.job_info import JobInfo
-from iris_ray.jobs import JobState
+from iris_ray.lifecycle import JobState
 from iris_ray.multislice import MultisliceInfo
 
 
@@ -27,6 +27,7 @@ class RunRequest:
 
     Args:
         name: the function's name.
+        user: who it is for; fair share is between users.
         function: the pickled zero-argument function.
         tpu_type: canonical name, such as "v4-32".
         hosts_per_slice, chips_per_host: as the rule for the type has them; what the live nodes report wins.
@@ -40,6 +41,7 @@ class RunRequest:
     """
 
     name: str
+    user: str
     function: bytes
     tpu_type: str
     hosts_per_slice: int

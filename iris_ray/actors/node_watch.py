@@ -7,15 +7,17 @@ from typing import Any
 import ray
 
 from iris_ray.actors.ray_internals import available_resources_by_node, draining_nodes
-from iris_ray.constraints import AttributeValue
+from iris_ray.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.errors import InvalidRequestError
 from iris_ray.events import WorkerFailedEvent, WorkerRegisteredEvent
-from iris_ray.jobs import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.topology import get_tpu_config
+from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
 WORKER_ID_LABEL = "ray.io/tpu-worker-id"
 POD_TYPE_LABEL = "ray.io/tpu-pod-type"
+OPERATOR_PREFIX = "iris/"
+TAINT_LABEL = "taint."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +54,8 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         config = get_tpu_config(labels.get(POD_TYPE_LABEL, "")).with_live_hosts(chips)
     except InvalidRequestError as error:
         return f"host {worker_id} of {slice_name}: {error}"
-    attributes = {name: AttributeValue(value) for name, value in labels.items()}
-    attributes |= {
+    attributes = {
+        **operator_attributes(labels),
         TPU_NAME: AttributeValue(slice_name),
         TPU_WORKER_ID: AttributeValue(int(worker_id)),
         TPU_TOPOLOGY: AttributeValue(config.name),
@@ -69,6 +71,22 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         draining="Ray is draining it" if node_id in table.draining else None,
         foreign=f"{taken:g} chips of host {worker_id} are in use outside iris_ray" if taken > 0 else None,
     )
+
+
+def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
+    """A node's labels as attributes: under their own names as strings, and those of the operator by their short names.
+
+    An operator sets ``iris/<key>``, which is typed: ``iris/tpu-pool=large-jobs``, ``iris/disk-gb=500``. A label can't
+    hold a colon, so ``iris/taint.<name>`` is the taint ``<name>``. No label overrides what iris_ray reports itself.
+    """
+    attributes = {name: AttributeValue(value) for name, value in labels.items()}
+    for name, value in labels.items():
+        if name.startswith(OPERATOR_PREFIX):
+            key = name.removeprefix(OPERATOR_PREFIX)
+            if key.startswith(TAINT_LABEL):
+                key = TAINT_PREFIX + key.removeprefix(TAINT_LABEL)
+            attributes[key] = AttributeValue.parse(value)
+    return attributes
 
 
 def failure(node: Mapping[str, Any]) -> WorkerFailedEvent:

@@ -1,0 +1,174 @@
+"""All live workers, who holds what of them, and the indexes that the scheduler reads.
+
+Nothing is rebuilt from the whole fleet when something happens: a change is noted, and each index catches up with what
+was noted when it is next read.
+"""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from iris_ray.candidates import Candidates
+from iris_ray.groups import Grouping
+from iris_ray.requirement import Requirement
+from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
+
+UNUSED_CANDIDATES_KEPT = 32
+
+
+class Fleet:
+    """The workers of the cluster. Changed by `ControllerState` alone; the scheduler only reads.
+
+    Attributes:
+        workers: by worker id; only those that are alive.
+        holders: slice name → owner that keeps actors on it, busy or warm.
+        totals: what all workers have together, by Ray's resource names.
+    """
+
+    def __init__(self) -> None:
+        self.workers: dict[str, Worker] = {}
+        self.holders: dict[str, str] = {}
+        self.totals: Counter[str] = Counter()
+        self._held_by: defaultdict[str, set[str]] = defaultdict(set)
+        self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
+        self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
+        self._changed: list[Worker] = []  # what candidates have to look at again, oldest first
+        self._forgotten = 0  # changes before these, which nobody can catch up with any more
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Counts changes."""
+        return self._forgotten + len(self._changed)
+
+    def grouping(self, key: str | None) -> Grouping:
+        """The workers by the values of an attribute."""
+        grouping = self._groupings.get(key)
+        if grouping is None:
+            grouping = self._groupings[key] = Grouping(key)
+            for worker in self.workers.values():
+                grouping.add(worker)
+        return grouping
+
+    def candidates(self, requirement: Requirement, now: float) -> Candidates:
+        """What every group is to a requirement, up to date."""
+        found = self._candidates.get(requirement)
+        if found is None or found.seen < self._forgotten:
+            found = Candidates(requirement, self.grouping(requirement.group_by), self.holders)
+            found.look_at_all(now)
+            self._candidates[requirement] = found
+        else:
+            self._candidates.move_to_end(requirement)
+            found.look_again(self._changed[found.seen - self._forgotten :], now)
+        found.seen = self.version
+        return found
+
+    def forget_candidates(self, in_use: int) -> None:
+        """Keep those that were read last: as many as are in use, and some more."""
+        while len(self._candidates) > in_use + UNUSED_CANDIDATES_KEPT:
+            self._candidates.popitem(last=False)
+
+    def held_by(self, owner: str) -> Iterable[str]:
+        """Names of the slices that an owner keeps."""
+        return self._held_by.get(owner, ())
+
+    def slice_types(self) -> Counter[str]:
+        """How many slices there are of each type."""
+        grouping = self._groupings[TPU_NAME]
+        groups = filter(None, map(grouping.get, grouping))
+        return Counter(string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "unknown type" for g in groups)
+
+    def slice_workers(self, name: str) -> Sequence[Worker]:
+        """The live hosts of a slice."""
+        group = self._groupings[TPU_NAME].get(name)
+        return group.workers if group else ()
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def put(self, worker: Worker) -> None:
+        """A worker that is new, or that replaces what was known of it."""
+        if worker.worker_id in self.workers:
+            self.remove(worker.worker_id)
+        self.workers[worker.worker_id] = worker
+        self.totals.update(worker.resources)
+        for grouping in self._groupings.values():
+            grouping.add(worker)
+        self._note(worker)
+
+    def remove(self, worker_id: str) -> None:
+        worker = self.workers.pop(worker_id)
+        self.totals.subtract(worker.resources)
+        for grouping in self._groupings.values():
+            grouping.remove(worker)
+        self._note(worker)
+
+    def occupy(self, worker_id: str, occupant: Occupant, resources: Resources) -> None:
+        worker = self.workers[worker_id]
+        worker.occupy(occupant, resources)
+        self._occupants_changed(worker)
+
+    def vacate(self, worker_id: str, occupant: Occupant) -> None:
+        """Free what an occupant held, if the worker still lives."""
+        if worker := self.workers.get(worker_id):
+            worker.vacate(occupant)
+            self._occupants_changed(worker)
+
+    def mark_ending(self, worker_id: str, occupant: Occupant) -> None:
+        """The occupant is over; its end will be confirmed in a moment."""
+        if worker := self.workers.get(worker_id):
+            worker.ending.add(occupant)
+            self._note(worker)
+
+    def hold(self, slice_name: str, owner: str | None) -> None:
+        """An owner keeps actors on a slice from now on, or nobody does."""
+        if before := self.holders.pop(slice_name, None):
+            self._held_by[before].discard(slice_name)
+            if not self._held_by[before]:
+                del self._held_by[before]
+        if owner is not None:
+            self.holders[slice_name] = owner
+            self._held_by[owner].add(slice_name)
+        for worker in self.slice_workers(slice_name):
+            self._note(worker)
+
+    def _occupants_changed(self, worker: Worker) -> None:
+        for grouping in self._groupings.values():
+            grouping.occupants_changed(worker)
+        self._note(worker)
+
+    def _note(self, worker: Worker) -> None:
+        self._changed.append(worker)
+        if len(self._changed) > 4 * len(self.workers) + 1000:  # to look at everything is no more work
+            self._forgotten += len(self._changed)
+            self._changed.clear()
+
+    # -- checking --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError if an index differs from what the workers say. For tests."""
+        assert +self.totals == +sum((Counter(w.resources) for w in self.workers.values()), Counter())
+        for owner, names in self._held_by.items():
+            assert names == {name for name, holder in self.holders.items() if holder == owner}
+        for key, grouping in self._groupings.items():
+            fresh = Grouping(key)
+            for worker in self.workers.values():
+                fresh.add(worker)
+            assert set(grouping) == set(fresh), f"groups by {key} are off"
+            for name in fresh:
+                have, want = grouping.get(name), fresh.get(name)
+                assert have is not None, name
+                assert want is not None, name
+                assert _contents(have) == _contents(want), f"group {name} by {key} is out of date"
+
+    def check_candidates(self, now: float) -> None:
+        """Raise AssertionError if any candidates differ from those made anew. For tests."""
+        for requirement in list(self._candidates):
+            have = self.candidates(requirement, now)
+            want = Candidates(requirement, self.grouping(requirement.group_by), self.holders)
+            want.look_at_all(now)
+            assert have.contents() == want.contents(), f"candidates for {requirement} are out of date"
+
+
+def _contents(group: object) -> Mapping[str, object]:
+    slots = ("name", "workers", "size", "flaw", "mixed", "taints", "ailing", "suspects", "room")
+    return {name: getattr(group, name) for name in slots}

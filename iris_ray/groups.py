@@ -1,0 +1,166 @@
+"""Workers by the value of an attribute: slices, racks, or every worker by itself."""
+
+from collections.abc import Iterator, Sequence
+
+from iris_ray.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker, string_attribute
+
+
+class Group:
+    """Workers that share a value of an attribute, and what is the same for all of them.
+
+    A group is made anew when a member comes, goes or changes; what tasks hold may change while it stands.
+
+    Attributes:
+        name: the shared value.
+        is_slice: whether it is a TPU slice, which is of use only if it is complete.
+        workers: slices by host number; others by slice, host number and id.
+        worker_ids: in the same order.
+        size: how many hosts it has when it is complete.
+        flaw: what makes it useless, or None.
+        mixed: keys of attributes that members don't share; for all others the first member speaks.
+        taints: keys of attributes, of any member, that keep jobs away.
+        ailing: members that take nothing new, and why.
+        suspects: members that may be gone.
+    """
+
+    __slots__ = (
+        "_room",
+        "ailing",
+        "flaw",
+        "is_slice",
+        "mixed",
+        "name",
+        "size",
+        "suspects",
+        "taints",
+        "worker_ids",
+        "workers",
+    )
+
+    def __init__(self, name: str, workers: Sequence[Worker], is_slice: bool) -> None:
+        self.name = name
+        self.is_slice = is_slice
+        self.workers = tuple(sorted(workers, key=_place)) if len(workers) > 1 else tuple(workers)
+        self.worker_ids = tuple(worker.worker_id for worker in self.workers)
+        self.mixed = _mixed_keys(self.workers)
+        self.taints = tuple(dict.fromkeys(key for worker in workers for key in worker.taints))
+        self.ailing = {worker.worker_id: why for worker in self.workers if (why := _ailment(worker))}
+        self.suspects = [worker for worker in self.workers if worker.suspected]
+        self.size = _full_size(self.workers) if is_slice else len(workers)
+        self.flaw = _flaw(self.workers, self.size) if is_slice else None
+        self._room: tuple[dict[str, float], bool] | None = None
+
+    def occupants_changed(self) -> None:
+        self._room = None
+
+    @property
+    def room(self) -> tuple[dict[str, float], bool]:
+        """What every member has free, by resource, and whether no task uses any member's chips."""
+        if self._room is None:
+            first, *others = self.workers
+            least = dict(first.free)
+            for worker in others:
+                free = worker.free
+                for resource, amount in least.items():
+                    if (have := free.get(resource, 0.0)) < amount:
+                        least[resource] = have
+            self._room = least, all(w.free.get(TPU, 0.0) == w.resources.get(TPU, 0.0) for w in self.workers)
+        return self._room
+
+
+class Grouping:
+    """All groups by one attribute (None: every worker is one), made when somebody first asks for them."""
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key
+        self._members: dict[str, dict[str, Worker]] = {}
+        self._groups: dict[str, Group] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def name_of(self, worker: Worker) -> str | None:
+        """The name of the group that a worker belongs to; None if it belongs to none."""
+        return worker.worker_id if self._key is None else string_attribute(worker.attributes, self._key)
+
+    def get(self, name: str) -> Group | None:
+        group = self._groups.get(name)
+        if group is None and (members := self._members.get(name)):
+            group = self._groups[name] = Group(name, list(members.values()), self._key == TPU_NAME)
+        return group
+
+    def add(self, worker: Worker) -> None:
+        if name := self.name_of(worker):
+            self._members.setdefault(name, {})[worker.worker_id] = worker
+            self._groups.pop(name, None)
+
+    def remove(self, worker: Worker) -> None:
+        if name := self.name_of(worker):
+            members = self._members[name]
+            del members[worker.worker_id]
+            if not members:
+                del self._members[name]
+            self._groups.pop(name, None)
+
+    def occupants_changed(self, worker: Worker) -> None:
+        if (name := self.name_of(worker)) and (group := self._groups.get(name)):
+            group.occupants_changed()
+
+
+def _place(worker: Worker) -> tuple[str, int, str]:
+    number = worker.host_number
+    slice_name = string_attribute(worker.attributes, TPU_NAME) or ""
+    return slice_name, -1 if number is None else number, worker.worker_id
+
+
+def _mixed_keys(workers: Sequence[Worker]) -> frozenset[str]:
+    first, *others = workers
+    mixed: set[str] = set()
+    for key, value in first.attributes.items():
+        kind, plain = type(value.value), value.value
+        for worker in others:
+            other = worker.attributes.get(key)
+            if other is None or other.value != plain or type(other.value) is not kind:  # 4 and 4.0 may count as mixed
+                mixed.add(key)
+                break
+    for worker in others:
+        mixed.update(worker.attributes.keys() - first.attributes.keys())
+    return frozenset(mixed)
+
+
+def _ailment(worker: Worker) -> str | None:
+    if worker.draining:
+        return f"{worker.name} is draining ({worker.draining})"
+    if worker.foreign:
+        return worker.foreign
+    if TPU_NAME in worker.attributes and worker.host_number is None:
+        return f"{worker.name} has no worker id"
+    return None
+
+
+def _full_size(workers: Sequence[Worker]) -> int:
+    """How many hosts a slice has when it is complete; 0 if its hosts disagree about that."""
+    sizes = {value.value for w in workers if (value := w.attributes.get(TPU_VM_COUNT)) is not None}
+    if not sizes:
+        return len(workers)
+    size = sizes.pop()
+    return size if isinstance(size, int) and not sizes else 0
+
+
+def _flaw(workers: Sequence[Worker], size: int) -> str | None:
+    numbers = [worker.host_number for worker in workers]
+    if None in numbers:
+        return "a host has no worker id"
+    if len(set(numbers)) != len(numbers):
+        return "two hosts claim the same worker id"
+    if not size:
+        return "its hosts disagree about how many they are"
+    if missing := sorted(set(range(size)).difference(numbers)):
+        some = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        return f"host {some} of {size} is missing"
+    if len(workers) > size:
+        return f"has more hosts than the {size} of its type"
+    return None

@@ -1,0 +1,52 @@
+"""The states of tasks and jobs, and the only moves that there are."""
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class TaskState(Enum):
+    """Where one task stands. COSCHED_FAILED: ended because another member of its gang ended."""
+
+    PENDING = "pending"
+    ASSIGNED = "assigned"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    KILLED = "killed"
+    WORKER_FAILED = "worker_failed"
+    UNSCHEDULABLE = "unschedulable"
+    COSCHED_FAILED = "cosched_failed"
+
+
+class JobState(Enum):
+    """Where a job stands; derived from the counts of its tasks' states."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    KILLED = "killed"
+    WORKER_FAILED = "worker_failed"
+    UNSCHEDULABLE = "unschedulable"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the job will never change again."""
+        return self not in (JobState.PENDING, JobState.RUNNING)
+
+
+_S = TaskState
+
+# SUCCEEDED goes back to PENDING when a gang restarts whole: the member that had already finished rejoins.
+TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
+    _S.PENDING: frozenset({_S.ASSIGNED, _S.KILLED, _S.UNSCHEDULABLE}),
+    _S.ASSIGNED: frozenset({_S.PENDING, _S.RUNNING, _S.KILLED, _S.FAILED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),
+    _S.RUNNING: frozenset({_S.PENDING, _S.SUCCEEDED, _S.KILLED, _S.FAILED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),
+    _S.SUCCEEDED: frozenset({_S.PENDING, _S.KILLED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),
+    _S.FAILED: frozenset(),
+    _S.KILLED: frozenset(),
+    _S.WORKER_FAILED: frozenset(),
+    _S.UNSCHEDULABLE: frozenset(),
+    _S.COSCHED_FAILED: frozenset(),
+}
+ACTIVE = frozenset({_S.ASSIGNED, _S.RUNNING})

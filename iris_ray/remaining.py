@@ -1,0 +1,173 @@
+"""What is left for one requirement while a plan is being made: candidates minus what the plan has given away."""
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from iris_ray.candidates import Candidates, Fit, Rank
+from iris_ray.groups import Group
+from iris_ray.workers import TPU_NAME, Resources, Worker
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a plan has given away so far.
+
+    Attributes:
+        taken: worker id → what is taken of it.
+        kept: worker id → job that has waited so long that nobody else gets it.
+        takers: worker id → the job that takes something of it, or that it is kept for.
+        touched: the workers of all of these, in the order in which it happened.
+    """
+
+    taken: dict[str, dict[str, float]] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    takers: dict[str, str] = field(default_factory=dict)
+    touched: list[Worker] = field(default_factory=list)
+
+    def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
+        taken = self.taken.setdefault(worker.worker_id, {})
+        for resource, amount in demand.items():
+            taken[resource] = taken.get(resource, 0.0) + amount
+        self.takers[worker.worker_id] = job_id
+        self.touched.append(worker)
+
+    def keep(self, worker: Worker, job_id: str) -> None:
+        self.kept[worker.worker_id] = self.takers[worker.worker_id] = job_id
+        self.touched.append(worker)
+
+
+class Remaining:
+    """The candidates of one requirement, as the plan leaves them. The candidates themselves stay as they are.
+
+    Attributes:
+        candidates: as they are without the plan.
+        version: counts the changes that the plan has made to it.
+        kept_for: the job for which some of it is kept, or None.
+        waiting: jobs that found too little here, in order.
+        given_away: groups that were free before the plan, and the jobs that they go to.
+    """
+
+    def __init__(self, candidates: Candidates, plan: Plan) -> None:
+        self.candidates = candidates
+        self.version = 0
+        self.kept_for: str | None = None
+        self.waiting: list[str] = []
+        self.given_away: list[tuple[str, str]] = []
+        self._plan = plan
+        self._seen = 0
+        self._changed: dict[str, Rank | None] = {}  # groups that are no longer as the candidates have them
+        self._reranked: defaultdict[int, list[Rank]] = defaultdict(list)  # heaps
+        self._gained: Counter[int] = Counter()
+        self._passed: Counter[int] = Counter()  # how many ranks at the front of a bucket are known to have changed
+
+    def catch_up(self) -> None:
+        """Take note of what the plan has given away since the last time."""
+        touched = self._plan.touched
+        if self._seen == len(touched):
+            return
+        name_of = self.candidates.grouping.name_of
+        names = dict.fromkeys(name_of(worker) for worker in islice(touched, self._seen, None))
+        self._seen = len(touched)
+        for name in names:
+            fit = self.candidates.fits.get(name) if name is not None else None
+            if fit is None or name is None:
+                continue
+            if self.kept_for is None and self._plan.kept:
+                kept = self._plan.kept
+                self.kept_for = next((kept[w] for w in self.group(name).worker_ids if w in kept), None)
+            if fit.rank is not None:
+                self._change(name, fit, fit.rank)
+
+    def free(self, bucket: int) -> int:
+        """How many groups are left."""
+        return len(self.candidates.free.get(bucket, ())) + self._gained[bucket]
+
+    def best(self, bucket: int, count: int, own: Iterable[str]) -> list[str]:
+        """The names of the best groups; those that the job's owner keeps already are better than others."""
+        if not count:
+            return []
+        found: dict[str, None] = {}
+        for rank in heapq.merge(self._ranks_of(own, bucket), self._unchanged(bucket), self._still_free(bucket, count)):
+            found[rank[-1]] = None
+            if len(found) == count:
+                break
+        return list(found)
+
+    def members(self, name: str) -> tuple[Worker, ...]:
+        """The workers of a group that the gang would take."""
+        fit, tasks = self.candidates.fits[name], self._tasks(self.candidates.fits[name])
+        usable = self._usable(name, fit)
+        if len(usable) == tasks:
+            return usable
+        return tuple(islice(filter(self._has_room, usable), tasks))
+
+    def group(self, name: str) -> Group:
+        group = self.candidates.grouping.get(name)
+        assert group is not None, f"{name} was a candidate a moment ago"
+        return group
+
+    def _tasks(self, fit: Fit) -> int:
+        return fit.bucket or self.candidates.requirement.replicas
+
+    def _usable(self, name: str, fit: Fit) -> tuple[Worker, ...]:
+        return self.group(name).workers if fit.usable is None else fit.usable
+
+    def _change(self, name: str, fit: Fit, original: Rank) -> None:
+        before = self._changed.get(name, original)
+        if before is None:
+            return  # what is gone does not come back
+        after = self._rank_now(name, fit, before)
+        if name not in self._changed or after != before:
+            self._changed[name] = after
+            self.version += 1
+            if after is None:
+                self._gained[fit.bucket] -= 1
+                takers = self._plan.takers
+                taker = next(takers[w] for w in self.group(name).worker_ids if w in takers)
+                self.given_away.append((name, taker))
+            else:
+                heapq.heappush(self._reranked[fit.bucket], after)
+
+    def _rank_now(self, name: str, fit: Fit, rank: Rank) -> Rank | None:
+        usable = self._usable(name, fit)
+        spare = len(usable) - self._tasks(fit)
+        for worker in usable:
+            spare -= not self._has_room(worker)
+            if spare < 0:
+                return None
+        return (*rank[:3], spare, name) if self.candidates.requirement.group_by else rank
+
+    def _has_room(self, worker: Worker) -> bool:
+        plan, worker_id = self._plan, worker.worker_id
+        if worker_id in plan.kept:
+            return False
+        taken = plan.taken.get(worker_id)
+        return taken is None or self.candidates.requirement.has_room(worker, taken)
+
+    def _ranks_of(self, own: Iterable[str], bucket: int) -> list[Rank]:
+        if self.candidates.requirement.group_by != TPU_NAME:
+            return []
+        ranks = []
+        for name in own:
+            fit = self.candidates.fits.get(name)
+            if fit is not None and fit.bucket == bucket and (rank := self._changed.get(name, fit.rank)):
+                ranks.append((*rank[:2], -1, *rank[3:]))
+        return sorted(ranks)
+
+    def _unchanged(self, bucket: int) -> Iterator[Rank]:
+        ranks, start = self.candidates.free.get(bucket, []), self._passed[bucket]
+        while start < len(ranks) and ranks[start][-1] in self._changed:
+            start += 1
+        self._passed[bucket] = start
+        return (rank for rank in islice(ranks, start, None) if rank[-1] not in self._changed)
+
+    def _still_free(self, bucket: int, count: int) -> list[Rank]:
+        heap = self._reranked[bucket]
+        while heap and self._changed[heap[0][-1]] != heap[0]:
+            heapq.heappop(heap)
+        if count == 1:
+            return heap[:1]
+        return heapq.nsmallest(count, (rank for rank in heap if self._changed[rank[-1]] == rank))

@@ -1,0 +1,94 @@
+"""What a gang asks of the workers that it runs on. Jobs that ask the same share one evaluation of the fleet."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from iris_ray.constraints import TAINT_PREFIX, Constraint, ConstraintOp
+from iris_ray.workers import TPU, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """Everything about a job that decides which groups of workers will do.
+
+    Args:
+        group_by: the attribute whose value the members of a group share; None: every worker is a group by itself.
+        replicas: hosts that are needed of each group.
+        whole_groups: take each group whole, however many hosts and chips the live nodes say it has.
+        constraints: what every worker must satisfy.
+        preferences: what is better satisfied.
+        tolerated: attributes that do not keep the job away though they are taints.
+        resources: what one task takes of its worker; sorted pairs. Without chips if groups are taken whole.
+        chips: whether tasks use chips. libtpu allows one process a host, so such a task takes all chips of its worker.
+    """
+
+    group_by: str | None
+    replicas: int
+    whole_groups: bool
+    constraints: tuple[Constraint, ...]
+    preferences: tuple[Constraint, ...]
+    tolerated: frozenset[str]
+    resources: tuple[tuple[str, float], ...]
+    chips: bool
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = (self.group_by, self.replicas, self.whole_groups, self.constraints, self.preferences, self.resources)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash  # it is looked up for every job in every cycle
+
+    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None) -> bool:
+        """Whether one more task fits beside those that hold resources of the worker, and beside what else is taken."""
+        free = worker.free
+        if taken is None:
+            if self.chips and free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0):
+                return False
+            return all(free.get(resource, 0.0) >= need for resource, need in self.resources)
+        if self.chips and (taken.get(TPU) or free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0)):
+            return False
+        return all(free.get(r, 0.0) - taken.get(r, 0.0) >= need for r, need in self.resources)
+
+    def demand(self, worker: Worker) -> dict[str, float]:
+        """What one task takes of this worker."""
+        demand = dict(self.resources)
+        if self.chips:
+            demand[TPU] = worker.resources.get(TPU, 0.0)
+        return demand
+
+
+def make_requirement(
+    group_by: str | None,
+    replicas: int,
+    whole_groups: bool,
+    constraints: tuple[Constraint, ...],
+    preferences: tuple[Constraint, ...],
+    tolerations: tuple[str, ...],
+    resources: Mapping[str, float],
+) -> Requirement:
+    """A requirement; equal ones are the same object.
+
+    Args:
+        tolerations: names of taints, without the prefix. A constraint that asks for a taint tolerates it, too.
+    """
+    asked_for = {c.key for c in constraints if c.op is not ConstraintOp.NOT_EXISTS}
+    needs = {r: n for r, n in resources.items() if n > 0 and not (whole_groups and r == TPU)}
+    return _same(
+        Requirement(
+            group_by,
+            replicas,
+            whole_groups,
+            constraints,
+            preferences,
+            frozenset(asked_for | {TAINT_PREFIX + name for name in tolerations}),
+            tuple(sorted(needs.items())),
+            chips=resources.get(TPU, 0.0) > 0 or whole_groups,
+        )
+    )
+
+
+@functools.lru_cache(maxsize=10_000)
+def _same(requirement: Requirement) -> Requirement:
+    return requirement
