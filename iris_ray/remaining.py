@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
-from iris_ray.candidates import Candidates, Fit, Rank
+from iris_ray.candidates import Candidates, Fit, Rank, Status
 from iris_ray.groups import Group
 from iris_ray.workers import TPU_NAME, Resources, Worker
 
@@ -47,7 +47,7 @@ class Remaining:
         version: counts the changes that the plan has made to it.
         kept_for: the job for which some of it is kept, or None.
         waiting: jobs that found too little here, in order.
-        given_away: groups that were free before the plan, and the jobs that they go to.
+        given_away: groups that were free before the plan, what becomes of them in words, and the job that gets them.
     """
 
     def __init__(self, candidates: Candidates, plan: Plan) -> None:
@@ -55,7 +55,7 @@ class Remaining:
         self.version = 0
         self.kept_for: str | None = None
         self.waiting: list[str] = []
-        self.given_away: list[tuple[str, str]] = []
+        self.given_away: list[tuple[str, str, str]] = []
         self._plan = plan
         self._seen = 0
         self._changed: dict[str, Rank | None] = {}  # groups that are no longer as the candidates have them
@@ -75,7 +75,7 @@ class Remaining:
             fit = self.candidates.fits.get(name) if name is not None else None
             if fit is None or name is None:
                 continue
-            if self.kept_for is None and self._plan.kept:
+            if self.kept_for is None and self._plan.kept and fit.status is not Status.UNFIT:
                 kept = self._plan.kept
                 self.kept_for = next((kept[w] for w in self.group(name).worker_ids if w in kept), None)
             if fit.rank is not None:
@@ -125,9 +125,10 @@ class Remaining:
             self.version += 1
             if after is None:
                 self._gained[fit.bucket] -= 1
-                takers = self._plan.takers
-                taker = next(takers[w] for w in self.group(name).worker_ids if w in takers)
-                self.given_away.append((name, taker))
+                takers, kept = self._plan.takers, self._plan.kept
+                worker_id = next(w for w in self.group(name).worker_ids if w in takers)
+                words = "is kept for" if worker_id in kept else "goes to"
+                self.given_away.append((name, words, takers[worker_id]))
             else:
                 heapq.heappush(self._reranked[fit.bucket], after)
 

@@ -83,7 +83,7 @@ class _Cycle:
     def run(self, pending: list[Job], usage: Usage) -> SchedulingResult:
         queue = FairQueue(pending, usage, self._fleet.totals, self._goes_first)
         for job in queue:
-            if granted := self._try(job):
+            if (granted := self._try(job)) is not None:
                 queue.granted(job, granted)
         self._fleet.forget_candidates(len(self._remaining))
         return self._result
@@ -238,8 +238,8 @@ class _Cycle:
         if known is not None and known[0] == remaining.version:
             return known[1]
         closest = [
-            Obstacle(name, candidates.fits[name].bucket or requirement.replicas, f"goes to {job_id}", (job_id,))
-            for name, job_id in remaining.given_away[:OBSTACLES_NAMED]
+            Obstacle(name, candidates.fits[name].bucket or requirement.replicas, f"{words} {job_id}", (job_id,))
+            for name, words, job_id in remaining.given_away[:OBSTACLES_NAMED]
         ]
         for short, _, name in candidates.near[: OBSTACLES_NAMED - len(closest)]:
             fit = candidates.fits[name]
