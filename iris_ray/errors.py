@@ -18,6 +18,8 @@
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
     ├── JobCancelledError (RuntimeError)
+    ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
+    ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     └── IllegalTransitionError (RuntimeError)  a defect of ours: the state machine was asked for the impossible
 
 All of them carry one message and nothing else, so they pickle and cross processes intact.
@@ -86,6 +88,14 @@ class PreemptedTooManyTimesError(IrisError, RuntimeError):
 
 class JobCancelledError(IrisError, RuntimeError):
     """The job was cancelled, by its owner or because its owner is gone."""
+
+
+class UnknownRecordError(IrisError, RuntimeError):
+    """The cluster's job records were written by another version of iris_ray."""
+
+
+class DeposedError(IrisError, RuntimeError):
+    """A Controller gave an order though another one has taken over; nothing was done."""
 
 
 class IllegalTransitionError(IrisError, RuntimeError):

@@ -9,12 +9,20 @@ from dataclasses import dataclass
 from iris_ray.constraints import Attributes
 from iris_ray.jobs import JobSpec
 from iris_ray.lifecycle import TaskState
+from iris_ray.records import JobRecord
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmittedEvent:
     spec: JobSpec
     now: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobRestoredEvent:
+    """A job that an earlier Controller knew. The workers that are alive have been registered before."""
+
+    record: JobRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,14 @@ class AttemptEndConfirmedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class SliceHeldEvent:
+    """The owner says that it holds the slice: an earlier Controller knew that, this one does not."""
+
+    slice_name: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
 class SliceReleasedEvent:
     """The owner holds the slice no longer."""
 
@@ -131,6 +147,7 @@ class SliceReleasedEvent:
 
 Event = (
     JobSubmittedEvent
+    | JobRestoredEvent
     | JobCancelledEvent
     | WorkerRegisteredEvent
     | WorkerDrainedEvent
@@ -142,5 +159,6 @@ Event = (
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent
     | AttemptEndConfirmedEvent
+    | SliceHeldEvent
     | SliceReleasedEvent
 )

@@ -215,6 +215,10 @@ class Job:
         """The position in ``gangs`` of the gang that a task belongs to."""
         return 0 if self.spec.coscheduling else task_index
 
+    def first_index(self, position: int) -> int:
+        """The index of the first task of a gang."""
+        return 0 if self.spec.coscheduling else position
+
     @property
     def state(self) -> JobState:
         """Derived from the counts of the tasks' states, whatever the number of tasks."""

@@ -16,7 +16,9 @@ from iris_ray.events import (
     Event,
     GangAssignedEvent,
     JobCancelledEvent,
+    JobRestoredEvent,
     JobSubmittedEvent,
+    SliceHeldEvent,
     SliceReleasedEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
@@ -30,6 +32,7 @@ from iris_ray.events import (
 from iris_ray.fleet import Fleet
 from iris_ray.jobs import Gang, Job, Task
 from iris_ray.lifecycle import ACTIVE, TRANSITIONS, TaskState
+from iris_ray.records import GangRecord, JobRecord, Lease
 from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
 from iris_ray.workers import TPU_NAME, Worker, job_of, string_attribute
 
@@ -72,12 +75,14 @@ class ControllerState:
         jobs: by job id, in the order of submission.
         fleet: all live workers, and who holds what of them.
         usage: what each user's gangs hold, by Ray's resource names.
+        unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
     """
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.fleet = Fleet()
         self.usage: dict[str, Counter[str]] = {}
+        self.unrecorded: set[str] = set()
         self._submitted = 0
         self._pending: dict[str, Job] = {}
         self._finished: dict[str, None] = {}  # job ids, the first to finish first
@@ -104,6 +109,8 @@ class ControllerState:
         match event:
             case JobSubmittedEvent():
                 self._on_job_submitted(event)
+            case JobRestoredEvent():
+                self._on_job_restored(event.record, effects)
             case JobCancelledEvent():
                 self._on_job_cancelled(event, effects)
             case TaskUnschedulableEvent():
@@ -129,9 +136,13 @@ class ControllerState:
                 self._on_task_state_changed(event, effects)
             case AttemptEndConfirmedEvent():
                 self._on_end_confirmed(event)
+            case SliceHeldEvent():
+                if event.slice_name not in self.holders:
+                    self.fleet.hold(event.slice_name, event.owner)
             case SliceReleasedEvent():
                 self._on_slice_released(event)
         for job_id in effects.finished:
+            self.unrecorded.add(job_id)
             self._finished[job_id] = None
             self._pending.pop(job_id, None)
         if effects.finished:
@@ -158,6 +169,116 @@ class ControllerState:
             counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
             pending=dict.fromkeys(range(len(gangs))),
         )
+        self.unrecorded.add(spec.job_id)
+
+    def record(self, job_id: str) -> JobRecord | None:
+        """What must outlive this process about a job; None if the job is forgotten."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            return None
+        leases = self._leases.get(job_id, {})
+        return JobRecord(
+            job.spec,
+            job.number,
+            job.submitted_at,
+            tuple(
+                GangRecord(
+                    tuple(task.state for task in gang.tasks),
+                    gang.attempt,
+                    gang.failures,
+                    gang.preemptions,
+                    gang.dispatch_failures,
+                    gang.not_before,
+                    gang.groups,
+                    gang.started,
+                    gang.error,
+                )
+                for gang in job.gangs
+            ),
+            job.error,
+            tuple(
+                Lease(position, attempt, tuple((worker_id, task_id) for worker_id, task_id, _ in lease.held))
+                for (position, attempt), lease in leases.items()
+            ),
+        )
+
+    def _on_job_restored(self, record: JobRecord, effects: Effects) -> None:
+        spec = record.spec
+        if spec.job_id in self.jobs:
+            return
+        gangs, index = [], 0
+        for one in record.gangs:
+            tasks = [
+                Task(f"{spec.job_id}/task-{i}", i, state, error=one.error)
+                for i, state in enumerate(one.states, start=index)
+            ]
+            index += len(tasks)
+            gangs.append(
+                Gang(
+                    tasks,
+                    one.states.count(TaskState.SUCCEEDED),
+                    one.attempt,
+                    one.failures,
+                    one.preemptions,
+                    one.dispatch_failures,
+                    one.not_before,
+                    one.groups,
+                    one.started,
+                    one.error,
+                )
+            )
+        job = self.jobs[spec.job_id] = Job(
+            spec=spec,
+            number=record.number,
+            submitted_at=record.submitted_at,
+            requirement=spec.requirement,
+            gangs=gangs,
+            counts=Counter(state for one in record.gangs for state in one.states),
+            pending={},
+            failures=sum(one.failures for one in record.gangs),
+            preemptions=sum(one.preemptions for one in record.gangs),
+            error=record.error,
+        )
+        self._submitted = max(self._submitted, record.number)
+        if job.state.finished:
+            self._finished[spec.job_id] = None
+        else:
+            job.pending.update(dict.fromkeys(i for i, gang in enumerate(gangs) if gang.pending))
+        if job.pending:
+            self._pending[spec.job_id] = job
+        for lease in record.leases:
+            self._restore_lease(job, lease, effects)
+        self.unrecorded.add(spec.job_id)
+
+    def _restore_lease(self, job: Job, lease: Lease, effects: Effects) -> None:
+        """Take up what an attempt holds. One that is over is stopped again: nobody may have heard that it is."""
+        gang = job.gangs[lease.position]
+        current = gang.placed and gang.attempt == lease.attempt
+        lost: Task | None = None
+        held = []
+        for number, (worker_id, task_id) in enumerate(lease.places):
+            if current:
+                gang.tasks[number].worker_id = worker_id
+            if worker_id in self.workers:
+                demand = job.requirement.demand(self.workers[worker_id])
+                self.fleet.occupy(worker_id, (task_id, lease.attempt), demand)
+                self.usage.setdefault(job.spec.user, Counter()).update(demand)
+                held.append((worker_id, task_id, demand))
+            elif current:
+                lost = lost or gang.tasks[number]
+        self._leases.setdefault(job.spec.job_id, {})[lease.position, lease.attempt] = _Lease(held)
+        if not current:
+            for worker_id, task_id, _ in held:
+                self.fleet.mark_ending(worker_id, (task_id, lease.attempt))
+            reason = gang.error or "the job is over"
+            effects.stop.append(StopAttempt(job.spec.job_id, lease.attempt, reason, job.first_index(lease.position)))
+            return
+        if job.requirement.chips:
+            self._take_slices(job, gang.groups, effects)
+        if lost is not None:
+            reason = f"{lost.worker_id} was lost while no Controller was there to see it"
+            started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
+            self._on_member_ended(job, lease.position, lost, TaskState.WORKER_FAILED, reason, effects, started)
 
     def _on_job_cancelled(self, event: JobCancelledEvent, effects: Effects) -> None:
         job = self.jobs.get(event.job_id)
@@ -245,6 +366,7 @@ class ControllerState:
             _move(job, gang, task, TaskState.ASSIGNED)
             task.worker_id = worker_id
         self._leases.setdefault(job.spec.job_id, {})[position, gang.attempt] = lease
+        self.unrecorded.add(job.spec.job_id)
         job.pending.pop(position, None)
         if not job.pending:
             self._pending.pop(job.spec.job_id, None)
@@ -285,6 +407,7 @@ class ControllerState:
                     _move(job, gang, task, TaskState.RUNNING)
                 _move(job, gang, task, TaskState.SUCCEEDED)
                 gang.started = True
+                self.unrecorded.add(event.job_id)
                 if gang.succeeded == len(gang.tasks):
                     self._mark_ending(job, position)
                 if job.state.finished:
@@ -294,6 +417,7 @@ class ControllerState:
                     _move(job, gang, task, TaskState.RUNNING)
                     gang.dispatch_failures = 0
                     gang.started = True
+                    self.unrecorded.add(event.job_id)
             case _:
                 raise IllegalTransitionError(f"{task.task_id}: a task does not report {event.new_state.name}")
 
@@ -302,6 +426,7 @@ class ControllerState:
     ) -> None:
         """One member's end is the gang's: charge one budget once, then requeue everybody or end the gang."""
         spec, gang = job.spec, job.gangs[position]
+        self.unrecorded.add(spec.job_id)
         if state is TaskState.FAILED:
             gang.failures += 1
             job.failures += 1
@@ -340,6 +465,7 @@ class ControllerState:
             task.worker_id = None
         job.pending[position] = None
         self._pending[job.spec.job_id] = job
+        self.unrecorded.add(job.spec.job_id)
 
     def _position(self, job: Job, task_index: int) -> int:
         position = job.position_of(task_index)
@@ -374,7 +500,8 @@ class ControllerState:
         lease = leases.pop((position, event.attempt), None)
         if lease is None:
             return
-        usage = self.usage[job.spec.user]
+        self.unrecorded.add(event.job_id)
+        usage = self.usage.setdefault(job.spec.user, Counter())
         for worker_id, task_id, demand in lease.held:
             self.fleet.vacate(worker_id, (task_id, event.attempt))
             usage.subtract(demand)
@@ -395,6 +522,7 @@ class ControllerState:
             for job_id in list(islice(self._finished, excess)):
                 if job_id not in self._leases:
                     del self._finished[job_id], self.jobs[job_id]
+                    self.unrecorded.add(job_id)
 
     def _on_slice_released(self, event: SliceReleasedEvent) -> None:
         if self.holders.get(event.slice_name) != event.owner:

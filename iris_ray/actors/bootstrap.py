@@ -31,6 +31,7 @@ def main(address: str) -> None:
             num_cpus=0,
             resources={"node:__internal_head__": 0.001},  # the head is not preemptible; TPU hosts are
             max_concurrency=10_000,
+            max_restarts=-1,  # it comes back from its journal
         )
         .remote()
     )

@@ -17,23 +17,27 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
 from iris_ray.actors.held_slice import PLACEMENT_GROUP_PREFIX
+from iris_ray.actors.journal import Journal
 from iris_ray.actors.messages import AttemptOrder, HostPlace, JobView
 from iris_ray.actors.node_watch import NodeTable, failure, registration
 from iris_ray.actors.ray_internals import placement_group_by_id
 from iris_ray.actors.resource_pool import Unreachable, answer
+from iris_ray.errors import DeposedError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
-    GangAssignedEvent,
     JobCancelledEvent,
+    JobRestoredEvent,
     JobSubmittedEvent,
+    SliceHeldEvent,
     SliceReleasedEvent,
     TaskDispatchFailedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import JobSpec
+from iris_ray.jobs import Job, JobSpec
 from iris_ray.lifecycle import JobState
 from iris_ray.outcomes import HostEvidence
+from iris_ray.records import JobRecord
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
 from iris_ray.waiting import Waiting
@@ -43,6 +47,8 @@ logger = logging.getLogger(__name__)
 DISPATCH_TIMEOUT_S = 5.0
 NODE_POLL_S = 0.5
 RECLAIM_TIMEOUT_S = 30.0
+RECONNECT_TIMEOUT_S = 5.0
+POOL_GONE = "the process that called run_on_pod is gone"
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 GONE_HOSTS_KEPT = 10_000
 
@@ -61,29 +67,40 @@ class Controller:
         self._refused: set[str] = set()
         self._gone: dict[str, str] = {}  # worker id → how it was lost
         self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
-        self._watching: asyncio.Task[None] | None = None
-        self._seen_nodes = asyncio.Event()
+        self._journal = Journal()
+        self._epoch = 0
+        self._deposed: str | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
 
     # -- called by pools -------------------------------------------------------------------------------------------
 
     async def ping(self) -> None:
-        """Answers as soon as the cluster's hosts are known."""
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._watch_nodes())
-        await self._seen_nodes.wait()
+        """Answers as soon as the cluster's hosts are known, and what an earlier Controller has left.
+
+        Raises:
+            UnknownRecordError: another version of iris_ray has left it.
+            DeposedError: another Controller has taken over.
+        """
+        if self._deposed:
+            raise DeposedError(self._deposed)
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
 
     async def submit(self, spec: JobSpec, pool: ActorHandle) -> None:
         """Take a job. Submitting the same one again changes nothing."""
         await self.ping()
         if spec.owner not in self._pools:
+            self._journal.put_pool(spec.owner, pool)
             self._pools[spec.owner] = pool
             self._in_background(self._watch_pool(spec.owner, pool))
-        self._apply([JobSubmittedEvent(spec, time.monotonic())])
+        self._apply([JobSubmittedEvent(spec, time.time())])
 
     async def report(self, job_id: str | None, events: list[Event]) -> JobView | None:
         """Take what a pool has to say, and answer how the job stands now."""
-        now = time.monotonic()  # clocks of other hosts mean nothing here
+        await self.ping()
+        now = time.time()  # clocks of other hosts mean nothing here
         self._apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
         job = self._state.jobs.get(job_id or "")
         if job is None:
@@ -92,6 +109,7 @@ class Controller:
 
     async def why(self, job_id: str) -> str:
         """Why a job is not running, in a sentence."""
+        await self.ping()
         job = self._state.jobs.get(job_id)
         if job is None:
             return "the Controller does not know it"
@@ -101,6 +119,7 @@ class Controller:
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """What is known about these hosts."""
+        await self.ping()
         known = {}
         for node_id in node_ids:
             worker = self._state.workers.get(node_id)
@@ -113,6 +132,7 @@ class Controller:
     def _apply(self, events: Iterable[Event]) -> None:
         self._carry_out(apply_all(self._state, events))
         self._schedule()
+        self._journal.write(self._state)  # what follows from it is done in the background, so later
 
     def _schedule(self) -> None:
         pending = self._state.pending()
@@ -120,14 +140,12 @@ class Controller:
             self._waiting.clear()
             return
         state = self._state
-        plan = self._scheduler.find_assignments(pending, state.fleet, state.usage, time.monotonic())
+        plan = self._scheduler.find_assignments(pending, state.fleet, state.usage, time.time())
         self._waiting = plan.waiting
         self._put_down(plan)
         for assignment in plan.assignments:
             effects = state.handle_event(assignment)
-            assert isinstance(assignment, GangAssignedEvent), "pools submit gangs"
-            attempt = state.jobs[assignment.job_id].gang.attempt
-            self._in_background(self._dispatch(assignment, attempt, effects.reclaim))
+            self._in_background(self._dispatch(state.jobs[assignment.job_id], effects.reclaim))
         for given_up in (*plan.timed_out, *plan.unschedulable):
             self._carry_out(state.handle_event(given_up))
 
@@ -141,28 +159,36 @@ class Controller:
             logger.warning("%s is given up: %s", event.job_id, event.reason)
         self._counts.update(starved=len(starved), timed_out=len(plan.timed_out), unschedulable=len(plan.unschedulable))
 
-    async def _dispatch(self, assignment: GangAssignedEvent, attempt: int, reclaim: list[ReclaimSlice]) -> None:
-        """Get the slices from whoever keeps them warm, then hand them to the job's pool."""
-        job = self._state.jobs[assignment.job_id]
-        pool = self._pools[job.spec.owner]
-        slices = tuple(
-            tuple(self._place(worker_id, name) for worker_id in group)
-            for name, group in zip(assignment.group_names, assignment.groups, strict=True)
-        )
-        bundle = job.requirement.demand(self._state.workers[assignment.groups[0][0]])
-        order = AttemptOrder(assignment.job_id, attempt, slices, bundle)
+    async def _dispatch(self, job: Job, reclaim: list[ReclaimSlice]) -> None:
+        """Get the slices from whoever keeps them warm, then hand them to the job's pool.
+
+        The pool may have the order already, from an earlier Controller; then it ignores this one.
+        """
+        order, pool = self._order(job), self._pools[job.spec.owner]
+        job_id, attempt = order.job_id, order.attempt
         problem = await self._reclaim(reclaim)
         if problem is None:
             reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)
             if reply is True:
                 return
             if reply is False:
-                self._apply([JobCancelledEvent(assignment.job_id, "its pool does not know it any more")])
-                self._apply([AttemptEndConfirmedEvent(assignment.job_id, attempt)])
+                self._apply([JobCancelledEvent(job_id, "its pool does not know it any more")])
+                self._apply([AttemptEndConfirmedEvent(job_id, attempt)])
                 return
             problem = reply.reason
-        self._apply([TaskDispatchFailedEvent(assignment.job_id, attempt, problem, time.monotonic())])
-        await self._stop(StopAttempt(assignment.job_id, attempt, problem))
+        self._apply([TaskDispatchFailedEvent(job_id, attempt, problem, time.time())])
+        await self._stop(StopAttempt(job_id, attempt, problem))
+
+    def _order(self, job: Job) -> AttemptOrder:
+        gang = job.gang
+        worker_ids = [task.worker_id or "" for task in gang.tasks]
+        size = len(worker_ids) // len(gang.groups)
+        slices = tuple(
+            tuple(self._place(worker_id, name) for worker_id in worker_ids[i * size : (i + 1) * size])
+            for i, name in enumerate(gang.groups)
+        )
+        bundle = job.requirement.demand(self._state.workers[worker_ids[0]])
+        return AttemptOrder(job.spec.job_id, gang.attempt, slices, bundle, self._epoch)
 
     def _place(self, worker_id: str, slice_name: str) -> HostPlace:
         worker = self._state.workers[worker_id]
@@ -175,7 +201,7 @@ class Controller:
             holder = self._pools.get(wanted.holder)
             if holder is None:
                 continue  # its owner is gone, and so are its actors
-            call = holder.give_up_slice.remote(wanted.slice_name)
+            call = holder.give_up_slice.remote(wanted.slice_name, self._epoch)
             reply = await answer(call, f"the holder of {wanted.slice_name}", RECLAIM_TIMEOUT_S)
             if reply is True:
                 self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
@@ -197,24 +223,57 @@ class Controller:
             pool = self._pools.get(job.spec.owner)
             if pool is None:
                 return  # the end of its pool confirms the end of its attempts
-            call = pool.stop_attempt.remote(stop.job_id, stop.attempt, stop.reason)
+            call = pool.stop_attempt.remote(stop.job_id, stop.attempt, stop.reason, self._epoch)
             reply = await answer(call, "the job's pool", 60.0)
             if not isinstance(reply, Unreachable):
                 self._apply([AttemptEndConfirmedEvent(stop.job_id, stop.attempt)])
                 return
             await asyncio.sleep(1.0)
 
+    # -- coming back -----------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """Learn what hosts there are, and take up what an earlier Controller has left."""
+        records = self._journal.jobs()
+        self._epoch = self._journal.begin_epoch()
+        table = await asyncio.to_thread(NodeTable.read)
+        apply_all(self._state, self._events_of(table))
+        self._pools = self._journal.pools()
+        held = await asyncio.gather(*(self._slices_of(owner, pool) for owner, pool in self._pools.items()))
+        apply_all(self._state, (event for events in held for event in events))
+        for owner, pool in self._pools.items():
+            self._in_background(self._watch_pool(owner, pool))
+        for record in records:
+            self._take_up(record)
+        if records:
+            logger.info("Controller %d goes on with %d jobs of %d pools", self._epoch, len(records), len(self._pools))
+        self._in_background(self._watch_nodes())
+        self._apply(self._events_of(table))  # by now it is known which chips are reserved by ourselves
+
+    async def _slices_of(self, owner: str, pool: ActorHandle) -> list[SliceHeldEvent]:
+        names = await answer(pool.reconnect.remote(self._epoch), f"pool {owner}", RECONNECT_TIMEOUT_S)
+        return [] if isinstance(names, Unreachable) else [SliceHeldEvent(name, owner) for name in names]
+
+    def _take_up(self, record: JobRecord) -> None:
+        """Go on with a job. Its pool gets its order again, which it ignores if it has it already."""
+        effects = self._state.handle_event(JobRestoredEvent(record))
+        job = self._state.jobs[record.spec.job_id]
+        if not job.state.finished and job.spec.owner not in self._pools:
+            effects = apply_all(self._state, [JobCancelledEvent(record.spec.job_id, POOL_GONE)])
+        self._carry_out(effects)
+        if not job.state.finished and job.gang.placed:
+            self._in_background(self._dispatch(job, effects.reclaim))
+
     # -- the outside world -----------------------------------------------------------------------------------------
 
     async def _watch_nodes(self) -> None:
         while True:
+            await asyncio.sleep(NODE_POLL_S)
             try:
                 table = await asyncio.to_thread(NodeTable.read)
                 self._apply(self._events_of(table))
-                self._seen_nodes.set()
             except Exception:
                 logger.exception("reading Ray's node table failed; trying again")
-            await asyncio.sleep(NODE_POLL_S)
 
     def _events_of(self, table: NodeTable) -> list[Event]:
         """What changed since the last reading."""
@@ -224,10 +283,10 @@ class Controller:
         for node in table.nodes:
             node_id = node["NodeID"]
             if not node["Alive"]:
+                if node_id not in self._gone:
+                    self._lost(node_id, failure(node).reason)
                 if node_id in workers:
-                    event = failure(node)
-                    events.append(event)
-                    self._lost(node_id, event.reason)
+                    events.append(failure(node))
                 continue
             seen.add(node_id)
             held = node.get("Labels", {}).get("ray.io/tpu-slice-name") in self._state.holders
@@ -261,15 +320,13 @@ class Controller:
             except RayError:
                 break
         del self._pools[owner]
+        self._journal.forget_pool(owner)
         try:
             await asyncio.to_thread(remove_reservations, owner)
         except Exception:
             logger.exception("removing the reservations of a pool that is gone failed")
         state = self._state
-        events: list[Event] = [
-            JobCancelledEvent(job.spec.job_id, "the process that called run_on_pod is gone")
-            for job in state.jobs_of(owner)
-        ]
+        events: list[Event] = [JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in state.jobs_of(owner)]
         events += state.attempts_of(owner)
         events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
         self._apply(events)
@@ -281,8 +338,11 @@ class Controller:
 
     def _finished(self, task: "asyncio.Task[None]") -> None:
         self._background.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            logger.error("background work failed", exc_info=error)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, DeposedError):
+            self._deposed = str(error)
+        logger.error("background work failed", exc_info=error)
 
 
 def remove_reservations(owner: str) -> None:

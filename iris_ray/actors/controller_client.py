@@ -17,7 +17,8 @@ from iris_ray.errors import ControllerUnavailableError
 CONTROLLER_NAME = "controller"
 NAMESPACE = "iris_ray"
 START_TIMEOUT_S = 120.0
-TRIES = 12
+TRIES = 120
+"""Half a second apart: the Controller's process is back within seconds, its node's may take a minute."""
 
 # What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",

@@ -54,11 +54,12 @@ class GangRun:
 
     def __init__(self, slices: SlicePool, controller: ControllerClient, request: RunRequest) -> None:
         self.job_id = f"{request.name}-{secrets.token_hex(4)}"
-        self.orders: asyncio.Queue[AttemptOrder] = asyncio.Queue()
+        self._orders: asyncio.Queue[AttemptOrder] = asyncio.Queue()
         self._slices = slices
         self._controller = controller
         self._request = request
         self._attempt: Attempt | None = None
+        self._taken = 0  # orders up to this attempt have come, some of them twice
         self._refused = 0  # attempts up to this one were stopped, perhaps before they began
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -88,6 +89,17 @@ class GangRun:
                 return [Pickled(result.result) for _, result in ordered if isinstance(result, TpuSuccess)]
             if job is not None and job.state.finished:
                 return self._final_error(verdict, job)
+
+    def take(self, order: AttemptOrder) -> None:
+        """Have an order carried out, unless it has come before."""
+        if order.attempt > self._taken:
+            self._taken = order.attempt
+            self._orders.put_nowait(order)
+
+    async def settled(self) -> None:
+        """Returns when everything has been reported."""
+        while self._background:
+            await asyncio.wait(self._background)
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
@@ -129,7 +141,7 @@ class GangRun:
         patience = FIRST_WORD_S
         while True:
             try:
-                return await asyncio.wait_for(self.orders.get(), patience)
+                return await asyncio.wait_for(self._orders.get(), patience)
             except TimeoutError:
                 patience = REPEAT_S
                 why = await self._controller.ask("why", self.job_id)

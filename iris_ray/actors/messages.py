@@ -74,12 +74,14 @@ class AttemptOrder:
         job_id, attempt: which.
         slices: ``slices[slice_id][worker_id]``; all of one size.
         bundle: what is to be reserved on each host, by Ray's resource names.
+        epoch: which Controller orders it.
     """
 
     job_id: str
     attempt: int
     slices: tuple[tuple[HostPlace, ...], ...]
     bundle: dict[str, float]
+    epoch: int
 
     @property
     def hosts_per_slice(self) -> int:

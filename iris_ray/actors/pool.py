@@ -15,6 +15,7 @@ from iris_ray.actors.gang_run import GangRun
 from iris_ray.actors.held_slice import HeldSlice
 from iris_ray.actors.messages import AttemptOrder, RunRequest
 from iris_ray.actors.slice_pool import SlicePool
+from iris_ray.errors import DeposedError
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,9 @@ class SlicePoolManager:
         self._slices = SlicePool(ray.get_runtime_context().get_actor_id() or "")
         self._controller = ControllerClient()
         self._runs: dict[str, GangRun] = {}
+        self._unsettled: dict[str, GangRun] = {}  # their results are out, their end is still to be reported
+        self._settling: set[asyncio.Task[None]] = set()
+        self._epoch = 0
         self._done = 0
         self._idle_s = 0.0
         self._changed = asyncio.Condition()
@@ -49,7 +53,10 @@ class SlicePoolManager:
             await self._controller.connect()
             return await run.run()
         finally:
-            del self._runs[run.job_id]
+            self._unsettled[run.job_id] = self._runs.pop(run.job_id)
+            settling = asyncio.ensure_future(self._settle(run))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
             await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
             self._done += 1
             await self._notify()
@@ -72,7 +79,8 @@ class SlicePoolManager:
         self._start_keeper()
 
         def idle() -> bool:
-            return not self._runs and not len(self._slices) and (self._done >= calls or self._idle_s > LONG_IDLE_S)
+            quiet = not self._runs and not self._unsettled and not len(self._slices)
+            return quiet and (self._done >= calls or self._idle_s > LONG_IDLE_S)
 
         async with self._changed:
             await self._changed.wait_for(idle)
@@ -83,26 +91,46 @@ class SlicePoolManager:
         """Never returns; whoever waits for it learns of this process's end."""
         await asyncio.Event().wait()
 
+    async def reconnect(self, epoch: int) -> tuple[str, ...]:
+        """A new Controller has taken over: from now on it is obeyed, and no earlier one. The slices that are held."""
+        self._obey(epoch)
+        return tuple(self._slices.members())
+
     async def assign(self, order: AttemptOrder) -> bool:
-        """Start an attempt; False if the job is not known here (any more)."""
-        run = self._runs.get(order.job_id)
+        """Start an attempt, if it is not known already; False if the job is not known here (any more)."""
+        self._obey(order.epoch)
+        run = self._known(order.job_id)
         if run is None:
             return False
-        run.orders.put_nowait(order)
+        run.take(order)
         return True
 
-    async def stop_attempt(self, job_id: str, attempt: int, reason: str) -> None:
+    async def stop_attempt(self, job_id: str, attempt: int, reason: str, epoch: int) -> None:
         """End an attempt; returns when no process of it is left."""
-        if run := self._runs.get(job_id):
+        self._obey(epoch)
+        if run := self._known(job_id):
             await run.stop_attempt(attempt, reason)
 
-    async def give_up_slice(self, name: str) -> bool:
+    async def give_up_slice(self, name: str, epoch: int) -> bool:
         """Let go of an idle slice that somebody else needs; False if it is in use after all."""
+        self._obey(epoch)
         if name in self._slices and not self._slices[name].in_use:
             logger.info("%s goes to another job", name)
             await self._give_back(lambda held: held.name == name)
         await self._slices.left(name)
         return name not in self._slices
+
+    def _known(self, job_id: str) -> GangRun | None:
+        return self._runs.get(job_id) or self._unsettled.get(job_id)
+
+    def _obey(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise DeposedError(f"Controller {epoch} was replaced by Controller {self._epoch}")
+        self._epoch = epoch
+
+    async def _settle(self, run: GangRun) -> None:
+        await run.settled()
+        del self._unsettled[run.job_id]
 
     # -- idle slices -----------------------------------------------------------------------------------------------
 

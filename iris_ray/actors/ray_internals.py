@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 from ray._raylet import PlacementGroupID
+from ray.experimental import internal_kv
 from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
 
@@ -47,3 +48,29 @@ def is_client_mode() -> bool:
 def placement_group_by_id(hex_id: str) -> PlacementGroup:
     """A handle of a placement group that another process made."""
     return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))
+
+
+class ClusterStore:
+    """Ray's own key-value store, in the GCS. Half a millisecond a call; values stay far below 100 KB by intention.
+
+    With ``RAY_gcs_storage=rocksdb`` it outlives the GCS, too.
+    """
+
+    _NAMESPACE = b"iris_ray"
+
+    def put(self, key: str, value: bytes) -> None:
+        internal_kv._internal_kv_put(key, value, namespace=self._NAMESPACE)
+
+    def put_new(self, key: str, value: bytes) -> bool:
+        """Put what is not there yet; whether it was not."""
+        existed = internal_kv._internal_kv_put(key, value, overwrite=False, namespace=self._NAMESPACE)
+        return not existed
+
+    def delete(self, key: str) -> None:
+        internal_kv._internal_kv_del(key, namespace=self._NAMESPACE)
+
+    def items(self, prefix: str) -> dict[str, bytes]:
+        """Everything whose key starts so."""
+        keys = internal_kv._internal_kv_list(prefix, namespace=self._NAMESPACE)
+        found = {key.decode(): internal_kv._internal_kv_get(key, namespace=self._NAMESPACE) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,140 @@
+"""The Controller's process dies: nobody who runs notices, nothing that waits is lost, no budget is forgotten."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+
+from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray.testing import SimulatedCluster
+from tests.gangs import Trace, alive, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
+
+CHIPS = 24.0
+
+
+def controller_pids() -> list[int]:
+    lines = {p.pid: " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])}
+    return [pid for pid, line in lines.items() if line.startswith("ray::Controller")]
+
+
+def kill_controller() -> None:
+    """End its process with SIGKILL, and wait until it is gone; Ray starts another."""
+    pids = wait_until(controller_pids)
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, pids)))
+
+
+def test_running_gang_does_not_notice(trace: Trace) -> None:
+    job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
+    trace.wait_for_tasks(4)
+    kill_controller()
+    trace.finish()
+    assert [task["index"] for task in ray.get(job, timeout=60)] == [0, 1, 2, 3]
+    assert len(trace.starts()) == 4
+
+
+def test_waiting_job_keeps_its_place_and_gets_its_turn(trace: Trace, tmp_path: Path) -> None:
+    """It was acknowledged, so it is not lost, and it is started once."""
+    later = Trace(tmp_path / "later")
+    later.directory.mkdir()
+    later.finish()
+    first = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=3)
+    trace.wait_for_tasks(6)
+    second = run_on_pod_ray.remote(later.gang(), "v4-16", num_slices=3)
+    time.sleep(0.5)
+    kill_controller()
+    trace.finish()
+    assert len(ray.get(first, timeout=60)) == 6
+    assert len(ray.get(second, timeout=60)) == 6
+    assert len(later.starts()) == 6
+
+
+def test_budget_is_not_forgotten(trace: Trace) -> None:
+    """A restarted controller forgot all budgets (defect 9)."""
+
+    def fail(start: dict[str, object]) -> None:
+        time.sleep(0.5)
+        raise ValueError(f"attempt {start['attempt']}")
+
+    job = run_on_pod_ray.remote(trace.gang(fail), "v4-16", max_retries_failure=2)
+    for attempt in (1, 2):
+        trace.wait_for_tasks(2, attempt)
+        kill_controller()
+    with pytest.raises(ValueError, match="attempt 3"):
+        ray.get(job, timeout=60)
+    assert {start["attempt"] for start in trace.starts()} == {1, 2, 3}
+
+
+def test_warm_slices_are_still_known_as_ours() -> None:
+    assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
+    kill_controller()
+    assert run_on_pod(lambda: 2, "v4-16", num_slices=3) == [2] * 6
+
+
+def test_host_lost_while_no_controller_is_there_restarts_the_gang(trace: Trace, cluster: SimulatedCluster) -> None:
+    job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
+    (start, *_) = trace.wait_for_tasks(4)
+    os.kill(wait_until(controller_pids)[0], signal.SIGKILL)
+    cluster.kill_host(str(start["slice"]), 1)
+    try:
+        trace.wait_for_tasks(4, attempt=2, timeout_s=90)
+        trace.finish()
+        assert len(ray.get(job, timeout=60)) == 4
+    finally:
+        cluster.add_slice("v4-16")
+
+
+def test_controller_killed_twenty_times_in_a_busy_minute_costs_nobody_anything(tmp_path: Path) -> None:
+    """Every job ends with the right result and the right counts."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+
+    def job(number: int) -> tuple[object, Trace]:
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        seconds, fails = chance.uniform(0.0, 2.0), chance.random() < 0.3
+        trace = Trace(directory)
+
+        def work(start: dict[str, object]) -> int:
+            time.sleep(seconds)
+            if fails and start["attempt"] == 1 and start["index"] == 0:
+                raise ValueError("once")
+            return number
+
+        ref = run_on_pod_ray.remote(
+            trace.gang(work), "v4-16", num_slices=chance.choice([1, 2, 3]), max_retries_failure=1
+        )
+        return ref, trace
+
+    running: dict[int, tuple[object, Trace]] = {}
+    started = 0
+    for _ in range(20):
+        while len(running) < 4:
+            running[started] = job(started)
+            started += 1
+        time.sleep(chance.uniform(0.5, 4.0))
+        kill_controller()
+        for number in [n for n, (ref, _) in running.items() if ray.wait([ref], timeout=0)[0]]:
+            ref, trace = running.pop(number)
+            assert set(ray.get(ref)) == {number}, f"seed {seed}"
+            assert_started_once(trace)
+    for number, (ref, trace) in running.items():
+        assert set(ray.get(ref, timeout=120)) == {number}, f"seed {seed}"
+        assert_started_once(trace)
+    print(f"{started} jobs")
+
+
+def assert_started_once(trace: Trace) -> None:
+    starts = trace.starts()
+    assert len({(start["attempt"], start["index"]) for start in starts}) == len(starts)
+    last = max(start["attempt"] for start in starts)
+    assert last <= 2
