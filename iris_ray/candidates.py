@@ -182,7 +182,9 @@ def judge(group: Group, need: Requirement, held: bool, now: float) -> Fit:
         if taint not in need.tolerated:
             tainted = [w for w in workers if taint in w.attributes and w.worker_id not in out]
             removed.append((taint, len(tainted)))
-            out.update({worker.worker_id: f"{worker.name} has {taint}" for worker in tainted})
+            out.update(
+                {worker.worker_id: f"{worker.name} has {taint} ({worker.attributes[taint]})" for worker in tainted}
+            )
     left_out = tuple(removed)
     if group.flaw:
         return Fit(

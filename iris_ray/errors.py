@@ -8,6 +8,7 @@
     │   ├── InvalidSliceCountError
     │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written
     │   ├── InvalidJobError                  a job whose parts don't go together
+    │   ├── UnknownNameError                 no such job, task, host or slice; the message names the nearest
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
@@ -18,6 +19,7 @@
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
     ├── JobCancelledError (RuntimeError)
+    ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     └── IllegalTransitionError (RuntimeError)  a defect of ours: the state machine was asked for the impossible
@@ -48,6 +50,10 @@ class InvalidConstraintError(InvalidRequestError):
 
 class InvalidJobError(InvalidRequestError):
     """A job whose parts don't go together; the message says how to mend it."""
+
+
+class UnknownNameError(InvalidRequestError):
+    """No such job, task, host or slice; the message names the nearest ones that exist."""
 
 
 class InvalidFunctionError(InvalidRequestError):
@@ -88,6 +94,10 @@ class PreemptedTooManyTimesError(IrisError, RuntimeError):
 
 class JobCancelledError(IrisError, RuntimeError):
     """The job was cancelled, by its owner or because its owner is gone."""
+
+
+class JobUnschedulableError(IrisError, RuntimeError):
+    """The job was given up before it ever ran: out of time, or its constraints can't be evaluated."""
 
 
 class UnknownRecordError(IrisError, RuntimeError):

@@ -52,6 +52,31 @@ class WorkerDrainedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TaintedEvent:
+    """A worker, or all of a slice, keeps away jobs that don't tolerate the taint; what runs there goes on.
+
+    It stays over new registrations, until it is lifted.
+
+    Args:
+        target: a worker's id or a slice's name; it need not be there yet.
+        taint: its name, without the prefix.
+        reason: why, for people.
+    """
+
+    target: str
+    taint: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaintLiftedEvent:
+    """The opposite of TaintedEvent."""
+
+    target: str
+    taint: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSuspectedEvent:
     """The worker did not answer. It takes nothing new until it is known to be dead, or for a while."""
 
@@ -151,6 +176,8 @@ Event = (
     | JobCancelledEvent
     | WorkerRegisteredEvent
     | WorkerDrainedEvent
+    | TaintedEvent
+    | TaintLiftedEvent
     | WorkerSuspectedEvent
     | WorkerFailedEvent
     | GangAssignedEvent

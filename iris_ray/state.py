@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from iris_ray.constraints import TAINT_PREFIX, Attributes, AttributeValue
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
@@ -20,6 +21,8 @@ from iris_ray.events import (
     JobSubmittedEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
@@ -75,6 +78,7 @@ class ControllerState:
         jobs: by job id, in the order of submission.
         fleet: all live workers, and who holds what of them.
         usage: what each user's gangs hold, by Ray's resource names.
+        taints: what was set on workers and slices: target → name → reason.
         unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
     """
 
@@ -82,6 +86,7 @@ class ControllerState:
         self.jobs: dict[str, Job] = {}
         self.fleet = Fleet()
         self.usage: dict[str, Counter[str]] = {}
+        self.taints: dict[str, dict[str, str]] = {}
         self.unrecorded: set[str] = set()
         self._submitted = 0
         self._pending: dict[str, Job] = {}
@@ -120,6 +125,12 @@ class ControllerState:
             case WorkerDrainedEvent():
                 if worker := self.workers.get(event.worker_id):
                     self.fleet.put(replace(worker, draining=event.reason))
+            case TaintedEvent():
+                self.taints.setdefault(event.target, {})[event.taint] = event.reason
+                self._taints_changed(event.target)
+            case TaintLiftedEvent():
+                if self.taints.get(event.target, {}).pop(event.taint, None) is not None:
+                    self._taints_changed(event.target)
             case WorkerSuspectedEvent():
                 if worker := self.workers.get(event.worker_id):
                     until = event.now + SUSPICION_S
@@ -544,10 +555,11 @@ class ControllerState:
         worker = Worker(
             event.worker_id,
             event.address,
-            event.attributes,
+            self._with_taints(event.worker_id, event.attributes),
             event.resources,
             event.draining or (known.draining if known else None),  # a drain is not taken back
             event.foreign,
+            reported=event.attributes,
         )
         if known:
             worker = replace(
@@ -558,6 +570,22 @@ class ControllerState:
                 ending=known.ending,
             )
         self.fleet.put(worker)
+
+    def _with_taints(self, worker_id: str, reported: Attributes) -> Attributes:
+        """What a worker reports, and the taints that were set on it or on its slice."""
+        slice_name = string_attribute(reported, TPU_NAME)
+        taints = {**self.taints.get(slice_name or "", {}), **self.taints.get(worker_id, {})}
+        if not taints:
+            return reported
+        return {**reported, **{TAINT_PREFIX + name: AttributeValue(reason) for name, reason in taints.items()}}
+
+    def _taints_changed(self, target: str) -> None:
+        if not self.taints[target]:
+            del self.taints[target]
+        for worker_id in {target, *(worker.worker_id for worker in self.fleet.slice_workers(target))}:
+            if worker := self.workers.get(worker_id):
+                attributes = self._with_taints(worker_id, worker.reported)
+                self.fleet.put(replace(worker, attributes=attributes))
 
     def _on_worker_failed(self, event: WorkerFailedEvent, effects: Effects) -> None:
         worker = self.workers.get(event.worker_id)
@@ -602,7 +630,7 @@ class ControllerState:
         if known is not None and worker.draining is None:
             worker = replace(worker, draining=known.draining)
         return known is not None and (
-            known.address, known.attributes, known.resources, known.draining, known.foreign
+            known.address, known.reported, known.resources, known.draining, known.foreign
         ) == (worker.address, worker.attributes, worker.resources, worker.draining, worker.foreign)  # fmt: skip
 
     def check(self) -> None:

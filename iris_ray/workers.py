@@ -24,7 +24,7 @@ class Worker:
     Attributes:
         worker_id: Ray's node id.
         address: the host's IP address.
-        attributes: typed facts about the host and its slice.
+        attributes: typed facts about the host and its slice, and the taints that were set on it.
         resources: what the host has in all, by Ray's resource names.
         draining: why the host takes nothing new, or None.
         foreign: who outside iris_ray uses the chips, or None.
@@ -32,6 +32,7 @@ class Worker:
         suspected_until: seconds on the caller's clock; later the suspicion counts no more.
         occupants: tasks that hold resources here until their end is confirmed.
         ending: those among them that are over and will be confirmed in a moment.
+        reported: the attributes that the host itself reports.
         free: what no occupant holds.
     """
 
@@ -45,6 +46,7 @@ class Worker:
     suspected_until: float = 0.0
     occupants: dict[Occupant, Resources] = field(default_factory=dict)
     ending: set[Occupant] = field(default_factory=set)
+    reported: Attributes = field(default_factory=dict)
     free: dict[str, float] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,8 @@ from iris_ray.events import (
     JobSubmittedEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
     TaskDispatchFailedEvent,
     WorkerSuspectedEvent,
 )
@@ -40,7 +42,10 @@ from iris_ray.outcomes import HostEvidence
 from iris_ray.records import JobRecord
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
+from iris_ray.status import JobStatus, TaskStatus, WorkerStatus, job_status, task_statuses, worker_status
+from iris_ray.suggestions import unknown
 from iris_ray.waiting import Waiting
+from iris_ray.workers import TPU_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -126,6 +131,84 @@ class Controller:
             draining = worker.draining if worker else self._notices.get(node_id)
             known[node_id] = HostEvidence(self._gone.get(node_id), draining)
         return known
+
+    # -- called by people ------------------------------------------------------------------------------------------
+
+    async def list_jobs(self) -> list[JobStatus]:
+        """All jobs that are known, the oldest first."""
+        await self.ping()
+        return [job_status(job, self._waiting.get(job_id)) for job_id, job in self._state.jobs.items()]
+
+    async def job_status(self, job_id: str) -> JobStatus:
+        """How one job stands.
+
+        Raises:
+            UnknownNameError: there is no such job.
+        """
+        await self.ping()
+        return job_status(self._job(job_id), self._waiting.get(job_id))
+
+    async def list_tasks(self, job_id: str) -> list[TaskStatus]:
+        """The tasks of a job, by index; raises like `job_status`."""
+        await self.ping()
+        return list(task_statuses(self._job(job_id), self._state))
+
+    async def list_workers(self) -> list[WorkerStatus]:
+        """All live hosts, by slice and number."""
+        await self.ping()
+        now = time.time()
+        found = [worker_status(worker, self._state, now) for worker in self._state.workers.values()]
+        return sorted(found, key=lambda w: (w.slice_name or "", w.host_number or 0, w.worker_id))
+
+    async def cancel(self, job_id: str, reason: str) -> JobStatus:
+        """End a job, wherever it stands; how it stood before. Raises like `job_status`."""
+        before = await self.job_status(job_id)
+        self._apply([JobCancelledEvent(job_id, reason)])
+        return before
+
+    async def taint(self, target: str, taint: str, reason: str) -> list[str]:
+        """Keep jobs that don't tolerate the taint away from a host or slice; the ids of the hosts that are concerned.
+
+        Raises:
+            UnknownNameError: there is no such host or slice.
+        """
+        await self.ping()
+        worker_ids = self._hosts(target)
+        self._apply([TaintedEvent(target, taint, reason)])
+        return worker_ids
+
+    async def lift_taint(self, target: str, taint: str) -> list[str]:
+        """The opposite of `taint`.
+
+        Raises:
+            UnknownNameError: nothing of that name was tainted so.
+        """
+        await self.ping()
+        if taint not in self._state.taints.get(target, {}):
+            tainted = [name for name, taints in self._state.taints.items() if taint in taints]
+            raise unknown(f"taint {taint} on", target, tainted)
+        self._apply([TaintLiftedEvent(target, taint)])
+        return [w.worker_id for w in self._state.fleet.slice_workers(target)] or [target]
+
+    async def statistics(self) -> dict[str, int]:
+        """Counts since this Controller began: jobs that starved, timed out or turned out to be unschedulable."""
+        await self.ping()
+        return {"epoch": self._epoch, **self._counts}
+
+    def _job(self, job_id: str) -> Job:
+        job = self._state.jobs.get(job_id)
+        if job is None:
+            raise unknown("job", job_id, self._state.jobs)
+        return job
+
+    def _hosts(self, target: str) -> list[str]:
+        found = [worker.worker_id for worker in self._state.fleet.slice_workers(target)]
+        if not found and target in self._state.workers:
+            found = [target]
+        if not found:
+            slices = self._state.fleet.grouping(TPU_NAME)
+            raise unknown("host or slice", target, [*slices, *self._state.workers])
+        return found
 
     # -- plan, commit, dispatch ------------------------------------------------------------------------------------
 
@@ -215,6 +298,14 @@ class Controller:
         for stop in effects.stop:
             if self._state.holds_capacity(stop.job_id, stop.attempt):  # not so if its end came in the same report
                 self._in_background(self._stop(stop))
+        for job_id in effects.finished:
+            job = self._state.jobs[job_id]
+            if job.state in (JobState.KILLED, JobState.UNSCHEDULABLE) and job.spec.owner in self._pools:
+                self._in_background(self._tell(self._pools[job.spec.owner], job_id))
+
+    async def _tell(self, pool: ActorHandle, job_id: str) -> None:
+        """Its pool may still wait for an order; a pool that is gone needs no word."""
+        await answer(pool.job_ended.remote(job_id), "the job's pool", DISPATCH_TIMEOUT_S)
 
     async def _stop(self, stop: StopAttempt) -> None:
         """Have an attempt ended; its capacity is free when its pool says so, or is gone itself."""
@@ -237,7 +328,7 @@ class Controller:
         records = self._journal.jobs()
         self._epoch = self._journal.begin_epoch()
         table = await asyncio.to_thread(NodeTable.read)
-        apply_all(self._state, self._events_of(table))
+        apply_all(self._state, [*self._journal.taints(), *self._events_of(table)])
         self._pools = self._journal.pools()
         held = await asyncio.gather(*(self._slices_of(owner, pool) for owner, pool in self._pools.items()))
         apply_all(self._state, (event for events in held for event in events))

@@ -22,6 +22,7 @@ from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.errors import (
     ControllerUnavailableError,
     JobCancelledError,
+    JobUnschedulableError,
     PreemptedTooManyTimesError,
     RemoteUserError,
     TaskCrashedError,
@@ -54,7 +55,7 @@ class GangRun:
 
     def __init__(self, slices: SlicePool, controller: ControllerClient, request: RunRequest) -> None:
         self.job_id = f"{request.name}-{secrets.token_hex(4)}"
-        self._orders: asyncio.Queue[AttemptOrder] = asyncio.Queue()
+        self._orders: asyncio.Queue[AttemptOrder | None] = asyncio.Queue()
         self._slices = slices
         self._controller = controller
         self._request = request
@@ -81,6 +82,11 @@ class GangRun:
         await self._submit()
         while True:
             order = await self._next_order()
+            if order is None:
+                job = await self._report([])
+                if job.state.finished:
+                    return self._final_error(None, job)
+                continue
             if order.attempt <= self._refused:
                 continue
             verdict, job = await self._run_attempt(order)
@@ -95,6 +101,10 @@ class GangRun:
         if order.attempt > self._taken:
             self._taken = order.attempt
             self._orders.put_nowait(order)
+
+    def wake(self) -> None:
+        """The job is over, by the Controller's decision."""
+        self._orders.put_nowait(None)
 
     async def settled(self) -> None:
         """Returns when everything has been reported."""
@@ -136,8 +146,8 @@ class GangRun:
             )
         return view
 
-    async def _next_order(self) -> AttemptOrder:
-        """Wait for the Controller's order; say every so often why there is none."""
+    async def _next_order(self) -> AttemptOrder | None:
+        """Wait for the Controller's order, or for its word that there will be none; say every so often why it waits."""
         patience = FIRST_WORD_S
         while True:
             try:
@@ -265,6 +275,8 @@ class GangRun:
     def _final_error(self, verdict: Verdict | None, job: JobView) -> Exception:
         if job.state is JobState.KILLED:
             return JobCancelledError(f"job {self.job_id} was cancelled: {job.error}")
+        if job.state is JobState.UNSCHEDULABLE:
+            return JobUnschedulableError(f"job {self.job_id} was given up: {job.error}")
         if job.state is JobState.WORKER_FAILED:
             return PreemptedTooManyTimesError(
                 f"job {self.job_id} was preempted too many times: it lost its hosts {job.preemptions} times, and"

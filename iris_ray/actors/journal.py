@@ -1,21 +1,24 @@
 """What the Controller puts down in the cluster's key-value store, so that its successor can go on.
 
-``job/<job id>`` is a `JobRecord`, ``pool/<owner>`` the handle of a SlicePoolManager, ``epoch/<n>`` says that the n-th
+``taints`` is a JSON object, target → name → reason. ``job/<job id>`` is a `JobRecord`, ``pool/<owner>`` the handle of a SlicePoolManager, ``epoch/<n>`` says that the n-th
 Controller has begun.
 """
 
+import json
 import logging
+from copy import deepcopy
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.actors.ray_internals import ClusterStore
+from iris_ray.events import TaintedEvent
 from iris_ray.records import JobRecord
 from iris_ray.state import ControllerState
 
 logger = logging.getLogger(__name__)
 
-JOB, POOL, EPOCH = "job/", "pool/", "epoch/"
+JOB, POOL, EPOCH, TAINTS = "job/", "pool/", "epoch/", "taints"
 
 
 class Journal:
@@ -23,6 +26,7 @@ class Journal:
 
     def __init__(self) -> None:
         self._store = ClusterStore()
+        self._taints: dict[str, dict[str, str]] = {}
 
     def begin_epoch(self) -> int:
         """The number of this Controller, larger than that of any before it."""
@@ -36,7 +40,10 @@ class Journal:
         return epoch
 
     def write(self, state: ControllerState) -> None:
-        """Put down every job that has changed since the last time."""
+        """Put down everything that has changed since the last time."""
+        if state.taints != self._taints:
+            self._store.put(TAINTS, json.dumps(state.taints).encode())
+            self._taints = deepcopy(state.taints)
         while state.unrecorded:
             job_id = state.unrecorded.pop()
             record = state.record(job_id)
@@ -52,6 +59,13 @@ class Journal:
             UnknownRecordError: another version of iris_ray wrote them.
         """
         return sorted(map(JobRecord.from_bytes, self._store.items(JOB).values()), key=lambda record: record.number)
+
+    def taints(self) -> list[TaintedEvent]:
+        """What an operator has set and not lifted, as events."""
+        stored = self._store.items(TAINTS).get(TAINTS, b"{}")
+        return [
+            TaintedEvent(target, *taint) for target, taints in json.loads(stored).items() for taint in taints.items()
+        ]
 
     def pools(self) -> dict[str, ActorHandle]:
         """The pools that an earlier Controller knew, by owner."""

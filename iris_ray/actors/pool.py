@@ -111,6 +111,11 @@ class SlicePoolManager:
         if run := self._known(job_id):
             await run.stop_attempt(attempt, reason)
 
+    async def job_ended(self, job_id: str) -> None:
+        """The Controller has ended a job; if it waits, it waits in vain."""
+        if run := self._runs.get(job_id):
+            run.wake()
+
     async def give_up_slice(self, name: str, epoch: int) -> bool:
         """Let go of an idle slice that somebody else needs; False if it is in use after all."""
         self._obey(epoch)
