@@ -82,6 +82,9 @@ class Grouping:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
     def name_of(self, worker: Worker) -> str | None:
         """The name of the group that a worker belongs to; None if it belongs to none."""
         return worker.worker_id if self._key is None else string_attribute(worker.attributes, self._key)

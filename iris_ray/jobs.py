@@ -176,6 +176,11 @@ class Gang:
         return live and self.succeeded < len(self.tasks)
 
 
+LeaseKey = tuple[int, int]  # position of the gang in its job, attempt
+Lease = tuple[tuple[str, str, dict[str, float]], ...]
+"""What an attempt holds until its end is confirmed: (worker id, task id, resources) of every task."""
+
+
 @dataclass(slots=True)
 class Job:
     """A job's past and present.

@@ -152,7 +152,7 @@ class _Cycle:
         return names
 
     def _buckets(self, job: Job, remaining: Remaining) -> tuple[int, ...]:
-        """Where to look for groups: in larger slices only if those of the right size are too few, used ones included."""
+        """Where to look for groups: in larger slices only if those of the right size are too few, used ones too."""
         bucket = _bucket(remaining)
         requirement, sound = remaining.candidates.requirement, remaining.candidates.sound
         enough = sound[bucket] >= _counts(job)[0]

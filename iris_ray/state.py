@@ -33,11 +33,12 @@ from iris_ray.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.fleet import Fleet
-from iris_ray.jobs import Gang, Job, Task
+from iris_ray.invariants import check_state
+from iris_ray.jobs import Gang, Job, Lease, LeaseKey, Task
 from iris_ray.lifecycle import ACTIVE, TRANSITIONS, TaskState
-from iris_ray.records import GangRecord, JobRecord, Lease
+from iris_ray.records import JobRecord
 from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
-from iris_ray.workers import TPU_NAME, Worker, job_of, string_attribute
+from iris_ray.workers import TPU_NAME, Worker, index_of, job_of, string_attribute
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class ControllerState:
         self._pending: dict[str, Job] = {}
         self._finished: dict[str, None] = {}  # job ids, the first to finish first
         # job id → (position of its gang, attempt) → what it holds until its end is confirmed.
-        self._leases: dict[str, dict[tuple[int, int], _Lease]] = {}
+        self._leases: dict[str, dict[LeaseKey, Lease]] = {}
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -185,111 +186,43 @@ class ControllerState:
     def record(self, job_id: str) -> JobRecord | None:
         """What must outlive this process about a job; None if the job is forgotten."""
         job = self.jobs.get(job_id)
-        if job is None:
-            return None
-        leases = self._leases.get(job_id, {})
-        return JobRecord(
-            job.spec,
-            job.number,
-            job.submitted_at,
-            tuple(
-                GangRecord(
-                    tuple(task.state for task in gang.tasks),
-                    gang.attempt,
-                    gang.failures,
-                    gang.preemptions,
-                    gang.dispatch_failures,
-                    gang.not_before,
-                    gang.groups,
-                    gang.started,
-                    gang.error,
-                )
-                for gang in job.gangs
-            ),
-            job.error,
-            tuple(
-                Lease(position, attempt, tuple((worker_id, task_id) for worker_id, task_id, _ in lease.held))
-                for (position, attempt), lease in leases.items()
-            ),
-        )
+        return None if job is None else JobRecord(job, self._leases.get(job_id, {}))
 
     def _on_job_restored(self, record: JobRecord, effects: Effects) -> None:
-        spec = record.spec
-        if spec.job_id in self.jobs:
+        job, job_id = record.job, record.job.spec.job_id
+        if job_id in self.jobs:
             return
-        gangs, index = [], 0
-        for one in record.gangs:
-            tasks = [
-                Task(f"{spec.job_id}/task-{i}", i, state, error=one.error)
-                for i, state in enumerate(one.states, start=index)
-            ]
-            index += len(tasks)
-            gangs.append(
-                Gang(
-                    tasks,
-                    one.states.count(TaskState.SUCCEEDED),
-                    one.attempt,
-                    one.failures,
-                    one.preemptions,
-                    one.dispatch_failures,
-                    one.not_before,
-                    one.groups,
-                    one.started,
-                    one.error,
-                )
-            )
-        job = self.jobs[spec.job_id] = Job(
-            spec=spec,
-            number=record.number,
-            submitted_at=record.submitted_at,
-            requirement=spec.requirement,
-            gangs=gangs,
-            counts=Counter(state for one in record.gangs for state in one.states),
-            pending={},
-            failures=sum(one.failures for one in record.gangs),
-            preemptions=sum(one.preemptions for one in record.gangs),
-            error=record.error,
-        )
-        self._submitted = max(self._submitted, record.number)
+        self.jobs[job_id] = job
+        self._submitted = max(self._submitted, job.number)
         if job.state.finished:
-            self._finished[spec.job_id] = None
-        else:
-            job.pending.update(dict.fromkeys(i for i, gang in enumerate(gangs) if gang.pending))
-        if job.pending:
-            self._pending[spec.job_id] = job
-        for lease in record.leases:
-            self._restore_lease(job, lease, effects)
-        self.unrecorded.add(spec.job_id)
+            self._finished[job_id] = None
+        elif job.pending:
+            self._pending[job_id] = job
+        for (position, attempt), lease in record.leases.items():
+            self._restore_lease(job, position, attempt, lease, effects)
+        self.unrecorded.add(job_id)
 
-    def _restore_lease(self, job: Job, lease: Lease, effects: Effects) -> None:
+    def _restore_lease(self, job: Job, position: int, attempt: int, lease: Lease, effects: Effects) -> None:
         """Take up what an attempt holds. One that is over is stopped again: nobody may have heard that it is."""
-        gang = job.gangs[lease.position]
-        current = gang.placed and gang.attempt == lease.attempt
-        lost: Task | None = None
-        held = []
-        for number, (worker_id, task_id) in enumerate(lease.places):
-            if current:
-                gang.tasks[number].worker_id = worker_id
-            if worker_id in self.workers:
-                demand = job.requirement.demand(self.workers[worker_id])
-                self.fleet.occupy(worker_id, (task_id, lease.attempt), demand)
-                self.usage.setdefault(job.spec.user, Counter()).update(demand)
-                held.append((worker_id, task_id, demand))
-            elif current:
-                lost = lost or gang.tasks[number]
-        self._leases.setdefault(job.spec.job_id, {})[lease.position, lease.attempt] = _Lease(held)
+        gang = job.gangs[position]
+        current = gang.placed and gang.attempt == attempt
+        there = tuple(place for place in lease if place[0] in self.workers)
+        self._leases.setdefault(job.spec.job_id, {})[position, attempt] = there
+        for worker_id, task_id, demand in there:
+            self.fleet.occupy(worker_id, (task_id, attempt), demand)
+            self.usage.setdefault(job.spec.user, Counter()).update(demand)
+            if not current:
+                self.fleet.mark_ending(worker_id, (task_id, attempt))
         if not current:
-            for worker_id, task_id, _ in held:
-                self.fleet.mark_ending(worker_id, (task_id, lease.attempt))
             reason = gang.error or "the job is over"
-            effects.stop.append(StopAttempt(job.spec.job_id, lease.attempt, reason, job.first_index(lease.position)))
+            effects.stop.append(StopAttempt(job.spec.job_id, attempt, reason, job.first_index(position)))
             return
-        if job.requirement.chips:
-            self._take_slices(job, gang.groups, effects)
+        self._take_slices(job, gang.groups, effects)
+        lost = next((task for task in gang.tasks if task.worker_id not in self.workers), None)
         if lost is not None:
             reason = f"{lost.worker_id} was lost while no Controller was there to see it"
             started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
-            self._on_member_ended(job, lease.position, lost, TaskState.WORKER_FAILED, reason, effects, started)
+            self._on_member_ended(job, position, lost, TaskState.WORKER_FAILED, reason, effects, started)
 
     def _on_job_cancelled(self, event: JobCancelledEvent, effects: Effects) -> None:
         job = self.jobs.get(event.job_id)
@@ -336,8 +269,7 @@ class ControllerState:
             gang.tasks = _new_tasks(event.job_id, len(worker_ids))
             job.counts = Counter({TaskState.PENDING: len(worker_ids)})
         self._assign(job, 0, event.group_names, worker_ids)
-        if config.group_by == TPU_NAME:
-            self._take_slices(job, event.group_names, effects)
+        self._take_slices(job, event.group_names, effects)
 
     def _on_task_assigned(self, event: TaskAssignedEvent, effects: Effects) -> None:
         job = self.jobs[event.job_id]
@@ -347,8 +279,7 @@ class ControllerState:
         self._require_room(job, position, (event.worker_id,))
         slice_name = string_attribute(self.workers[event.worker_id].attributes, TPU_NAME)
         self._assign(job, position, (slice_name or event.worker_id,), (event.worker_id,))
-        if slice_name and job.requirement.chips:
-            self._take_slices(job, (slice_name,), effects)
+        self._take_slices(job, job.gangs[position].groups, effects)
 
     def _require_room(self, job: Job, position: int, worker_ids: tuple[str, ...]) -> None:
         """The last line of defence against two tasks on one host."""
@@ -368,22 +299,27 @@ class ControllerState:
         gang.attempt += 1
         gang.groups = groups
         usage = self.usage.setdefault(job.spec.user, Counter())
-        lease = _Lease([])
+        lease = []
         for task, worker_id in zip(gang.tasks, worker_ids, strict=True):
             demand = job.requirement.demand(self.workers[worker_id])
             self.fleet.occupy(worker_id, (task.task_id, gang.attempt), demand)
             usage.update(demand)
-            lease.held.append((worker_id, task.task_id, demand))
+            lease.append((worker_id, task.task_id, demand))
             _move(job, gang, task, TaskState.ASSIGNED)
             task.worker_id = worker_id
-        self._leases.setdefault(job.spec.job_id, {})[position, gang.attempt] = lease
+        self._leases.setdefault(job.spec.job_id, {})[position, gang.attempt] = tuple(lease)
         self.unrecorded.add(job.spec.job_id)
         job.pending.pop(position, None)
         if not job.pending:
             self._pending.pop(job.spec.job_id, None)
 
     def _take_slices(self, job: Job, names: tuple[str, ...], effects: Effects) -> None:
-        for name in names:
+        """The job's owner keeps actors on these slices from now on, unless somebody else must let go first."""
+        slices = self.fleet.grouping(TPU_NAME)
+        by_slice = job.spec.coscheduling is not None and job.spec.coscheduling.group_by == TPU_NAME
+        for name in names if by_slice or job.requirement.chips else ():
+            if name not in slices:
+                continue  # a group that is no slice
             holder = self.holders.get(name)
             if holder is None:
                 self.fleet.hold(name, job.spec.owner)
@@ -513,7 +449,7 @@ class ControllerState:
             return
         self.unrecorded.add(event.job_id)
         usage = self.usage.setdefault(job.spec.user, Counter())
-        for worker_id, task_id, demand in lease.held:
+        for worker_id, task_id, demand in lease:
             self.fleet.vacate(worker_id, (task_id, event.attempt))
             usage.subtract(demand)
         if not leases:
@@ -524,7 +460,7 @@ class ControllerState:
     def _mark_ending(self, job: Job, position: int) -> None:
         gang = job.gangs[position]
         lease = self._leases.get(job.spec.job_id, {}).get((position, gang.attempt))
-        for worker_id, task_id, _ in lease.held if lease else ():
+        for worker_id, task_id, _ in lease or ():
             self.fleet.mark_ending(worker_id, (task_id, gang.attempt))
 
     def _forget_old_jobs(self) -> None:
@@ -543,7 +479,7 @@ class ControllerState:
         for worker in self.fleet.slice_workers(event.slice_name):
             for task_id, attempt in worker.occupants:
                 job = self.jobs[job_of(task_id)]
-                gang = job.gangs[job.position_of(_index_of(task_id))]
+                gang = job.gangs[job.position_of(index_of(task_id))]
                 if gang.attempt == attempt and gang.placed and job.requirement.chips:
                     next_owner = job.spec.owner
         self.fleet.hold(event.slice_name, next_owner)
@@ -593,7 +529,7 @@ class ControllerState:
             return
         self.fleet.remove(event.worker_id)
         for task_id, attempt in worker.occupants:
-            found = self._gang_in_attempt(job_of(task_id), _index_of(task_id), attempt)
+            found = self._gang_in_attempt(job_of(task_id), index_of(task_id), attempt)
             if found is not None:
                 job, position, gang = found
                 task = next(task for task in gang.tasks if task.task_id == task_id)
@@ -635,76 +571,11 @@ class ControllerState:
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""
-        usage: dict[str, Counter[str]] = {}
-        for job_id, leases in self._leases.items():
-            assert leases, f"{job_id}: no lease is left, but the place for them"
-            for lease in leases.values():
-                for _, _, demand in lease.held:
-                    usage.setdefault(self.jobs[job_id].spec.user, Counter()).update(demand)
-        assert {user: +held for user, held in usage.items()} == {u: +held for u, held in self.usage.items()}
-        for job in self.jobs.values():
-            self._check_job(job)
-        for worker in self.workers.values():
-            for resource, amount in worker.resources.items():
-                free = worker.free[resource]
-                assert 0 <= free <= amount, f"{worker.worker_id}: {free} of {amount} {resource} is free"
-            using_chips = [task_id for task_id, _ in worker.occupants if self.jobs[job_of(task_id)].requirement.chips]
-            assert len(using_chips) <= 1, f"{worker.worker_id}: {using_chips} share its chips"
-            for task_id, attempt in worker.occupants:
-                job = self.jobs[job_of(task_id)]
-                index = _index_of(task_id)
-                assert self.holds_capacity(job.spec.job_id, attempt, index), f"{task_id} holds it without a lease"
-                gang = job.gangs[job.position_of(index)]
-                over = gang.attempt != attempt or not gang.placed
-                assert ((task_id, attempt) in worker.ending) == over, f"{worker.worker_id}: is {task_id} over or not?"
-        self.fleet.check()
-
-    def _check_job(self, job: Job) -> None:
-        who = job.spec.job_id
-        assert job.counts == Counter(t.state for t in job.tasks), f"{who}: counts are off"
-        assert job.failures == sum(gang.failures for gang in job.gangs), who
-        assert job.preemptions == sum(gang.preemptions for gang in job.gangs), who
-        finished = job.state.finished
-        assert (who in self._finished) == finished, f"{who}: finished or not?"
-        waiting = [] if finished else [i for i, gang in enumerate(job.gangs) if gang.pending]
-        assert sorted(job.pending) == waiting, f"{who}: the queue has {list(job.pending)} of it, not {waiting}"
-        assert (who in self._pending) == bool(waiting), f"{who}: in the queue or not?"
-        for position, gang in enumerate(job.gangs):
-            assert gang.succeeded == sum(t.state is TaskState.SUCCEEDED for t in gang.tasks), (
-                f"{who}: successes are off"
-            )
-            assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
-            assert not (finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
-            if gang.placed:
-                self._check_placed(job, position, gang)
-
-    def _check_placed(self, job: Job, position: int, gang: Gang) -> None:
-        allowed = {TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED}
-        assert {t.state for t in gang.tasks} <= allowed, f"{job.spec.job_id}: gang is placed in part"
-        per_group, rest = divmod(len(gang.tasks), len(gang.groups))
-        assert rest == 0, f"{job.spec.job_id}: groups of unequal size"
-        for number, task in enumerate(gang.tasks):
-            worker = self.workers.get(task.worker_id or "")
-            assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
-            assert (task.task_id, gang.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
-            if job.spec.coscheduling:
-                group = worker.attributes[job.spec.coscheduling.group_by].value
-                assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
-
-
-@dataclass(frozen=True, slots=True)
-class _Lease:
-    """What an attempt holds: (worker id, task id, resources) for every task."""
-
-    held: list[tuple[str, str, dict[str, float]]]
+        check_state(self, self._leases, self._pending, self._finished)
 
 
 def _new_tasks(job_id: str, count: int) -> list[Task]:
     return [Task(f"{job_id}/task-{i}", i) for i in range(count)]
-
-
-def _index_of(task_id: str) -> int:
-    return int(task_id.rpartition("-")[2])
 
 
 def _move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = None) -> None:

@@ -97,3 +97,8 @@ def string_attribute(attributes: Attributes, key: str) -> str | None:
 def job_of(task_id: str) -> str:
     """The job that a task belongs to."""
     return task_id.rpartition("/")[0]
+
+
+def index_of(task_id: str) -> int:
+    """The index of a task in its job."""
+    return int(task_id.rpartition("-")[2])

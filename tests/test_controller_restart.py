@@ -9,14 +9,18 @@ from pathlib import Path
 import psutil
 import pytest
 import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray.actors.controller import Controller
+from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
+from iris_ray.errors import DeposedError
+from iris_ray.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.gangs import Trace, alive, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
-
-CHIPS = 24.0
 
 
 def controller_pids() -> list[int]:
@@ -138,3 +142,33 @@ def assert_started_once(trace: Trace) -> None:
     assert len({(start["attempt"], start["index"]) for start in starts}) == len(starts)
     last = max(start["attempt"] for start in starts)
     assert last <= 2
+
+
+def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
+    """Stop one, start another, thaw the first: only one is obeyed."""
+    job = run_on_pod_ray.remote(trace.gang(), "v4-16")
+    trace.wait_for_tasks(2)
+    first = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+    (pid,) = controller_pids()
+    os.kill(pid, signal.SIGSTOP)
+    second = ray.remote(Controller).options(num_cpus=0, max_concurrency=100).remote()
+    try:
+        (status,) = [status for status in ray.get(second.list_jobs.remote()) if not status.state.finished]
+        assert status.state is JobState.RUNNING
+        os.kill(pid, signal.SIGCONT)
+        ray.get(first.cancel.remote(status.job_id, "an old Controller's wish"), timeout=30)
+        wait_until(lambda: refuses(first), 30)
+        trace.finish()
+        assert len(ray.get(job, timeout=60)) == 2
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        ray.kill(second)
+        kill_controller()  # the next one goes on from the records
+
+
+def refuses(controller: ActorHandle) -> bool:
+    try:
+        ray.get(controller.list_jobs.remote(), timeout=30)
+    except RayTaskError as error:
+        return isinstance(error.cause, DeposedError)
+    return False

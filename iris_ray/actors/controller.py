@@ -73,7 +73,6 @@ class Controller:
         self._gone: dict[str, str] = {}  # worker id → how it was lost
         self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
         self._journal = Journal()
-        self._epoch = 0
         self._deposed: str | None = None
         self._starting: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
@@ -193,7 +192,7 @@ class Controller:
     async def statistics(self) -> dict[str, int]:
         """Counts since this Controller began: jobs that starved, timed out or turned out to be unschedulable."""
         await self.ping()
-        return {"epoch": self._epoch, **self._counts}
+        return {"epoch": self._journal.epoch, **self._counts}
 
     def _job(self, job_id: str) -> Job:
         job = self._state.jobs.get(job_id)
@@ -271,7 +270,7 @@ class Controller:
             for i, name in enumerate(gang.groups)
         )
         bundle = job.requirement.demand(self._state.workers[worker_ids[0]])
-        return AttemptOrder(job.spec.job_id, gang.attempt, slices, bundle, self._epoch)
+        return AttemptOrder(job.spec.job_id, gang.attempt, slices, bundle, self._journal.epoch)
 
     def _place(self, worker_id: str, slice_name: str) -> HostPlace:
         worker = self._state.workers[worker_id]
@@ -284,7 +283,7 @@ class Controller:
             holder = self._pools.get(wanted.holder)
             if holder is None:
                 continue  # its owner is gone, and so are its actors
-            call = holder.give_up_slice.remote(wanted.slice_name, self._epoch)
+            call = holder.give_up_slice.remote(wanted.slice_name, self._journal.epoch)
             reply = await answer(call, f"the holder of {wanted.slice_name}", RECLAIM_TIMEOUT_S)
             if reply is True:
                 self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
@@ -314,7 +313,7 @@ class Controller:
             pool = self._pools.get(job.spec.owner)
             if pool is None:
                 return  # the end of its pool confirms the end of its attempts
-            call = pool.stop_attempt.remote(stop.job_id, stop.attempt, stop.reason, self._epoch)
+            call = pool.stop_attempt.remote(stop.job_id, stop.attempt, stop.reason, self._journal.epoch)
             reply = await answer(call, "the job's pool", 60.0)
             if not isinstance(reply, Unreachable):
                 self._apply([AttemptEndConfirmedEvent(stop.job_id, stop.attempt)])
@@ -325,10 +324,10 @@ class Controller:
 
     async def _start(self) -> None:
         """Learn what hosts there are, and take up what an earlier Controller has left."""
-        records = self._journal.jobs()
-        self._epoch = self._journal.begin_epoch()
+        records, taints = self._journal.left_behind()
+        self._journal.begin()
         table = await asyncio.to_thread(NodeTable.read)
-        apply_all(self._state, [*self._journal.taints(), *self._events_of(table)])
+        apply_all(self._state, [*taints, *self._events_of(table)])
         self._pools = self._journal.pools()
         held = await asyncio.gather(*(self._slices_of(owner, pool) for owner, pool in self._pools.items()))
         apply_all(self._state, (event for events in held for event in events))
@@ -336,21 +335,23 @@ class Controller:
             self._in_background(self._watch_pool(owner, pool))
         for record in records:
             self._take_up(record)
+        apply_all(self._state, self._events_of(table))  # by now it is known which chips are reserved by ourselves
+        self._journal.take_over(self._state)
         if records:
-            logger.info("Controller %d goes on with %d jobs of %d pools", self._epoch, len(records), len(self._pools))
+            logger.info("Controller %d takes up %d jobs of %d pools", self._journal.epoch, len(records), len(held))
         self._in_background(self._watch_nodes())
-        self._apply(self._events_of(table))  # by now it is known which chips are reserved by ourselves
+        self._apply([])
 
     async def _slices_of(self, owner: str, pool: ActorHandle) -> list[SliceHeldEvent]:
-        names = await answer(pool.reconnect.remote(self._epoch), f"pool {owner}", RECONNECT_TIMEOUT_S)
+        names = await answer(pool.reconnect.remote(self._journal.epoch), f"pool {owner}", RECONNECT_TIMEOUT_S)
         return [] if isinstance(names, Unreachable) else [SliceHeldEvent(name, owner) for name in names]
 
     def _take_up(self, record: JobRecord) -> None:
         """Go on with a job. Its pool gets its order again, which it ignores if it has it already."""
         effects = self._state.handle_event(JobRestoredEvent(record))
-        job = self._state.jobs[record.spec.job_id]
+        job = record.job
         if not job.state.finished and job.spec.owner not in self._pools:
-            effects = apply_all(self._state, [JobCancelledEvent(record.spec.job_id, POOL_GONE)])
+            effects = apply_all(self._state, [JobCancelledEvent(job.spec.job_id, POOL_GONE)])
         self._carry_out(effects)
         if not job.state.finished and job.gang.placed:
             self._in_background(self._dispatch(job, effects.reclaim))

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 import iris_ray
 from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, Unreachable, answer
-from iris_ray.errors import ControllerUnavailableError
+from iris_ray.errors import ControllerUnavailableError, DeposedError
 
 CONTROLLER_NAME = "controller"
 NAMESPACE = "iris_ray"
@@ -67,7 +67,10 @@ class ControllerClient:
     async def ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """Its answer, or `Unreachable`."""
         assert self._controller is not None, "connect() comes first"
-        return await answer(getattr(self._controller, method).remote(*args), "the Controller", timeout_s)
+        try:
+            return await answer(getattr(self._controller, method).remote(*args), "the Controller", timeout_s)
+        except DeposedError as error:
+            return Unreachable(str(error))
 
 
 async def get_or_start_controller() -> ActorHandle:

@@ -83,9 +83,9 @@ class GangRun:
         while True:
             order = await self._next_order()
             if order is None:
-                job = await self._report([])
-                if job.state.finished:
-                    return self._final_error(None, job)
+                standing = await self._report([])
+                if standing.state.finished:
+                    return self._final_error(None, standing)
                 continue
             if order.attempt <= self._refused:
                 continue

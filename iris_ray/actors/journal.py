@@ -1,7 +1,15 @@
 """What the Controller puts down in the cluster's key-value store, so that its successor can go on.
 
-``taints`` is a JSON object, target → name → reason. ``job/<job id>`` is a `JobRecord`, ``pool/<owner>`` the handle of a SlicePoolManager, ``epoch/<n>`` says that the n-th
-Controller has begun.
+Each Controller has a number, its epoch, and writes under its own number only: one that was replaced and does not know
+it yet (its host was frozen) writes where nobody reads any more.
+
+=================== ===================================================================================
+``epoch/<n>``       the n-th Controller has begun
+``job/<n>/<id>``    a `JobRecord`
+``taints/<n>``      what operators have set: a JSON object, target → name → reason
+``complete/<n>``    the n-th Controller has put down everything that it took over; from now on its records count
+``pool/<owner>``    the handle of a SlicePoolManager
+=================== ===================================================================================
 """
 
 import json
@@ -18,67 +26,76 @@ from iris_ray.state import ControllerState
 
 logger = logging.getLogger(__name__)
 
-JOB, POOL, EPOCH, TAINTS = "job/", "pool/", "epoch/", "taints"
-
 
 class Journal:
-    """Written before anything is done that follows from what is written."""
+    """Written before anything is done that follows from what is written.
+
+    Attributes:
+        epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
+    """
 
     def __init__(self) -> None:
+        self.epoch = 0
         self._store = ClusterStore()
         self._taints: dict[str, dict[str, str]] = {}
 
-    def begin_epoch(self) -> int:
-        """The number of this Controller, larger than that of any before it."""
-        past = [int(key.removeprefix(EPOCH)) for key in self._store.items(EPOCH)]
-        epoch = max(past, default=0) + 1
-        while not self._store.put_new(f"{EPOCH}{epoch:08d}", b""):  # somebody else begins at this moment
-            epoch += 1
-        for old in past:
-            if old < epoch - 1:
-                self._store.delete(f"{EPOCH}{old:08d}")
-        return epoch
+    def begin(self) -> None:
+        """Take an epoch."""
+        self.epoch = max(self._numbers("epoch/"), default=0) + 1
+        while not self._store.put_new(f"epoch/{self.epoch}", b""):  # somebody else begins at this moment
+            self.epoch += 1
+
+    def left_behind(self) -> tuple[list[JobRecord], list[TaintedEvent]]:
+        """What the last Controller has left that got so far as to write: its jobs, the oldest first, and the taints.
+
+        Raises:
+            UnknownRecordError: another version of iris_ray wrote it.
+        """
+        last = max(self._numbers("complete/"), default=0)
+        records = map(JobRecord.from_bytes, self._store.items(f"job/{last}/").values())
+        taints = json.loads(self._store.items(f"taints/{last}").get(f"taints/{last}", b"{}"))
+        return (
+            sorted(records, key=lambda record: record.job.number),
+            [TaintedEvent(target, *taint) for target, named in taints.items() for taint in named.items()],
+        )
+
+    def take_over(self, state: ControllerState) -> None:
+        """Put everything down under this epoch, and clear up what earlier ones have left."""
+        self.write(state)
+        self._store.put(f"complete/{self.epoch}", b"")
+        for kind in ("job/", "taints/", "complete/", "epoch/"):
+            for key in self._store.keys(kind):
+                if int(key.split("/")[1]) < self.epoch:
+                    self._store.delete(key)
 
     def write(self, state: ControllerState) -> None:
         """Put down everything that has changed since the last time."""
         if state.taints != self._taints:
-            self._store.put(TAINTS, json.dumps(state.taints).encode())
+            self._store.put(f"taints/{self.epoch}", json.dumps(state.taints).encode())
             self._taints = deepcopy(state.taints)
         while state.unrecorded:
             job_id = state.unrecorded.pop()
-            record = state.record(job_id)
+            record, key = state.record(job_id), f"job/{self.epoch}/{job_id}"
             if record is None:
-                self._store.delete(JOB + job_id)
+                self._store.delete(key)
             else:
-                self._store.put(JOB + job_id, record.to_bytes())
-
-    def jobs(self) -> list[JobRecord]:
-        """All records, the oldest job first.
-
-        Raises:
-            UnknownRecordError: another version of iris_ray wrote them.
-        """
-        return sorted(map(JobRecord.from_bytes, self._store.items(JOB).values()), key=lambda record: record.number)
-
-    def taints(self) -> list[TaintedEvent]:
-        """What an operator has set and not lifted, as events."""
-        stored = self._store.items(TAINTS).get(TAINTS, b"{}")
-        return [
-            TaintedEvent(target, *taint) for target, taints in json.loads(stored).items() for taint in taints.items()
-        ]
+                self._store.put(key, record.to_bytes())
 
     def pools(self) -> dict[str, ActorHandle]:
         """The pools that an earlier Controller knew, by owner."""
         found = {}
-        for key, value in self._store.items(POOL).items():
+        for key, value in self._store.items("pool/").items():
             try:
-                found[key.removeprefix(POOL)] = cloudpickle.loads(value)
+                found[key.removeprefix("pool/")] = cloudpickle.loads(value)
             except Exception:  # its Ray job is gone, and so is the pool
-                logger.exception("the handle of pool %s can't be read", key)
+                logger.exception("the handle of %s can't be read", key)
         return found
 
     def put_pool(self, owner: str, pool: ActorHandle) -> None:
-        self._store.put(POOL + owner, cloudpickle.dumps(pool))
+        self._store.put(f"pool/{owner}", cloudpickle.dumps(pool))
 
     def forget_pool(self, owner: str) -> None:
-        self._store.delete(POOL + owner)
+        self._store.delete(f"pool/{owner}")
+
+    def _numbers(self, kind: str) -> list[int]:
+        return [int(key.removeprefix(kind)) for key in self._store.keys(kind)]

@@ -69,8 +69,10 @@ class ClusterStore:
     def delete(self, key: str) -> None:
         internal_kv._internal_kv_del(key, namespace=self._NAMESPACE)
 
+    def keys(self, prefix: str) -> list[str]:
+        return [key.decode() for key in internal_kv._internal_kv_list(prefix, namespace=self._NAMESPACE)]
+
     def items(self, prefix: str) -> dict[str, bytes]:
         """Everything whose key starts so."""
-        keys = internal_kv._internal_kv_list(prefix, namespace=self._NAMESPACE)
-        found = {key.decode(): internal_kv._internal_kv_get(key, namespace=self._NAMESPACE) for key in keys}
+        found = {key: internal_kv._internal_kv_get(key, namespace=self._NAMESPACE) for key in self.keys(prefix)}
         return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,95 @@
+"""What must hold of the controller's state after every event. For tests."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from iris_ray.jobs import Gang, Job, Lease, LeaseKey
+from iris_ray.lifecycle import TaskState
+from iris_ray.workers import Worker, index_of, job_of
+
+if TYPE_CHECKING:
+    from iris_ray.state import ControllerState
+
+
+def check_state(
+    state: "ControllerState",
+    leases: Mapping[str, Mapping[LeaseKey, Lease]],
+    pending: Collection[str],
+    finished: Collection[str],
+) -> None:
+    """Raise AssertionError if any invariant is broken.
+
+    Args:
+        state: what is checked.
+        leases: what attempts hold, by job.
+        pending: ids of the jobs of which something waits.
+        finished: ids of the jobs that are over.
+    """
+    _check_usage(state, leases)
+    for job_id, job in state.jobs.items():
+        over = job.state.finished
+        assert (job_id in finished) == over, f"{job_id}: finished or not?"
+        _check_counts(job)
+        waiting = [] if over else [i for i, gang in enumerate(job.gangs) if gang.pending]
+        assert sorted(job.pending) == waiting, f"{job_id}: the queue has {list(job.pending)} of it, not {waiting}"
+        assert (job_id in pending) == bool(waiting), f"{job_id}: in the queue or not?"
+        for gang in job.gangs:
+            _check_gang(job, gang, state.workers)
+    for worker in state.workers.values():
+        _check_worker(worker, state.jobs, leases)
+    state.fleet.check()
+
+
+def _check_usage(state: "ControllerState", leases: Mapping[str, Mapping[LeaseKey, Lease]]) -> None:
+    usage: dict[str, Counter[str]] = {}
+    for job_id, held in leases.items():
+        assert held, f"{job_id}: no lease is left, but the place for them"
+        for lease in held.values():
+            for _, _, demand in lease:
+                usage.setdefault(state.jobs[job_id].spec.user, Counter()).update(demand)
+    assert {user: +held for user, held in usage.items()} == {user: +held for user, held in state.usage.items()}
+
+
+def _check_counts(job: Job) -> None:
+    who = job.spec.job_id
+    assert job.counts == Counter(task.state for task in job.tasks), f"{who}: counts are off"
+    assert job.failures == sum(gang.failures for gang in job.gangs), f"{who}: failures are off"
+    assert job.preemptions == sum(gang.preemptions for gang in job.gangs), f"{who}: preemptions are off"
+    for gang in job.gangs:
+        succeeded = sum(task.state is TaskState.SUCCEEDED for task in gang.tasks)
+        assert gang.succeeded == succeeded, f"{who}: successes are off"
+
+
+def _check_gang(job: Job, gang: Gang, workers: Mapping[str, Worker]) -> None:
+    who = job.spec.job_id
+    assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
+    assert not (job.state.finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
+    if not gang.placed:
+        return
+    live = {TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED}
+    assert {task.state for task in gang.tasks} <= live, f"{who}: gang is placed in part"
+    per_group, rest = divmod(len(gang.tasks), len(gang.groups))
+    assert rest == 0, f"{who}: groups of unequal size"
+    for number, task in enumerate(gang.tasks):
+        worker = workers.get(task.worker_id or "")
+        assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
+        assert (task.task_id, gang.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
+        if job.spec.coscheduling:
+            group = worker.attributes[job.spec.coscheduling.group_by].value
+            assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
+
+
+def _check_worker(worker: Worker, jobs: Mapping[str, Job], leases: Mapping[str, Mapping[LeaseKey, Lease]]) -> None:
+    for resource, amount in worker.resources.items():
+        free = worker.free[resource]
+        assert 0 <= free <= amount, f"{worker.worker_id}: {free} of {amount} {resource} is free"
+    using_chips = [task_id for task_id, _ in worker.occupants if jobs[job_of(task_id)].requirement.chips]
+    assert len(using_chips) <= 1, f"{worker.worker_id}: {using_chips} share its chips"
+    for task_id, attempt in worker.occupants:
+        job = jobs[job_of(task_id)]
+        position = job.position_of(index_of(task_id))
+        assert (position, attempt) in leases.get(job.spec.job_id, {}), f"{task_id} holds it without a lease"
+        gang = job.gangs[position]
+        over = gang.attempt != attempt or not gang.placed
+        assert ((task_id, attempt) in worker.ending) == over, f"{worker.worker_id}: is {task_id} over or not?"
