@@ -14,7 +14,7 @@ PACKAGE = Path(iris_ray.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down. The core is every other module directly in the package.
-TESTING, PUBLIC, ACTORS, CORE = range(4)
+CLI, TESTING, PUBLIC, ACTORS, CORE = range(5)
 PUBLIC_MODULES = {"launcher", "remote_options", "jax"}
 IMPURE = {"time", "datetime", "asyncio", "threading", "socket", "subprocess", "random"}
 READS_ENVIRONMENT = PACKAGE / "job_info.py"
@@ -27,7 +27,9 @@ def layer(module: str) -> int | None:
     first = rest.partition(".")[0]
     if package != "iris_ray" or not first:
         return None
-    by_name = {"testing": TESTING, "actors": ACTORS} | dict.fromkeys(PUBLIC_MODULES, PUBLIC)
+    by_name = {"cli": CLI, "__main__": CLI, "testing": TESTING, "actors": ACTORS} | dict.fromkeys(
+        PUBLIC_MODULES, PUBLIC
+    )
     return by_name.get(first, CORE)
 
 
@@ -70,7 +72,7 @@ CORE_FILES = [path for path in FILES if layer_of(path) == CORE]
 
 
 def test_layers_each_has_files() -> None:
-    assert {layer_of(path) for path in FILES} == {TESTING, PUBLIC, ACTORS, CORE}
+    assert {layer_of(path) for path in FILES} == {CLI, TESTING, PUBLIC, ACTORS, CORE}
 
 
 def test_imports_point_downwards_only() -> None:

@@ -6,16 +6,19 @@ table and the pools' reports into events, and the core's effects into calls.
 
 import asyncio
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
+import ray
 from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
+import iris_ray
 from iris_ray.actors.held_slice import PLACEMENT_GROUP_PREFIX
 from iris_ray.actors.journal import Journal
 from iris_ray.actors.messages import AttemptOrder, HostPlace, JobView
@@ -74,6 +77,7 @@ class Controller:
         self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
         self._journal = Journal()
         self._deposed: str | None = None
+        self._started_at = time.time()
         self._starting: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
 
@@ -193,6 +197,17 @@ class Controller:
         """Counts since this Controller began: jobs that starved, timed out or turned out to be unschedulable."""
         await self.ping()
         return {"epoch": self._journal.epoch, **self._counts}
+
+    async def about(self) -> dict[str, Any]:
+        """Who this Controller is: epoch, version, process, node."""
+        return {
+            "epoch": (await self.statistics())["epoch"],
+            "version": iris_ray.__version__,
+            "started_at": self._started_at,
+            "pid": os.getpid(),
+            "address": ray.util.get_node_ip_address(),
+            "node_id": ray.get_runtime_context().get_node_id(),
+        }
 
     def _job(self, job_id: str) -> Job:
         job = self._state.jobs.get(job_id)

@@ -1,0 +1,206 @@
+"""The way from the command line to the cluster and its Controller."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+AUTO = "auto"
+ANSWER_TIMEOUT_S = 30.0
+RESTART_S = 20.0
+"""How long a Controller that is just being restarted by Ray is waited for."""
+_PROBE_S = 3.0
+_ASK_AGAIN_S = 0.5
+_ADDRESS_HELP = "Address of the Ray cluster's head, HOST:PORT.  [default: $RAY_ADDRESS, or the cluster on this machine]"
+
+TRY_A_CLUSTER = (
+    "give --address HOST:PORT or set RAY_ADDRESS, run this on a node of the cluster, or see it at work without one:"
+    " iris-ray demo"
+)
+NO_CONTROLLER = (
+    "no Controller runs in this cluster: no job has needed one yet, or it was stopped. The next job starts one, and so"
+    " does: iris-ray controller start"
+)
+
+
+def address_option(command: Command) -> Command:
+    """Gives a command ``--address``; `chosen_address` has what was given, wherever it was."""
+    return click.option(
+        "--address", metavar="HOST:PORT", help=_ADDRESS_HELP, expose_value=False, callback=_remember_address
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(command)
+
+
+def _remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.find_root().meta[__name__] = value
+
+
+def chosen_address() -> str:
+    given: str | None = click.get_current_context().find_root().meta.get(__name__)
+    return given or os.environ.get("RAY_ADDRESS") or AUTO
+
+
+@contextmanager
+def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
+    """Connected to the chosen cluster within.
+
+    Args:
+        show_logs: whether what this process's tasks print appears here.
+        options: more for ``ray.init``.
+
+    Raises:
+        NoClusterError: there is none, or it can't be reached from here.
+        InvalidRequestError: the address makes no sense.
+    """
+    connect(chosen_address(), show_logs, **options)
+    import ray
+
+    try:
+        yield
+    finally:
+        if not show_logs:  # otherwise Ray does it when the process ends, and waits for the last lines before
+            ray.shutdown()
+
+
+def connect(address: str, show_logs: bool = False, **options: Any) -> None:
+    """Make this process a driver of the cluster; raises like `cluster`."""
+    if address != AUTO:
+        _require_answer(address)
+    import ray
+
+    if ray.is_initialized():
+        return
+    try:
+        with _without_ray_address():
+            ray.init(address=address, log_to_driver=show_logs, logging_level="ERROR", **options)
+    except InvalidRequestError:
+        raise
+    except (Exception, SystemExit) as error:  # Ray ends the process if what answers is no GCS
+        where = "on this machine" if address == AUTO else f"at {address}"
+        why = " ".join(str(error).split())[:300]
+        if isinstance(error, ConnectionError) and address == AUTO:
+            raise NoClusterError(f"no Ray cluster was found {where}; {TRY_A_CLUSTER}") from None
+        raise NoClusterError(
+            f"the Ray cluster {where} can't be joined: {type(error).__name__}: {why}; `iris-ray doctor` looks further"
+        ) from None
+
+
+def _require_answer(address: str) -> None:
+    """Ask for a connection first: Ray itself would wait for minutes, and then end the process."""
+    if "://" in address:
+        raise InvalidRequestError(
+            f"the address is {address}; give HOST:PORT of the cluster's head (Ray's port, 6379 unless set otherwise)."
+            " Ray Client and the dashboard's address are not enough: run iris-ray on a node of the cluster, or with"
+            " `ray job submit -- iris-ray ...`"
+        )
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
+        raise InvalidRequestError(f"the address is {address!r}; give HOST:PORT, such as 10.0.0.2:6379")
+    if host in ("localhost", "127.0.0.1", "::1"):
+        import ray
+
+        host = ray.util.get_node_ip_address()  # as Ray does
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except OSError as error:
+        why = error.strerror or "no answer"
+        raise NoClusterError(f"nothing answers at {address} ({why}); {TRY_A_CLUSTER}") from None
+
+
+@contextmanager
+def _without_ray_address() -> Iterator[None]:
+    """Ray prefers its variable to what it is told; here it has been weighed already."""
+    given = os.environ.pop("RAY_ADDRESS", None)
+    try:
+        yield
+    finally:
+        if given is not None:
+            os.environ["RAY_ADDRESS"] = given
+
+
+class Controller:
+    """The cluster's Controller, for people: it is not started by asking.
+
+    Raises:
+        ControllerUnavailableError: none runs.
+    """
+
+    def __init__(self) -> None:
+        handle = find_controller()
+        if handle is None:
+            raise ControllerUnavailableError(NO_CONTROLLER)
+        self._handle = handle
+
+    def ask(self, method: str, *args: Any) -> Any:
+        """Its answer, or the error that it raises.
+
+        Raises:
+            ControllerUnavailableError: no answer.
+        """
+        import ray
+        from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+
+        deadline = time.monotonic() + RESTART_S
+        while True:
+            try:
+                return ray.get(getattr(self._handle, method).remote(*args), timeout=ANSWER_TIMEOUT_S)
+            except RayTaskError as error:
+                if isinstance(error.cause, IrisError):
+                    raise error.cause from None
+                raise ControllerUnavailableError(
+                    f"the Controller failed: {type(error.cause).__name__}: {error.cause}"
+                ) from error
+            except ActorUnavailableError:
+                if time.monotonic() > deadline:
+                    raise ControllerUnavailableError(
+                        f"the Controller has not come back for {RESTART_S:g} s; see: iris-ray doctor"
+                    ) from None
+                time.sleep(_ASK_AGAIN_S)
+            except GetTimeoutError:
+                raise ControllerUnavailableError(
+                    f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
+                ) from None
+            except RayError as error:
+                raise ControllerUnavailableError(
+                    f"the Controller is gone ({type(error).__name__}); the next job starts another one"
+                ) from None
+
+    def about(self) -> dict[str, Any]:
+        """Epoch, versions, process and node; of an older one only the epoch."""
+        if not hasattr(self._handle, "about"):
+            return {"epoch": self.ask("statistics")["epoch"]}
+        answer: dict[str, Any] = self.ask("about")
+        return answer
+
+    def end(self) -> None:
+        """End its process for good; returns when its name is free."""
+        import ray
+
+        ray.kill(self._handle, no_restart=True)
+        deadline = time.monotonic() + RESTART_S
+        while find_controller() is not None and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def find_controller() -> Any:
+    """The handle of the Controller, or None."""
+    import ray
+
+    from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
+
+    try:
+        return ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        return None

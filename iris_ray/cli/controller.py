@@ -1,0 +1,98 @@
+"""Starting, ending and looking at the cluster's Controller."""
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import click
+
+from iris_ray.cli.connection import NO_CONTROLLER, Controller, address_option, cluster, find_controller, json_option
+from iris_ray.cli.exits import NO_CLUSTER, say_error
+from iris_ray.cli.questions import confirm
+from iris_ray.cli.slices import slices_of
+from iris_ray.cli.tables import counted, duration, print_facts, print_json
+
+STOPPED = (
+    "the Controller is stopped; jobs that run go on. Another one is started by the next"
+    " job, by one that has something to report, and by `iris-ray controller start`; it goes on from the records"
+)
+
+
+@click.group("controller")
+def controller() -> None:
+    """The cluster's Controller: start, stop, status."""
+
+
+@controller.command()
+@address_option
+def start() -> None:
+    """Start it; it goes on from what an earlier one has put down."""
+    with cluster():
+        was_there = find_controller() is not None
+        if not was_there:
+            from iris_ray.actors.controller_client import get_or_start_controller
+
+            asyncio.run(get_or_start_controller())
+        about = Controller().about()
+    click.echo(f"the Controller {'runs already' if was_there else 'is started'}: {in_words(about)}")
+
+
+@controller.command()
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@address_option
+def stop(yes: bool) -> None:
+    """End its process for good; jobs that run go on.
+
+    Asks first if it is on a terminal.
+    """
+    with cluster():
+        running = Controller()
+        confirm("Stop the Controller? Jobs that run go on, but nothing new starts until another one runs.", yes)
+        running.end()
+    click.echo(STOPPED)
+
+
+@controller.command()
+@json_option
+@address_option
+def status(as_json: bool) -> None:
+    """Its epoch, node, versions, and how many jobs and hosts it sees."""
+    with cluster():
+        if find_controller() is None:
+            if as_json:
+                print_json({"running": False})
+            say_error(NO_CONTROLLER)
+            raise click.exceptions.Exit(NO_CLUSTER)
+        running = Controller()
+        about, counts = running.about(), running.ask("statistics")
+        jobs, workers = running.ask("list_jobs"), running.ask("list_workers")
+    by_state = Counter(job.state.value for job in jobs)
+    slices = slices_of(workers)
+    slice_states = Counter(view.state.value for view in slices)
+    if as_json:
+        found = {"running": True, **about, "statistics": counts, "jobs": by_state, "slices": slice_states}
+        print_json({**found, "hosts": len(workers)})
+        return
+    print_facts(
+        {
+            "controller": in_words(about),
+            "node": about.get("node_id"),
+            "jobs": _counts(by_state) or "none",
+            "slices": f"{_counts(slice_states) or 'none'} ({counted(len(workers), 'host')})",
+            "since it began": _counts({name: n for name, n in counts.items() if name != "epoch"}) or "nothing to tell",
+        }
+    )
+
+
+def in_words(about: dict[str, Any]) -> str:
+    """Which Controller it is, in half a line."""
+    parts = [f"epoch {about['epoch']}"]
+    if "version" in about:
+        age = duration(time.time() - about["started_at"])
+        parts += [f"iris_ray {about['version']}", f"pid {about['pid']} at {about['address']}", f"up {age}"]
+    return ", ".join(parts)
+
+
+def _counts(counts: dict[str, int] | Counter[str]) -> str:
+    return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(counts.items()) if count)

@@ -1,0 +1,119 @@
+"""``iris-ray doctor``: is everything as it has to be, and what to do if not."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+
+import click
+
+from iris_ray.cli.checks import (
+    Finding,
+    Level,
+    check_controller,
+    check_hosts,
+    check_metadata,
+    check_ports,
+    check_user,
+    check_versions,
+    ephemeral_ports,
+)
+from iris_ray.cli.connection import (
+    AUTO,
+    Controller,
+    address_option,
+    chosen_address,
+    cluster,
+    find_controller,
+    json_option,
+)
+from iris_ray.cli.controller import in_words
+from iris_ray.cli.exits import FAILED, NO_CLUSTER
+from iris_ray.cli.tables import one_line, print_json
+from iris_ray.errors import ControllerUnavailableError, IrisError
+
+_COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}
+
+
+@click.command()
+@json_option
+@address_option
+def doctor(as_json: bool) -> None:
+    """Check versions, labels, slices, Controller, ports and more.
+
+    Each finding comes with what to do about it. The exit code is 1 if there is an error among them, 3 without a
+    cluster. Nothing is changed.
+    """
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not as_json:
+            _print(finding)
+    if as_json:
+        print_json(findings)
+    errors = [finding.check for finding in findings if finding.level is Level.ERROR]
+    if "cluster" in errors:
+        raise click.exceptions.Exit(NO_CLUSTER)
+    if errors:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _print(finding: Finding) -> None:
+    level = click.style(f"{finding.level.value:7}", fg=_COLOURS[finding.level])
+    click.echo(f"{level}  {finding.check}: {one_line(finding.found)}")
+    if finding.advice:
+        click.echo(f"{'':7}  → {finding.advice}")
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, as they come."""
+    from iris_ray.launcher import current_user
+
+    yield check_versions()
+    yield check_user(os.environ, current_user())
+    yield check_ports(ephemeral_ports())
+    yield check_metadata(os.environ)
+    try:
+        with cluster():
+            yield from _examine_cluster()
+    except IrisError as error:
+        yield Finding(Level.ERROR, "cluster", str(error))
+
+
+def _examine_cluster() -> Iterator[Finding]:
+    import ray
+
+    from iris_ray.actors.node_watch import NodeTable
+
+    table = NodeTable.read()
+    alive = sum(1 for node in table.nodes if node["Alive"])
+    address = chosen_address() if chosen_address() != AUTO else ray.get_runtime_context().gcs_address
+    found = f"{address} answers: {alive} nodes; its Ray and Python are the same as here"  # Ray refuses others
+    yield Finding(Level.OK, "cluster", found)
+    yield from check_hosts(table, reserved_chips())
+    try:
+        yield _examine_controller()
+    except ControllerUnavailableError as error:
+        advice = "if it stays so: iris-ray controller stop, then iris-ray controller start; jobs that run go on"
+        yield Finding(Level.ERROR, "Controller", str(error), advice)
+
+
+def _examine_controller() -> Finding:
+    if find_controller() is None:
+        return check_controller(None, "", 0)
+    controller = Controller()
+    about = controller.about()
+    return check_controller(about, in_words(about), len(controller.ask("list_workers")))
+
+
+def reserved_chips() -> dict[str, float]:
+    """How many chips of each node are reserved by iris_ray, by node id: its placement groups say so by their names."""
+    from ray.util.placement_group import placement_group_table
+
+    from iris_ray.actors.held_slice import PLACEMENT_GROUP_PREFIX
+
+    chips: defaultdict[str, float] = defaultdict(float)
+    for group in placement_group_table().values():
+        if group["name"].startswith(PLACEMENT_GROUP_PREFIX) and group["state"] == "CREATED":
+            for index, node_id in group["bundles_to_node_id"].items():
+                chips[node_id] += group["bundles"][index].get("TPU", 0.0)
+    return chips

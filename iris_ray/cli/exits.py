@@ -1,0 +1,52 @@
+"""What scripts learn from the exit code, and people from one line on stderr."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
+
+OK, FAILED, USAGE, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 130
+DEBUG_VARIABLE = "IRIS_DEBUG"
+
+
+def exit_code(error: IrisError) -> int:
+    """The exit code that stands for an error of ours."""
+    if isinstance(error, InvalidRequestError):
+        return USAGE
+    if isinstance(error, (NoClusterError, ControllerUnavailableError)):
+        return NO_CLUSTER
+    return FAILED
+
+
+def say_error(message: str) -> None:
+    click.echo(f"iris-ray: {message}", err=True)
+
+
+@contextmanager
+def errors_as_lines() -> Iterator[None]:
+    """Within, every error becomes one line on stderr and an exit code, never a traceback (but with IRIS_DEBUG=1)."""
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "iris-ray"
+        say_error(f"{error.format_message()} See: {path} --help")
+        raise click.exceptions.Exit(USAGE) from None
+    except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+        raise  # click knows what to do with them
+    except KeyboardInterrupt:
+        say_error("interrupted")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        if isinstance(error, IrisError):
+            say_error(str(error))
+            raise click.exceptions.Exit(exit_code(error)) from None
+        first_line = (str(error).strip().splitlines() or ["no message"])[0]
+        say_error(f"{type(error).__name__}: {first_line} ({DEBUG_VARIABLE}=1 shows where)")
+        raise click.exceptions.Exit(FAILED) from None

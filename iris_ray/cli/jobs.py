@@ -1,0 +1,169 @@
+"""What runs, what waits and why, and an end to it."""
+
+import time
+
+import click
+
+from iris_ray.cli.connection import Controller, address_option, cluster, json_option
+from iris_ray.cli.questions import confirm
+from iris_ray.cli.tables import counted, duration, one_line, print_facts, print_json, print_table
+from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.status import JobStatus
+
+
+@click.command()
+@click.option("--all", "-a", "everything", is_flag=True, help="Finished jobs, too.")
+@click.option("--user", metavar="NAME", help="Only the jobs of this user.")
+@json_option
+@address_option
+def ls(everything: bool, user: str | None, as_json: bool) -> None:
+    """Jobs: what runs, what waits, and why."""
+    with cluster():
+        jobs: list[JobStatus] = Controller().ask("list_jobs")
+    shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
+    if as_json:
+        print_json(shown)
+        return
+    hidden = len(jobs) - len(shown)
+    of_whom = f" of {user}" if user else ""
+    none = f"no {'' if everything else 'unfinished '}jobs{of_whom}" + (f"; {hidden} others (--all)" if hidden else "")
+    headers = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
+    print_table(headers, [_row(job) for job in shown], none)
+
+
+def _row(job: JobStatus) -> tuple[object, ...]:
+    slices = ",".join(job.groups) or "-"
+    age = duration(time.time() - job.submitted_at)
+    note = job.waiting or job.error or ""
+    return job.job_id, job.user, state_in_words(job), job.device or "-", slices, job.attempt or "-", age, note
+
+
+@click.command()
+@click.argument("job")
+@json_option
+@address_option
+def status(job: str, as_json: bool) -> None:
+    """One job: its state, attempts and budgets."""
+    with cluster():
+        found: JobStatus = Controller().ask("job_status", job)
+    if as_json:
+        print_json(found)
+        return
+    print_facts(
+        {
+            "job": found.job_id,
+            "name": found.name if found.name != found.job_id else None,
+            "user": found.user,
+            "state": state_in_words(found),
+            "priority": found.priority.name.lower(),
+            "type": found.device,
+            "submitted": f"{duration(time.time() - found.submitted_at)} ago",
+            "slices": ", ".join(found.groups),
+            "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
+            "attempt": found.attempt or "none yet",
+            "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
+            "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
+            "last error": found.error,
+            "waits because": found.waiting,
+        }
+    )
+
+
+@click.command()
+@click.argument("job")
+@json_option
+@address_option
+def tasks(job: str, as_json: bool) -> None:
+    """The tasks of a job: their states and hosts."""
+    with cluster():
+        found = Controller().ask("list_tasks", job)
+    if as_json:
+        print_json(found)
+        return
+    headers = ("TASK", "STATE", "ATTEMPT", "SLICE", "HOST", "ADDRESS", "ERROR")
+    rows = [
+        (t.task_index, t.state.value, t.attempt or "-", t.group or "-", t.host or "-", t.address or "-", t.error or "")
+        for t in found
+    ]
+    print_table(headers, rows, "no tasks")
+
+
+@click.command()
+@click.argument("job")
+@json_option
+@address_option
+def why(job: str, as_json: bool) -> None:
+    """Why a job waits: what is missing, and who is before it."""
+    with cluster():
+        found: JobStatus = Controller().ask("job_status", job)
+    waiting = found.waiting
+    if as_json:
+        print_json({"job_id": found.job_id, "state": found.state, "answer": answer(found), "waiting": waiting})
+        return
+    click.echo(one_line(answer(found)))
+    if waiting is None or waiting.shortage is None:
+        return
+    shortage = waiting.shortage
+    if shortage.removed:
+        click.echo("\nWhat each condition leaves out:")
+        for what, hosts in shortage.removed:
+            click.echo(f"  {one_line(what)}: {counted(hosts, 'host')}")
+    if shortage.closest:
+        click.echo("\nWhat comes closest:")
+        for obstacle in shortage.closest:
+            unnamed = [user for user in obstacle.users if user not in obstacle.why]
+            users = f" (used by {', '.join(unnamed)})" if unnamed else ""
+            click.echo(f"  {one_line(obstacle)}{users}")
+        if shortage.more:
+            click.echo(f"  and {shortage.more} more")
+    if waiting.kept:
+        click.echo(f"\nKept for it, as it has waited long: {', '.join(waiting.kept)}")
+
+
+def answer(job: JobStatus) -> str:
+    """To "why does it wait?", whether it does or not."""
+    where = f" on {', '.join(job.groups)}" if job.groups else ""
+    if job.state.finished:
+        because = f": {job.error}" if job.error and job.state is not JobState.SUCCEEDED else ""
+        return f"it does not wait, it has ended: {job.state.value}{because}"
+    if job.waiting is not None:
+        return str(job.waiting)
+    if starting(job):
+        return f"it does not wait: attempt {job.attempt} is being started{where}"
+    if job.state is JobState.RUNNING:
+        return f"it does not wait: attempt {job.attempt} is running{where}"
+    return "it will be looked at in a moment"
+
+
+def state_in_words(job: JobStatus) -> str:
+    return "starting" if starting(job) else job.state.value
+
+
+def starting(job: JobStatus) -> bool:
+    """Whether it has its slices and no task of it runs yet."""
+    there = {state for state, count in job.tasks.items() if count}
+    return TaskState.ASSIGNED in there and not there & {TaskState.RUNNING, TaskState.PENDING}
+
+
+@click.command()
+@click.argument("job")
+@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@address_option
+def cancel(job: str, yes: bool) -> None:
+    """End a job, whether it waits or runs.
+
+    Asks first if it is on a terminal.
+    """
+    from iris_ray.launcher import current_user
+
+    with cluster():
+        controller = Controller()
+        before: JobStatus = controller.ask("job_status", job)
+        if not before.state.finished:
+            where = f" on {', '.join(before.groups)}" if before.groups else ""
+            confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
+            before = controller.ask("cancel", job, f"cancelled by {current_user()}")
+    if before.state.finished:
+        click.echo(f"{job} had already ended: {before.state.value}")
+    else:
+        click.echo(f"{job} is cancelled; it was {state_in_words(before)}")

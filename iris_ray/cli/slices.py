@@ -1,0 +1,124 @@
+"""Slices as people look at them: complete or not, free or busy, and why not. Pure functions."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from iris_ray.constraints import TAINT_PREFIX, AttributeValue
+from iris_ray.errors import InvalidRequestError
+from iris_ray.groups import Group
+from iris_ray.status import WorkerStatus
+from iris_ray.workers import Worker, job_of
+
+_SHORTEST_ID = 6
+_NODE_ID = re.compile(rf"[0-9a-f]{{{_SHORTEST_ID},}}")
+
+
+class SliceState(Enum):
+    """What a slice is to the next job."""
+
+    FREE = "free"
+    WARM = "warm"
+    BUSY = "busy"
+    CLOSED = "closed"
+    INCOMPLETE = "incomplete"
+
+
+@dataclass(frozen=True, slots=True)
+class SliceView:
+    """One slice.
+
+    Attributes:
+        slice: its name.
+        type: its TPU type.
+        state: what it is to the next job; INCOMPLETE and BUSY go before CLOSED.
+        hosts_expected: how many hosts it has when it is complete; 0 if its hosts disagree about that.
+        jobs: whose tasks hold something of it.
+        reason: what is wrong with it, or why it takes nothing new; None if nothing is.
+        hosts: its live hosts, by number.
+    """
+
+    slice: str
+    type: str | None
+    state: SliceState
+    hosts_expected: int
+    jobs: tuple[str, ...]
+    reason: str | None
+    hosts: tuple[WorkerStatus, ...]
+
+
+def slices_of(workers: Sequence[WorkerStatus]) -> list[SliceView]:
+    """The slices that hosts make up, by name."""
+    by_name: dict[str, list[WorkerStatus]] = {}
+    for worker in workers:
+        by_name.setdefault(worker.slice_name or worker.worker_id, []).append(worker)
+    return [_view(name, hosts) for name, hosts in sorted(by_name.items(), key=lambda item: natural(item[0]))]
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts ``slice-10`` after ``slice-9``."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
+    group = Group(name, [_worker(host) for host in hosts], is_slice=hosts[0].slice_name is not None)
+    jobs = tuple(dict.fromkeys(job_of(task_id) for host in hosts for task_id in host.tasks))
+    closed = _reason(hosts)
+    if group.flaw:
+        state = SliceState.INCOMPLETE
+    elif jobs:
+        state = SliceState.BUSY
+    elif closed:
+        state = SliceState.CLOSED
+    elif any(host.holder for host in hosts):
+        state = SliceState.WARM
+    else:
+        state = SliceState.FREE
+    reason = "; ".join(filter(None, [group.flaw, closed])) or None
+    return SliceView(name, hosts[0].device, state, group.size, jobs, reason, tuple(hosts))
+
+
+def _worker(host: WorkerStatus) -> Worker:
+    attributes = {name: AttributeValue(value) for name, value in host.attributes.items()}
+    return Worker(host.worker_id, host.address, attributes, host.resources)
+
+
+def _reason(hosts: Sequence[WorkerStatus]) -> str | None:
+    """Why hosts take nothing new: once if it is the same for all, else by host."""
+    why = {host_name(host): reason_of(host) for host in hosts}
+    if len(set(why.values())) == 1:
+        return next(iter(why.values()))
+    return "; ".join(reason if name in reason else f"{name}: {reason}" for name, reason in why.items() if reason)
+
+
+def reason_of(host: WorkerStatus) -> str | None:
+    """Why a host takes nothing new, or None."""
+    return host.unavailable and host.unavailable.replace(TAINT_PREFIX, "")
+
+
+def host_name(host: WorkerStatus) -> str:
+    return f"host {host.worker_id[:12] if host.host_number is None else host.host_number}"
+
+
+def find_target(target: str, workers: Sequence[WorkerStatus]) -> str:
+    """What a person means by the name of a slice or host, as the Controller calls it.
+
+    A host may be called ``SLICE/NUMBER``, by its IP address, or by the beginning of its node id. What fits nothing is
+    returned as it is: the Controller knows the nearest names.
+
+    Raises:
+        InvalidRequestError: several hosts could be meant.
+    """
+    if any(target in (w.slice_name, w.worker_id) for w in workers):
+        return target
+    names: Mapping[str, list[str]] = {
+        worker.worker_id: [f"{worker.slice_name}/{worker.host_number}", worker.address] for worker in workers
+    }
+    found = [worker_id for worker_id, called in names.items() if target in called]
+    if not found and _NODE_ID.fullmatch(target):
+        found = [worker_id for worker_id in names if worker_id.startswith(target)]
+    if len(found) > 1:
+        which = ", ".join(names[worker_id][0] for worker_id in found)
+        raise InvalidRequestError(f"{target} could be any of {which}; say which")
+    return found[0] if found else target
