@@ -80,6 +80,7 @@ class ControllerState:
         fleet: all live workers, and who holds what of them.
         usage: what each user's gangs hold, by Ray's resource names.
         taints: what was set on workers and slices: target → name → reason.
+        queue_version: counts the changes to what waits.
         unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
     """
 
@@ -88,6 +89,7 @@ class ControllerState:
         self.fleet = Fleet()
         self.usage: dict[str, Counter[str]] = {}
         self.taints: dict[str, dict[str, str]] = {}
+        self.queue_version = 0
         self.unrecorded: set[str] = set()
         self._submitted = 0
         self._pending: dict[str, Job] = {}
@@ -157,6 +159,7 @@ class ControllerState:
             self.unrecorded.add(job_id)
             self._finished[job_id] = None
             self._pending.pop(job_id, None)
+            self.queue_version += 1
         if effects.finished:
             self._forget_old_jobs()
         return effects
@@ -181,6 +184,7 @@ class ControllerState:
             counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
             pending=dict.fromkeys(range(len(gangs))),
         )
+        self.queue_version += 1
         self.unrecorded.add(spec.job_id)
 
     def record(self, job_id: str) -> JobRecord | None:
@@ -412,6 +416,7 @@ class ControllerState:
             task.worker_id = None
         job.pending[position] = None
         self._pending[job.spec.job_id] = job
+        self.queue_version += 1
         self.unrecorded.add(job.spec.job_id)
 
     def _position(self, job: Job, task_index: int) -> int:
@@ -589,9 +594,9 @@ def _move(job: Job, gang: Gang, task: Task, new: TaskState, error: str | None = 
     task.state, task.error = new, error
 
 
-def apply_all(state: ControllerState, events: Iterable[Event]) -> Effects:
+def apply_all(state: ControllerState, events: Iterable[Event], total: Effects | None = None) -> Effects:
     """Apply several events in order and gather their effects. One that is refused does not stop the others."""
-    total = Effects()
+    total = Effects() if total is None else total
     for event in events:
         try:
             effects = state.handle_event(event)

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +56,7 @@ DISPATCH_TIMEOUT_S = 5.0
 NODE_POLL_S = 0.5
 RECLAIM_TIMEOUT_S = 30.0
 RECONNECT_TIMEOUT_S = 5.0
+WRITE_AGAIN_S = 0.5
 POOL_GONE = "the process that called run_on_pod is gone"
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 GONE_HOSTS_KEPT = 10_000
@@ -64,8 +65,9 @@ GONE_HOSTS_KEPT = 10_000
 class Controller:
     """snapshot → plan → commit → dispatch."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_nodes: Callable[[], NodeTable] = NodeTable.read) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        self._read_nodes = read_nodes
         self._state = ControllerState()
         self._scheduler = Scheduler()
         self._pools: dict[str, ActorHandle] = {}
@@ -76,6 +78,11 @@ class Controller:
         self._gone: dict[str, str] = {}  # worker id → how it was lost
         self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
         self._journal = Journal()
+        self._effects = Effects()  # what the latest events want done
+        self._orders: list[tuple[AttemptOrder, str, list[ReclaimSlice]]] = []  # decided, not yet put down
+        self._follow_up: asyncio.Future[None] | None = None
+        self._planned_for = (0, 0)
+        self._planned_at = 0.0
         self._deposed: str | None = None
         self._started_at = time.time()
         self._starting: asyncio.Task[None] | None = None
@@ -103,13 +110,13 @@ class Controller:
             self._journal.put_pool(spec.owner, pool)
             self._pools[spec.owner] = pool
             self._in_background(self._watch_pool(spec.owner, pool))
-        self._apply([JobSubmittedEvent(spec, time.time())])
+        await self._apply([JobSubmittedEvent(spec, time.time())])
 
     async def report(self, job_id: str | None, events: list[Event]) -> JobView | None:
         """Take what a pool has to say, and answer how the job stands now."""
         await self.ping()
         now = time.time()  # clocks of other hosts mean nothing here
-        self._apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
+        await self._apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
@@ -166,7 +173,7 @@ class Controller:
     async def cancel(self, job_id: str, reason: str) -> JobStatus:
         """End a job, wherever it stands; how it stood before. Raises like `job_status`."""
         before = await self.job_status(job_id)
-        self._apply([JobCancelledEvent(job_id, reason)])
+        await self._apply([JobCancelledEvent(job_id, reason)])
         return before
 
     async def taint(self, target: str, taint: str, reason: str) -> list[str]:
@@ -177,7 +184,7 @@ class Controller:
         """
         await self.ping()
         worker_ids = self._hosts(target)
-        self._apply([TaintedEvent(target, taint, reason)])
+        await self._apply([TaintedEvent(target, taint, reason)])
         return worker_ids
 
     async def lift_taint(self, target: str, taint: str) -> list[str]:
@@ -190,7 +197,7 @@ class Controller:
         if taint not in self._state.taints.get(target, {}):
             tainted = [name for name, taints in self._state.taints.items() if taint in taints]
             raise unknown(f"taint {taint} on", target, tainted)
-        self._apply([TaintLiftedEvent(target, taint)])
+        await self._apply([TaintLiftedEvent(target, taint)])
         return [w.worker_id for w in self._state.fleet.slice_workers(target)] or [target]
 
     async def statistics(self) -> dict[str, int]:
@@ -226,25 +233,52 @@ class Controller:
 
     # -- plan, commit, dispatch ------------------------------------------------------------------------------------
 
-    def _apply(self, events: Iterable[Event]) -> None:
-        self._carry_out(apply_all(self._state, events))
-        self._schedule()
-        self._journal.write(self._state)  # what follows from it is done in the background, so later
+    def _apply(self, events: Iterable[Event]) -> "asyncio.Future[None]":
+        """Change the state. The future is done when what follows is decided and put down; whoever acknowledges waits.
 
-    def _schedule(self) -> None:
-        pending = self._state.pending()
-        if not pending:
-            self._waiting.clear()
+        What comes in the same turn of the event loop shares one plan and one writing.
+        """
+        apply_all(self._state, events, self._effects)
+        if self._follow_up is None:
+            loop = asyncio.get_running_loop()
+            self._follow_up = loop.create_future()
+            loop.call_soon(self._plan_and_write, self._follow_up)
+        return self._follow_up
+
+    def _plan_and_write(self, follow_up: "asyncio.Future[None]") -> None:
+        try:
+            self._orders += self._plan()
+            self._journal.write(self._state)
+        except Exception:
+            logger.exception("what has been decided can't be put down; trying again")
+            asyncio.get_running_loop().call_later(WRITE_AGAIN_S, self._plan_and_write, follow_up)
             return
-        state = self._state
-        plan = self._scheduler.find_assignments(pending, state.fleet, state.usage, time.time())
+        self._follow_up = None
+        effects, self._effects = self._effects, Effects()
+        orders, self._orders = self._orders, []
+        self._carry_out(effects)
+        for order, owner, reclaim in orders:
+            if owner in self._pools:
+                self._in_background(self._dispatch(order, self._pools[owner], reclaim))
+        follow_up.set_result(None)
+
+    def _plan(self) -> list[tuple[AttemptOrder, str, list[ReclaimSlice]]]:
+        """Place what can be placed: the orders, to whom they go, and what others must let go before."""
+        state, now = self._state, time.time()
+        seen = state.fleet.version, state.queue_version
+        if seen == self._planned_for and now < self._planned_at + NODE_POLL_S:
+            return []  # nothing has changed that a plan depends on
+        self._planned_for, self._planned_at = seen, now
+        plan = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now)
         self._waiting = plan.waiting
         self._put_down(plan)
+        orders = []
         for assignment in plan.assignments:
             effects = state.handle_event(assignment)
-            self._in_background(self._dispatch(state.jobs[assignment.job_id], effects.reclaim))
-        for given_up in (*plan.timed_out, *plan.unschedulable):
-            self._carry_out(state.handle_event(given_up))
+            job = state.jobs[assignment.job_id]
+            orders.append((self._order(job), job.spec.owner, effects.reclaim))
+        apply_all(state, (*plan.timed_out, *plan.unschedulable), self._effects)
+        return orders
 
     def _put_down(self, plan: SchedulingResult) -> None:
         """Log and count what did not go as its owner hoped, once for each job."""
@@ -256,12 +290,11 @@ class Controller:
             logger.warning("%s is given up: %s", event.job_id, event.reason)
         self._counts.update(starved=len(starved), timed_out=len(plan.timed_out), unschedulable=len(plan.unschedulable))
 
-    async def _dispatch(self, job: Job, reclaim: list[ReclaimSlice]) -> None:
+    async def _dispatch(self, order: AttemptOrder, pool: ActorHandle, reclaim: list[ReclaimSlice]) -> None:
         """Get the slices from whoever keeps them warm, then hand them to the job's pool.
 
         The pool may have the order already, from an earlier Controller; then it ignores this one.
         """
-        order, pool = self._order(job), self._pools[job.spec.owner]
         job_id, attempt = order.job_id, order.attempt
         problem = await self._reclaim(reclaim)
         if problem is None:
@@ -269,8 +302,8 @@ class Controller:
             if reply is True:
                 return
             if reply is False:
-                self._apply([JobCancelledEvent(job_id, "its pool does not know it any more")])
-                self._apply([AttemptEndConfirmedEvent(job_id, attempt)])
+                gone = JobCancelledEvent(job_id, "its pool does not know it any more")
+                self._apply([gone, AttemptEndConfirmedEvent(job_id, attempt)])
                 return
             problem = reply.reason
         self._apply([TaskDispatchFailedEvent(job_id, attempt, problem, time.time())])
@@ -341,7 +374,7 @@ class Controller:
         """Learn what hosts there are, and take up what an earlier Controller has left."""
         records, taints = self._journal.left_behind()
         self._journal.begin()
-        table = await asyncio.to_thread(NodeTable.read)
+        table = await asyncio.to_thread(self._read_nodes)
         apply_all(self._state, [*taints, *self._events_of(table)])
         self._pools = self._journal.pools()
         held = await asyncio.gather(*(self._slices_of(owner, pool) for owner, pool in self._pools.items()))
@@ -363,13 +396,14 @@ class Controller:
 
     def _take_up(self, record: JobRecord) -> None:
         """Go on with a job. Its pool gets its order again, which it ignores if it has it already."""
-        effects = self._state.handle_event(JobRestoredEvent(record))
-        job = record.job
-        if not job.state.finished and job.spec.owner not in self._pools:
-            effects = apply_all(self._state, [JobCancelledEvent(job.spec.job_id, POOL_GONE)])
+        job, owner = record.job, record.job.spec.owner
+        effects = apply_all(self._state, [JobRestoredEvent(record)])
+        reclaim, effects.reclaim = effects.reclaim, []
+        if owner not in self._pools:
+            apply_all(self._state, [JobCancelledEvent(job.spec.job_id, POOL_GONE)], effects)
         self._carry_out(effects)
         if not job.state.finished and job.gang.placed:
-            self._in_background(self._dispatch(job, effects.reclaim))
+            self._in_background(self._dispatch(self._order(job), self._pools[owner], reclaim))
 
     # -- the outside world -----------------------------------------------------------------------------------------
 
@@ -377,7 +411,7 @@ class Controller:
         while True:
             await asyncio.sleep(NODE_POLL_S)
             try:
-                table = await asyncio.to_thread(NodeTable.read)
+                table = await asyncio.to_thread(self._read_nodes)
                 self._apply(self._events_of(table))
             except Exception:
                 logger.exception("reading Ray's node table failed; trying again")

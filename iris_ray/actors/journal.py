@@ -73,13 +73,13 @@ class Journal:
         if state.taints != self._taints:
             self._store.put(f"taints/{self.epoch}", json.dumps(state.taints).encode())
             self._taints = deepcopy(state.taints)
-        while state.unrecorded:
-            job_id = state.unrecorded.pop()
+        for job_id in list(state.unrecorded):
             record, key = state.record(job_id), f"job/{self.epoch}/{job_id}"
             if record is None:
                 self._store.delete(key)
             else:
                 self._store.put(key, record.to_bytes())
+            state.unrecorded.discard(job_id)
 
     def pools(self) -> dict[str, ActorHandle]:
         """The pools that an earlier Controller knew, by owner."""
