@@ -3,14 +3,15 @@
 import heapq
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from iris_ray.constraints import AttributeValue, Constraint
 from iris_ray.groups import Group, Grouping
 from iris_ray.requirement import Requirement
-from iris_ray.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker, job_of, string_attribute
+from iris_ray.workers import TPU, TPU_VM_COUNT, Worker, job_of
 
 LARGER = 0
 """The bucket of slices of which a gang would take a part; the others are known by the hosts that it takes of each."""
@@ -87,8 +88,10 @@ class Candidates:
         self._recheck: list[tuple[float, str]] = []
 
     def look_at_all(self, now: float) -> None:
-        for name in self.grouping:
-            self._look_at(name, now, sort=False)
+        need = self.requirement
+        for group in self.grouping.groups():
+            fit = self.fits[group.name] = judge(group, need, self._is_held(group), now)
+            self._count(group.name, fit, list.append)
         self.near.sort()
         for ranks in self.free.values():
             ranks.sort()
@@ -102,31 +105,31 @@ class Candidates:
             if name is not None:
                 self._look_at(name, now)
 
-    def _look_at(self, name: str, now: float, sort: bool = True) -> None:
+    def _look_at(self, name: str, now: float) -> None:
         before = self.fits.pop(name, None)
         if before is not None:
             self._discount(name, before)
         group = self.grouping.get(name)
         if group is not None:
             fit = self.fits[name] = judge(group, self.requirement, self._is_held(group), now)
-            self._count(name, fit, sort)
+            self._count(name, fit, insort)
 
     def _is_held(self, group: Group) -> bool:
         if group.is_slice:
             return group.name in self._holders
         if not self.requirement.chips:
             return False
-        return any(string_attribute(worker.attributes, TPU_NAME) in self._holders for worker in group.workers)
+        return any(worker.slice_name in self._holders for worker in group.workers)
 
-    def _count(self, name: str, fit: Fit, sort: bool) -> None:
-        add = insort if sort else list.append
+    def _count(self, name: str, fit: Fit, add: Callable[[list[Any], Any], None]) -> None:
         if fit.rank is not None:
             add(self.free[fit.bucket], fit.rank)
         elif fit.obstacle:
             add(self.near, (fit.short, fit.lack, name))
         if fit.status is not Status.UNFIT:
             self.sound[fit.bucket] += 1
-        self.soon[fit.bucket] += fit.ending
+        if fit.ending:
+            self.soon[fit.bucket] += 1
         for what, count in fit.removed:
             self.removed[what] += count
         if fit.unevaluable:
@@ -162,17 +165,16 @@ def judge(group: Group, need: Requirement, held: bool, now: float) -> Fit:
     workers = group.workers
     tasks = group.size if need.whole_groups else need.replicas
     bucket = tasks if not group.is_slice or group.size == tasks else LARGER
+    if group.sound and group.size >= tasks and _all_will_do(group, need):
+        return Fit(Status.FREE, bucket, _rank(group, need, held, len(workers) - tasks))
     out: dict[str, str] = {}  # worker id → why it will not do
     removed: list[tuple[int | str, int]] = []
     for position, constraint in enumerate(need.constraints):
-        members = workers if constraint.key in group.mixed else workers[:1]
         try:
-            failing = [w for w in members if w.worker_id not in out and not constraint.matches(w.attributes)]
+            failing = _failing(constraint, group, out)
         except TypeError as error:
             why = f"{constraint} can't be evaluated: {error}"
             return Fit(Status.UNFIT, bucket, short=tasks, obstacle=why, unevaluable=why)
-        if failing and len(members) < len(workers):
-            failing = [w for w in workers if w.worker_id not in out]  # what one lacks, all lack
         if failing:
             removed.append((position, len(failing)))
             if len(out) + len(failing) == len(workers):
@@ -192,12 +194,15 @@ def judge(group: Group, need: Requirement, held: bool, now: float) -> Fit:
         why = f"has {_hosts(group.size)}, the job needs {tasks}"
         return Fit(Status.UNFIT, bucket, short=tasks - group.size, obstacle=why, removed=left_out)
 
-    out.update(group.ailing)
-    suspects = [worker for worker in group.suspects if now < worker.suspected_until]
-    recheck_at = min((worker.suspected_until for worker in suspects), default=None)
-    out.update({w.worker_id: f"{w.name} may be lost ({w.suspected})" for w in suspects})
+    if group.ailing:
+        out.update(group.ailing)
+    suspects, recheck_at = [], None
+    if group.suspects:
+        suspects = [worker for worker in group.suspects if now < worker.suspected_until]
+        recheck_at = min((worker.suspected_until for worker in suspects), default=None)
+        out.update({w.worker_id: f"{w.name} may be lost ({w.suspected})" for w in suspects})
     least, chips_idle = group.room
-    all_have_room = (chips_idle or not need.chips) and all(least.get(r, 0.0) >= n for r, n in need.resources)
+    all_have_room = (chips_idle or not need.chips) and need.fits_into(least)
     if not all_have_room:
         for worker in workers:
             if (too_small := _too_small(worker, need)) and worker.worker_id not in out:
@@ -210,18 +215,47 @@ def judge(group: Group, need: Requirement, held: bool, now: float) -> Fit:
 
     usable = tuple(w for w in workers if w.worker_id not in out) if out else workers
     if not all_have_room:
-        sound, usable = usable, tuple(worker for worker in usable if need.has_room(worker))
-        if len(usable) < tasks:
-            return _busy(bucket, tasks - len(usable), [w for w in sound if w not in usable], need, left_out, recheck_at)
-    rank = (
-        sum(not _prefers(preference, group) for preference in need.preferences),
-        0.0 if need.chips else workers[0].resources.get(TPU, 0.0),
-        int(held),
-        len(usable) - tasks if need.group_by or not need.chips else _hosts_left_idle(workers[0]),
-        group.name,
-    )
+        full = [worker for worker in usable if not need.has_room(worker)]
+        if len(usable) - len(full) < tasks:
+            return _busy(bucket, tasks - len(usable) + len(full), full, need, left_out, recheck_at)
+        usable = tuple(worker for worker in usable if worker not in full)
+    rank = _rank(group, need, held, len(usable) - tasks)
     all_of_them = None if len(usable) == len(workers) else usable
     return Fit(Status.FREE, bucket, rank, all_of_them, removed=left_out, recheck_at=recheck_at)
+
+
+def _all_will_do(group: Group, need: Requirement) -> bool:
+    """Whether at first sight nothing stands in the way, as is mostly so where a gang can go."""
+    attributes = group.workers[0].attributes
+    try:
+        for constraint in need.constraints:
+            if not group.shares(constraint.key) or not constraint.matches(attributes):
+                return False
+    except TypeError:
+        return False
+    least, chips_idle = group.room
+    return (chips_idle or not need.chips) and need.fits_into(least)
+
+
+def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
+    first = group.workers[0]
+    unmet = [preference for preference in need.preferences if not _prefers(preference, group)]
+    return (
+        len(unmet),
+        0.0 if need.chips else first.resources.get(TPU, 0.0),
+        int(held),
+        hosts_left if need.group_by or not need.chips else _hosts_left_idle(first),
+        group.name,
+    )
+
+
+def _failing(constraint: Constraint, group: Group, out: Container[str]) -> Sequence[Worker]:
+    """Members that do not satisfy it and are not out already."""
+    if not group.shares(constraint.key):
+        return [w for w in group.workers if w.worker_id not in out and not constraint.matches(w.attributes)]
+    if constraint.matches(group.workers[0].attributes):
+        return ()
+    return [w for w in group.workers if w.worker_id not in out]
 
 
 def _busy(
@@ -263,7 +297,7 @@ def _lack(worker: Worker, need: Requirement) -> float:
 
 
 def _prefers(preference: Constraint, group: Group) -> bool:
-    members = group.workers if preference.key in group.mixed else group.workers[:1]
+    members = group.workers[:1] if group.shares(preference.key) else group.workers
     try:
         return all(preference.matches(worker.attributes) for worker in members)
     except TypeError:

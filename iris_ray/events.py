@@ -1,7 +1,7 @@
 """What can happen to the controller's state. Every change is one of these; times are seconds on the caller's clock.
 
-Reports carry the attempt that they speak of; one about an older attempt changes nothing. Where an event is about a gang,
-``task_index`` is any of its tasks; a coscheduled job has one gang, any other one for every task.
+Reports carry the attempt that they speak of; one about an older attempt changes nothing. Where an event is about a
+gang, ``task_index`` is any of its tasks; a coscheduled job has one gang, any other one for every task.
 """
 
 from dataclasses import dataclass

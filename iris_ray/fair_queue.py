@@ -1,7 +1,7 @@
 """In which order pending jobs are looked at: priority band, then fair share between users, then age."""
 
 import heapq
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from iris_ray.jobs import Job
@@ -27,8 +27,9 @@ class FairQueue:
         self, pending: Iterable[Job], usage: Usage, totals: Mapping[str, float], urgent: Callable[[Job], bool]
     ) -> None:
         self._pending = sorted(pending, key=lambda job: (job.spec.priority, job.number))
-        self._usage = {user: Counter(held) for user, held in usage.items()}
+        self._usage = {user: dict(held) for user, held in usage.items()}
         self._totals = totals
+        self._shares = {user: self._share(held) for user, held in usage.items()}
         self._urgent = urgent
         self._again = False
 
@@ -49,7 +50,11 @@ class FairQueue:
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """The job that came last got something; it comes again when it is its user's turn."""
-        self._usage.setdefault(job.spec.user, Counter()).update(resources)
+        user = job.spec.user
+        held = self._usage.setdefault(user, {})
+        for resource, amount in resources.items():
+            held[resource] = held.get(resource, 0.0) + amount
+        self._shares[user] = self._share(held)
         self._again = True
 
     def _until_done(self, job: Job) -> Iterator[Job]:
@@ -59,7 +64,7 @@ class FairQueue:
             yield job
 
     def _fairly(self, by_user: Mapping[str, deque[Job]]) -> Iterator[Job]:
-        turns = [(self._share(user), jobs[0].number, user) for user, jobs in by_user.items()]
+        turns = [(self._shares.get(user, 0.0), jobs[0].number, user) for user, jobs in by_user.items()]
         heapq.heapify(turns)
         while turns:
             _, _, user = heapq.heappop(turns)
@@ -69,8 +74,8 @@ class FairQueue:
             if not self._again:
                 jobs.popleft()
             if jobs:
-                heapq.heappush(turns, (self._share(user), jobs[0].number, user))
+                heapq.heappush(turns, (self._shares.get(user, 0.0), jobs[0].number, user))
 
-    def _share(self, user: str) -> float:
-        held = self._usage.get(user, Counter())
-        return max((amount / self._totals[r] for r, amount in held.items() if self._totals.get(r)), default=0.0)
+    def _share(self, held: Mapping[str, float]) -> float:
+        totals = self._totals
+        return max([amount / totals[r] for r, amount in held.items() if totals.get(r)], default=0.0)

@@ -170,5 +170,5 @@ class Fleet:
 
 
 def _contents(group: object) -> Mapping[str, object]:
-    slots = ("name", "workers", "size", "flaw", "mixed", "taints", "ailing", "suspects", "room")
+    slots = ("name", "workers", "size", "flaw", "taints", "ailing", "suspects", "room")
     return {name: getattr(group, name) for name in slots}

@@ -22,15 +22,16 @@ class Plan:
         touched: the workers of all of these, in the order in which it happened.
     """
 
-    taken: dict[str, dict[str, float]] = field(default_factory=dict)
+    taken: dict[str, Resources] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     takers: dict[str, str] = field(default_factory=dict)
     touched: list[Worker] = field(default_factory=list)
 
     def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
-        taken = self.taken.setdefault(worker.worker_id, {})
-        for resource, amount in demand.items():
-            taken[resource] = taken.get(resource, 0.0) + amount
+        before = self.taken.get(worker.worker_id)
+        if before is not None:
+            demand = {r: before.get(r, 0.0) + demand.get(r, 0.0) for r in {**before, **demand}}
+        self.taken[worker.worker_id] = demand
         self.takers[worker.worker_id] = job_id
         self.touched.append(worker)
 

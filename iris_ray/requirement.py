@@ -44,12 +44,17 @@ class Requirement:
         """Whether one more task fits beside those that hold resources of the worker, and beside what else is taken."""
         free = worker.free
         if taken is None:
-            if self.chips and free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0):
-                return False
-            return all(free.get(resource, 0.0) >= need for resource, need in self.resources)
-        if self.chips and (taken.get(TPU) or free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0)):
+            return (worker.chips_idle or not self.chips) and self.fits_into(free)
+        if self.chips and (taken.get(TPU) or not worker.chips_idle):
             return False
         return all(free.get(r, 0.0) - taken.get(r, 0.0) >= need for r, need in self.resources)
+
+    def fits_into(self, free: Mapping[str, float]) -> bool:
+        """Whether one more task fits, chips aside."""
+        for resource, need in self.resources:  # noqa: SIM110 — half the time of all() with a generator
+            if free.get(resource, 0.0) < need:
+                return False
+        return True
 
     def demand(self, worker: Worker) -> dict[str, float]:
         """What one task takes of this worker."""

@@ -3,7 +3,6 @@
 A gang gets whole groups (slices), all that it needs, or nothing. The scheduler proposes; the controller commits.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -143,7 +142,7 @@ class _Cycle:
         free = sum(map(remaining.free, buckets))
         soon = sum(remaining.candidates.soon[bucket] for bucket in buckets)
         fitting = [count for count in counts if count <= free]
-        if not fitting or any(free < count <= free + soon for count in counts):
+        if not fitting or (soon and any(free < count <= free + soon for count in counts)):
             return []  # for a larger count it is worth to wait until an ended attempt is gone
         names: list[str] = []
         for bucket in buckets:
@@ -152,7 +151,7 @@ class _Cycle:
         return names
 
     def _buckets(self, job: Job, remaining: Remaining) -> tuple[int, ...]:
-        """Where to look for groups: in larger slices only if those of the right size are too few, used ones included."""
+        """Where to look for groups: in larger slices only if those of the right size are too few, used ones too."""
         bucket = _bucket(remaining)
         requirement, sound = remaining.candidates.requirement, remaining.candidates.sound
         enough = sound[bucket] >= _counts(job)[0]
@@ -160,13 +159,13 @@ class _Cycle:
 
     def _assign(self, job: Job, gang: Gang, remaining: Remaining, names: list[str]) -> Mapping[str, float]:
         spec, requirement = job.spec, job.requirement
-        granted: Counter[str] = Counter()
+        granted: dict[str, float] = {}
         groups = [remaining.members(name) for name in sorted(names)]
         for worker in (worker for group in groups for worker in group):
             demand = requirement.demand(worker)
             self._plan.take(worker, demand, spec.job_id)
             for resource, amount in demand.items():
-                granted[resource] += amount  # type: ignore[assignment]
+                granted[resource] = granted.get(resource, 0.0) + amount
         if spec.coscheduling is None:
             ((worker,),) = groups
             self._result.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.worker_id))

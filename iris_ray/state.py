@@ -31,7 +31,7 @@ from iris_ray.fleet import Fleet
 from iris_ray.jobs import Gang, Job, Task
 from iris_ray.lifecycle import ACTIVE, TRANSITIONS, TaskState
 from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
-from iris_ray.workers import TPU_NAME, Worker, job_of, string_attribute
+from iris_ray.workers import TPU_NAME, Worker, job_of
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class ControllerState:
             raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
         position = self._position(job, event.task_index)
         self._require_room(job, position, (event.worker_id,))
-        slice_name = string_attribute(self.workers[event.worker_id].attributes, TPU_NAME)
+        slice_name = self.workers[event.worker_id].slice_name
         self._assign(job, position, (slice_name or event.worker_id,), (event.worker_id,))
         if slice_name and job.requirement.chips:
             self._take_slices(job, (slice_name,), effects)
@@ -374,7 +374,7 @@ class ControllerState:
         lease = leases.pop((position, event.attempt), None)
         if lease is None:
             return
-        usage = self.usage[job.spec.user]
+        usage = self.usage.setdefault(job.spec.user, Counter())
         for worker_id, task_id, demand in lease.held:
             self.fleet.vacate(worker_id, (task_id, event.attempt))
             usage.subtract(demand)

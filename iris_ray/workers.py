@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
-from iris_ray.constraints import TAINT_PREFIX, Attributes, AttributeValue
+from iris_ray.constraints import Attributes, Scalar
 
 TPU = "TPU"
 """Ray's resource name for chips."""
@@ -17,7 +18,7 @@ Resources = Mapping[str, float]
 Occupant = tuple[str, int]  # (task id, attempt)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """One host.
 
@@ -33,6 +34,9 @@ class Worker:
         occupants: tasks that hold resources here until their end is confirmed.
         ending: those among them that are over and will be confirmed in a moment.
         free: what no occupant holds.
+        chips_idle: whether no occupant uses chips.
+        slice_name: the slice that it belongs to, or None.
+        host_number: its 0-based number within the slice; None if it has none, which is not 0.
     """
 
     worker_id: str
@@ -46,8 +50,14 @@ class Worker:
     occupants: dict[Occupant, Resources] = field(default_factory=dict)
     ending: set[Occupant] = field(default_factory=set)
     free: dict[str, float] = field(init=False)
+    chips_idle: bool = field(init=False)
+    slice_name: str | None = field(init=False)
+    host_number: int | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.slice_name = string_attribute(self.attributes, TPU_NAME)
+        number = self.attributes.get(TPU_WORKER_ID)
+        self.host_number = number.value if number and _is_host_number(number.value) else None
         self._recount()
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
@@ -67,18 +77,7 @@ class Worker:
             for resource, amount in held.items():
                 free[resource] = free.get(resource, 0.0) - amount
         self.free = free
-
-    @property
-    def host_number(self) -> int | None:
-        """The 0-based number of the host within its slice; None if it has none, which is not 0."""
-        value = self.attributes.get(TPU_WORKER_ID)
-        number = None if value is None else value.value
-        return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
-
-    @property
-    def taints(self) -> list[str]:
-        """The names of its attributes that keep jobs away."""
-        return [key for key in self.attributes if key.startswith(TAINT_PREFIX)]
+        self.chips_idle = free.get(TPU, 0.0) == self.resources.get(TPU, 0.0)
 
     @property
     def name(self) -> str:
@@ -88,8 +87,12 @@ class Worker:
 
 def string_attribute(attributes: Attributes, key: str) -> str | None:
     """The attribute's value if it is a str."""
-    value = attributes.get(key, AttributeValue(0)).value
-    return value if isinstance(value, str) else None
+    found = attributes.get(key)
+    return found.value if found is not None and isinstance(found.value, str) else None
+
+
+def _is_host_number(value: Scalar) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def job_of(task_id: str) -> str:
