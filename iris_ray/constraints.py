@@ -146,6 +146,11 @@ class Constraint:
             if isinstance(value.value, bool) and self.op not in (ConstraintOp.EQ, ConstraintOp.NE):
                 raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} can't order by a bool")
 
+    @property
+    def orders(self) -> bool:
+        """Whether it can be impossible to evaluate."""
+        return self.op in (ConstraintOp.GT, ConstraintOp.GE, ConstraintOp.LT, ConstraintOp.LE)
+
     def accepts(self, have: AttributeValue | None) -> bool:
         """Whether an attribute with this value (None: without the attribute) satisfies the constraint.
 
@@ -178,7 +183,7 @@ def _value(value: Any) -> AttributeValue:
 
 
 def _values(key: str, values: Any) -> tuple[AttributeValue, ...]:
-    if isinstance(values, (str, AttributeValue)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, AttributeValue)) or not isinstance(values, Iterable):
         raise InvalidConstraintError(f"constraint on {key!r}: IN needs several values, such as ['a', 'b']")
     found = tuple(_value(value) for value in values)
     if not found:

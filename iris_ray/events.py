@@ -18,6 +18,13 @@ class JobSubmittedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TimePassedEvent:
+    """It is so late now. What comes back to the queue after it has waited since then."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobCancelledEvent:
     job_id: str
     reason: str
@@ -131,6 +138,7 @@ class SliceReleasedEvent:
 
 Event = (
     JobSubmittedEvent
+    | TimePassedEvent
     | JobCancelledEvent
     | WorkerRegisteredEvent
     | WorkerDrainedEvent

@@ -1,10 +1,10 @@
 """Workers by the value of an attribute: slices, racks, or every worker by itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from iris_ray.constraints import TAINT_PREFIX
-from iris_ray.workers import TPU_NAME, TPU_VM_COUNT, Worker, string_attribute
+from iris_ray.workers import TPU_NAME, TPU_VM_COUNT, Worker
 
 
 class Group:
@@ -21,7 +21,9 @@ class Group:
         flaw: what makes it useless, or None.
         taints: keys of attributes, of any member, that keep jobs away.
         ailing: members that take nothing new, and why.
+        visited: members whose chips somebody outside iris_ray uses, and what is known of that.
         suspects: members that may be gone.
+        sound: whether nothing at all is wrong with any of them.
     """
 
     __slots__ = (
@@ -35,6 +37,7 @@ class Group:
         "sound",
         "suspects",
         "taints",
+        "visited",
         "worker_ids",
         "workers",
     )
@@ -47,10 +50,11 @@ class Group:
         keys = dict.fromkeys(chain.from_iterable(worker.attributes for worker in self.workers))
         self.taints = tuple(key for key in keys if key.startswith(TAINT_PREFIX))
         self.ailing = {worker.worker_id: why for worker in self.workers if (why := _ailment(worker))}
+        self.visited = {worker.worker_id: worker.foreign for worker in self.workers if worker.foreign}
         self.suspects = [worker for worker in self.workers if worker.suspected]
         self.size = _full_size(self.workers) if is_slice else len(workers)
         self.flaw = _flaw(self.workers, self.size) if is_slice else None
-        self.sound = not (self.flaw or self.ailing or self.suspects or self.taints)
+        self.sound = not (self.flaw or self.ailing or self.visited or self.suspects or self.taints)
         self._room: tuple[dict[str, float], bool] | None = None
         self._shared: dict[str, bool] = {}
 
@@ -98,7 +102,14 @@ class Grouping:
         """The name of the group that a worker belongs to; None if it belongs to none."""
         if self._key is None:
             return worker.worker_id
-        return worker.slice_name if self._key == TPU_NAME else string_attribute(worker.attributes, self._key)
+        if self._key == TPU_NAME:
+            return worker.slice_name
+        value = worker.attributes.get(self._key)
+        return None if value is None else str(value)
+
+    def members(self, name: str) -> Collection[Worker]:
+        """The workers of a group, in no order."""
+        return self._members.get(name, {}).values()
 
     def groups(self) -> Iterator[Group]:
         return filter(None, map(self.get, self._members))
@@ -144,10 +155,10 @@ def _is_shared(key: str, workers: Sequence[Worker]) -> bool:
 def _ailment(worker: Worker) -> str | None:
     if worker.draining:
         return f"{worker.name} is draining ({worker.draining})"
-    if worker.foreign:
-        return worker.foreign
-    if TPU_NAME in worker.attributes and worker.host_number is None:
+    if worker.slice_name and worker.host_number is None:
         return f"{worker.name} has no worker id"
+    if worker.duplicate:
+        return f"two hosts of {worker.slice_name} claim worker id {worker.host_number}"
     return None
 
 

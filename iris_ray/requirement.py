@@ -40,14 +40,30 @@ class Requirement:
     def __hash__(self) -> int:
         return self._hash  # it is looked up for every job in every cycle
 
-    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None) -> bool:
-        """Whether one more task fits beside those that hold resources of the worker, and beside what else is taken."""
-        free = worker.free
+    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: bool = False) -> bool:
+        """Whether one more task fits beside those that hold resources of the worker.
+
+        Args:
+            worker: where.
+            taken: what else is taken of it.
+            soon: whether tasks that are over count as gone.
+        """
+        free = worker.free_soon() if soon else worker.free
+        if self.chips and free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0):
+            return False
         if taken is None:
-            return (worker.chips_idle or not self.chips) and self.fits_into(free)
-        if self.chips and (taken.get(TPU) or not worker.chips_idle):
+            return self.fits_into(free)
+        if self.chips and taken.get(TPU):
             return False
         return all(free.get(r, 0.0) - taken.get(r, 0.0) >= need for r, need in self.resources)
+
+    def lack(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
+        """How much of what a task needs is missing: 0 nothing, 1 all of one thing."""
+        taken = taken or {}
+        missing = [1 - (worker.free.get(r, 0.0) - taken.get(r, 0.0)) / need for r, need in self.resources]
+        if self.chips and (taken.get(TPU) or not worker.chips_idle):
+            missing.append(1.0)
+        return max(0.0, *missing) if missing else 0.0
 
     def fits_into(self, free: Mapping[str, float]) -> bool:
         """Whether one more task fits, chips aside."""
@@ -72,11 +88,13 @@ def make_requirement(
     preferences: tuple[Constraint, ...],
     tolerations: tuple[str, ...],
     resources: Mapping[str, float],
+    uses_device: bool,
 ) -> Requirement:
     """A requirement; equal ones are the same object.
 
     Args:
         tolerations: names of taints, without the prefix. A constraint that asks for a taint tolerates it, too.
+        uses_device: whether tasks use chips though ``resources`` may name none.
     """
     asked_for = {c.key for c in constraints if c.op is not ConstraintOp.NOT_EXISTS}
     needs = {r: n for r, n in resources.items() if n > 0 and not (whole_groups and r == TPU)}
@@ -89,7 +107,7 @@ def make_requirement(
             preferences,
             frozenset(asked_for | {TAINT_PREFIX + name for name in tolerations}),
             tuple(sorted(needs.items())),
-            chips=resources.get(TPU, 0.0) > 0 or whole_groups,
+            chips=resources.get(TPU, 0.0) > 0 or whole_groups or uses_device,
         )
     )
 

@@ -79,6 +79,7 @@ class ControllerState:
         self.fleet = Fleet()
         self.usage: dict[str, Counter[str]] = {}
         self._submitted = 0
+        self._now = 0.0
         self._pending: dict[str, Job] = {}
         self._finished: dict[str, None] = {}  # job ids, the first to finish first
         # job id → (position of its gang, attempt) → what it holds until its end is confirmed.
@@ -101,6 +102,7 @@ class ControllerState:
             IllegalTransitionError: the event asks for a move that the transition table does not hold.
         """
         effects = Effects()
+        self._now = max(self._now, getattr(event, "now", 0.0))
         match event:
             case JobSubmittedEvent():
                 self._on_job_submitted(event)
@@ -145,9 +147,10 @@ class ControllerState:
         if spec.job_id in self.jobs:
             return  # the same submission, delivered twice
         if spec.coscheduling:
-            gangs = [Gang(_new_tasks(spec.job_id, spec.replicas * max(spec.coscheduling.counts)))]
+            count = spec.replicas * max(spec.coscheduling.counts)
+            gangs = [Gang(_new_tasks(spec.job_id, count), waiting_since=event.now)]
         else:
-            gangs = [Gang([task]) for task in _new_tasks(spec.job_id, spec.replicas)]
+            gangs = [Gang([task], waiting_since=event.now) for task in _new_tasks(spec.job_id, spec.replicas)]
         self._submitted += 1
         self.jobs[spec.job_id] = self._pending[spec.job_id] = Job(
             spec=spec,
@@ -191,7 +194,7 @@ class ControllerState:
         job.pending.clear()
 
     def _on_gang_assigned(self, event: GangAssignedEvent, effects: Effects) -> None:
-        job = self.jobs[event.job_id]
+        job = self._known(event.job_id)
         config = job.spec.coscheduling
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
@@ -208,7 +211,7 @@ class ControllerState:
             self._take_slices(job, event.group_names, effects)
 
     def _on_task_assigned(self, event: TaskAssignedEvent, effects: Effects) -> None:
-        job = self.jobs[event.job_id]
+        job = self._known(event.job_id)
         if job.spec.coscheduling is not None:
             raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
         position = self._position(job, event.task_index)
@@ -302,6 +305,7 @@ class ControllerState:
     ) -> None:
         """One member's end is the gang's: charge one budget once, then requeue everybody or end the gang."""
         spec, gang = job.spec, job.gangs[position]
+        gang.started = gang.started or started
         if state is TaskState.FAILED:
             gang.failures += 1
             job.failures += 1
@@ -313,6 +317,8 @@ class ControllerState:
             exhausted = gang.preemptions > spec.max_retries_preemption
         if not exhausted:
             effects.stop.append(StopAttempt(spec.job_id, gang.attempt, error, gang.tasks[0].index))
+            if started:  # else it is as if it had not left the queue
+                gang.waiting_since = self._now
             self._requeue(job, position, error)
             return
         self._end_attempt(job, position, error, effects)
@@ -340,6 +346,11 @@ class ControllerState:
             task.worker_id = None
         job.pending[position] = None
         self._pending[job.spec.job_id] = job
+
+    def _known(self, job_id: str) -> Job:
+        if job_id not in self.jobs:
+            raise IllegalTransitionError(f"there is no job {job_id}")
+        return self.jobs[job_id]
 
     def _position(self, job: Job, task_index: int) -> int:
         position = job.position_of(task_index)
@@ -485,7 +496,7 @@ class ControllerState:
             for lease in leases.values():
                 for _, _, demand in lease.held:
                     usage.setdefault(self.jobs[job_id].spec.user, Counter()).update(demand)
-        assert {user: +held for user, held in usage.items()} == {u: +held for u, held in self.usage.items()}
+        assert {u: +h for u, h in usage.items() if +h} == {u: +h for u, h in self.usage.items() if +h}, "usage is off"
         for job in self.jobs.values():
             self._check_job(job)
         for worker in self.workers.values():
@@ -532,7 +543,7 @@ class ControllerState:
             assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
             assert (task.task_id, gang.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
             if job.spec.coscheduling:
-                group = worker.attributes[job.spec.coscheduling.group_by].value
+                group = self.fleet.grouping(job.spec.coscheduling.group_by).name_of(worker)
                 assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
 
 

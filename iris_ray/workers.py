@@ -1,6 +1,6 @@
 """One host as the scheduler sees it. Pure data; changed by the `Fleet` alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -37,6 +37,7 @@ class Worker:
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
         host_number: its 0-based number within the slice; None if it has none, which is not 0.
+        duplicate: whether another live host claims the same number of the same slice.
     """
 
     worker_id: str
@@ -53,6 +54,7 @@ class Worker:
     chips_idle: bool = field(init=False)
     slice_name: str | None = field(init=False)
     host_number: int | None = field(init=False)
+    duplicate: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.slice_name = string_attribute(self.attributes, TPU_NAME)
@@ -70,13 +72,20 @@ class Worker:
         self.ending.discard(occupant)
         self._recount()
 
-    def _recount(self) -> None:
+    def free_soon(self) -> Mapping[str, float]:
+        """What will be free once all that is over has been confirmed."""
+        return self._free_beside(set(self.occupants) - self.ending) if self.ending else self.free
+
+    def _free_beside(self, occupants: Iterable[Occupant]) -> dict[str, float]:
         # Counted anew each time: adding and taking away fractions would drift.
         free = dict(self.resources)
-        for held in self.occupants.values():
-            for resource, amount in held.items():
+        for occupant in occupants:
+            for resource, amount in self.occupants[occupant].items():
                 free[resource] = free.get(resource, 0.0) - amount
-        self.free = free
+        return free
+
+    def _recount(self) -> None:
+        free = self.free = self._free_beside(self.occupants)
         self.chips_idle = free.get(TPU, 0.0) == self.resources.get(TPU, 0.0)
 
     @property

@@ -29,6 +29,7 @@ from iris_ray.events import (
     JobSubmittedEvent,
     SliceReleasedEvent,
     TaskDispatchFailedEvent,
+    TimePassedEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.jobs import JobSpec
@@ -111,7 +112,7 @@ class Controller:
     # -- plan, commit, dispatch ------------------------------------------------------------------------------------
 
     def _apply(self, events: Iterable[Event]) -> None:
-        self._carry_out(apply_all(self._state, events))
+        self._carry_out(apply_all(self._state, [TimePassedEvent(time.monotonic()), *events]))
         self._schedule()
 
     def _schedule(self) -> None:
