@@ -19,7 +19,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not cluster" -q
+	$(BIN)/python -m pytest -m "not cluster and not thorough" -q
 
 bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 	$(BIN)/python benchmarks/launch.py

@@ -221,7 +221,8 @@ class _Cycle:
 
     def _pause(self, job: Job, gang: Gang) -> None:
         job_id, pause = job.spec.job_id, (gang.not_before - self._now, gang.error or "unknown cause")
-        kept = self._keep(job, gang, self._remaining_of(job.requirement))
+        # A task by itself needs no patience with others, and would be in the way of its job's other tasks.
+        kept = self._keep(job, gang, self._remaining_of(job.requirement)) if job.spec.coscheduling else ()
         paused = Waiting(job_id, WaitReason.PAUSED, job.requirement, _counts(job), kept=kept, pause=pause)
         self._result.waiting.setdefault(job_id, paused)
 

@@ -31,7 +31,7 @@ from iris_ray.fleet import Fleet
 from iris_ray.jobs import Gang, Job, Task
 from iris_ray.lifecycle import ACTIVE, TRANSITIONS, TaskState
 from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
-from iris_ray.workers import TPU_NAME, Worker, job_of
+from iris_ray.workers import Worker, job_of
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class ControllerState:
                     self.fleet.put(replace(worker, draining=event.reason))
             case WorkerSuspectedEvent():
                 if worker := self.workers.get(event.worker_id):
-                    until = event.now + SUSPICION_S
+                    until = max(worker.suspected_until, event.now + SUSPICION_S)
                     self.fleet.put(replace(worker, suspected=event.reason, suspected_until=until))
             case WorkerFailedEvent():
                 self._on_worker_failed(event, effects)
@@ -207,8 +207,7 @@ class ControllerState:
             gang.tasks = _new_tasks(event.job_id, len(worker_ids))
             job.counts = Counter({TaskState.PENDING: len(worker_ids)})
         self._assign(job, 0, event.group_names, worker_ids)
-        if config.group_by == TPU_NAME:
-            self._take_slices(job, event.group_names, effects)
+        self._take_slices(job, worker_ids, effects)
 
     def _on_task_assigned(self, event: TaskAssignedEvent, effects: Effects) -> None:
         job = self._known(event.job_id)
@@ -218,8 +217,7 @@ class ControllerState:
         self._require_room(job, position, (event.worker_id,))
         slice_name = self.workers[event.worker_id].slice_name
         self._assign(job, position, (slice_name or event.worker_id,), (event.worker_id,))
-        if slice_name and job.requirement.chips:
-            self._take_slices(job, (slice_name,), effects)
+        self._take_slices(job, (event.worker_id,), effects)
 
     def _require_room(self, job: Job, position: int, worker_ids: tuple[str, ...]) -> None:
         """The last line of defence against two tasks on one host."""
@@ -252,8 +250,12 @@ class ControllerState:
         if not job.pending:
             self._pending.pop(job.spec.job_id, None)
 
-    def _take_slices(self, job: Job, names: tuple[str, ...], effects: Effects) -> None:
-        for name in names:
+    def _take_slices(self, job: Job, worker_ids: tuple[str, ...], effects: Effects) -> None:
+        """The job's owner keeps actors on the slices from now on, unless somebody else must let go first."""
+        if not job.requirement.chips:
+            return
+        slices = dict.fromkeys(self.workers[worker_id].slice_name for worker_id in worker_ids)
+        for name in filter(None, slices):
             holder = self.holders.get(name)
             if holder is None:
                 self.fleet.hold(name, job.spec.owner)
@@ -496,7 +498,10 @@ class ControllerState:
             for lease in leases.values():
                 for _, _, demand in lease.held:
                     usage.setdefault(self.jobs[job_id].spec.user, Counter()).update(demand)
-        assert {u: +h for u, h in usage.items() if +h} == {u: +h for u, h in self.usage.items() if +h}, "usage is off"
+        for user in usage.keys() | self.usage.keys():
+            off = Counter(self.usage.get(user, {}))
+            off.subtract(usage.get(user, {}))
+            assert all(abs(amount) < 1e-6 for amount in off.values()), f"usage of {user} is off by {off}"
         for job in self.jobs.values():
             self._check_job(job)
         for worker in self.workers.values():

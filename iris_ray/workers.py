@@ -81,7 +81,7 @@ class Worker:
         free = dict(self.resources)
         for occupant in occupants:
             for resource, amount in self.occupants[occupant].items():
-                free[resource] = free.get(resource, 0.0) - amount
+                free[resource] = rounded(free.get(resource, 0.0) - amount)
         return free
 
     def _recount(self) -> None:
@@ -92,6 +92,11 @@ class Worker:
     def name(self) -> str:
         """What people call it."""
         return f"host {self.worker_id}" if self.host_number is None else f"host {self.host_number}"
+
+
+def rounded(amount: float) -> float:
+    """To ten-thousandths, in which Ray counts: 0.3 - 0.1 - 0.1 is to be 0.1."""
+    return round(amount, 4)
 
 
 def string_attribute(attributes: Attributes, key: str) -> str | None:

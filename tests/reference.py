@@ -105,9 +105,8 @@ class ReferencePlan:
         paused = [gang for gang in gangs if gang.not_before > self.now]
         gang = next((gang for gang in gangs if gang not in paused), None)
         options = self.options(job)
-        for waiting in paused:
-            if gang is None or gangs.index(waiting) < gangs.index(gang):
-                self.keep(job, waiting, options)
+        if paused and spec.coscheduling:
+            self.keep(job, job.gang, options)
         if gang is None:
             return False
         chosen = self.choose(job, options)
@@ -256,8 +255,11 @@ def uses_chips(spec: JobSpec) -> bool:
 
 
 def needs(spec: JobSpec) -> dict[str, float]:
-    """What a task needs at least; of a slice that is taken whole, chips are what there is."""
-    return {r: n for r, n in spec.resources.items() if n > 0 and not (spec.whole_groups and r == TPU)}
+    """What a task needs at least; of a slice that is taken whole, any number of chips is enough."""
+    needed = {r: n for r, n in spec.resources.items() if n > 0}
+    if uses_chips(spec):
+        needed[TPU] = 1.0 if spec.whole_groups else max(1.0, needed.get(TPU, 0.0))
+    return needed
 
 
 # -- workers -----------------------------------------------------------------------------------------------------------
@@ -290,7 +292,7 @@ def suits(spec: JobSpec, worker: Worker) -> bool:
 def lack(spec: JobSpec, worker: Worker, free: Counter[str]) -> float:
     """How much of what a task needs is missing: 0 nothing, 1 (of) one thing all."""
     chips_in_use = uses_chips(spec) and free[TPU] != worker.resources.get(TPU, 0.0)
-    return max([float(chips_in_use), *(1 - free[r] / n for r, n in needs(spec).items()), 0.0])
+    return max([float(chips_in_use), *(1 - round(free[r], 4) / n for r, n in needs(spec).items()), 0.0])
 
 
 # -- constraints -------------------------------------------------------------------------------------------------------
