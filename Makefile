@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check lint quick bench clean
+.PHONY: demo test check lint quick bench bench-scheduling clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses one of them
 	$(BIN)/python examples/demo.py
@@ -19,10 +19,13 @@ lint: $(READY)
 	$(BIN)/mypy
 
 quick: $(READY)
-	$(BIN)/python -m pytest -m "not cluster" -q
+	$(BIN)/python -m pytest -m "not cluster and not thorough" -q
 
 bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 	$(BIN)/python benchmarks/launch.py
+
+bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
+	$(BIN)/python benchmarks/scheduling.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'

@@ -9,7 +9,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -48,7 +48,8 @@ class AttributeValue:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, AttributeValue):
             return NotImplemented
-        return self.value == other.value and isinstance(self.value, bool) == isinstance(other.value, bool)
+        mine, theirs = self.value, other.value
+        return mine == theirs and (type(mine) is bool) is (type(theirs) is bool)
 
     def __hash__(self) -> int:
         return hash((isinstance(self.value, bool), self.value))
@@ -93,6 +94,10 @@ class ConstraintOp(Enum):
     IN = "in"
 
 
+def _is_among(have: AttributeValue, asked: tuple[AttributeValue, ...]) -> bool:
+    return have in asked
+
+
 _COMPARE: Mapping[ConstraintOp, Callable[[Any, Any], bool]] = {
     ConstraintOp.EQ: operator.eq,
     ConstraintOp.NE: operator.ne,
@@ -100,7 +105,7 @@ _COMPARE: Mapping[ConstraintOp, Callable[[Any, Any], bool]] = {
     ConstraintOp.GE: operator.ge,
     ConstraintOp.LT: operator.lt,
     ConstraintOp.LE: operator.le,
-    ConstraintOp.IN: lambda have, asked: have in asked,
+    ConstraintOp.IN: _is_among,
 }
 
 
@@ -121,13 +126,15 @@ class Constraint:
     key: str
     op: ConstraintOp
     value: AttributeValue | tuple[AttributeValue, ...] | None = None
+    _compare: Callable[[Any, Any], bool] | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, str) or not self.key:
             raise InvalidConstraintError(f"a constraint's key is {self.key!r}; give the name of an attribute")
         if not isinstance(self.op, ConstraintOp):
             raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op!r} is no ConstraintOp")
-        takes_value = self.op in _COMPARE
+        object.__setattr__(self, "_compare", _COMPARE.get(self.op))
+        takes_value = self._compare is not None
         if takes_value != (self.value is not None):
             needs = "needs a" if takes_value else "takes no"
             raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} {needs} value")
@@ -139,20 +146,25 @@ class Constraint:
             if isinstance(value.value, bool) and self.op not in (ConstraintOp.EQ, ConstraintOp.NE):
                 raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} can't order by a bool")
 
+    @property
+    def orders(self) -> bool:
+        """Whether it can be impossible to evaluate."""
+        return self.op in (ConstraintOp.GT, ConstraintOp.GE, ConstraintOp.LT, ConstraintOp.LE)
+
     def accepts(self, have: AttributeValue | None) -> bool:
         """Whether an attribute with this value (None: without the attribute) satisfies the constraint.
 
         Raises:
             TypeError: an ordering across kinds, such as GT between a number and a str.
         """
-        compare = _COMPARE.get(self.op)
-        if compare is None:
+        if self._compare is None:
             return (have is None) is (self.op is ConstraintOp.NOT_EXISTS)
-        return have is not None and compare(have, self.value)
+        return have is not None and self._compare(have, self.value)
 
     def matches(self, attributes: Attributes) -> bool:
         """Whether a worker with these attributes satisfies the constraint; raises like `accepts`."""
-        return self.accepts(attributes.get(self.key))
+        have = attributes.get(self.key)
+        return self.accepts(have) if have is None or self._compare is None else self._compare(have, self.value)
 
     def __str__(self) -> str:
         if self.value is None:
@@ -171,7 +183,7 @@ def _value(value: Any) -> AttributeValue:
 
 
 def _values(key: str, values: Any) -> tuple[AttributeValue, ...]:
-    if isinstance(values, (str, AttributeValue)) or not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, AttributeValue)) or not isinstance(values, Iterable):
         raise InvalidConstraintError(f"constraint on {key!r}: IN needs several values, such as ['a', 'b']")
     found = tuple(_value(value) for value in values)
     if not found:

@@ -26,6 +26,13 @@ class JobRestoredEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TimePassedEvent:
+    """It is so late now. What comes back to the queue after it has waited since then."""
+
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
 class JobCancelledEvent:
     job_id: str
     reason: str
@@ -173,6 +180,7 @@ class SliceReleasedEvent:
 Event = (
     JobSubmittedEvent
     | JobRestoredEvent
+    | TimePassedEvent
     | JobCancelledEvent
     | WorkerRegisteredEvent
     | WorkerDrainedEvent

@@ -1,13 +1,22 @@
 """In which order pending jobs are looked at: priority band, then fair share between users, then age."""
 
 import heapq
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import IntEnum
 
 from iris_ray.jobs import Job
 
 Usage = Mapping[str, Mapping[str, float]]
 """What each user's gangs hold, by Ray's resource names."""
+
+
+class Urgency(IntEnum):
+    """Who goes before others of the same band."""
+
+    BY_AGE = 0
+    BY_SHARE = 1
+    NONE = 2
 
 
 class FairQueue:
@@ -20,36 +29,37 @@ class FairQueue:
         pending: the jobs, in any order.
         usage: what each user holds already.
         totals: what the cluster has of each resource.
-        urgent: jobs that go before all others of their band, the oldest first.
+        urgency: which jobs go before others of their band.
     """
 
     def __init__(
-        self, pending: Iterable[Job], usage: Usage, totals: Mapping[str, float], urgent: Callable[[Job], bool]
+        self, pending: Iterable[Job], usage: Usage, totals: Mapping[str, float], urgency: Callable[[Job], Urgency]
     ) -> None:
         self._pending = sorted(pending, key=lambda job: (job.spec.priority, job.number))
-        self._usage = {user: Counter(held) for user, held in usage.items()}
+        self._usage = {user: dict(held) for user, held in usage.items()}
         self._totals = totals
-        self._urgent = urgent
+        self._shares = {user: self._share(held) for user, held in usage.items()}
+        self._urgency = urgency
         self._again = False
 
     def __iter__(self) -> Iterator[Job]:
-        bands: defaultdict[int, list[Job]] = defaultdict(list)
+        turns: defaultdict[tuple[int, Urgency], list[Job]] = defaultdict(list)
         for job in self._pending:
-            bands[job.spec.priority].append(job)
-        for jobs in bands.values():
-            urgent = [job for job in jobs if self._urgent(job)]
-            for job in urgent:
-                yield from self._until_done(job)
-            by_user: defaultdict[str, deque[Job]] = defaultdict(deque)
-            already = {job.number for job in urgent}
-            for job in jobs:
-                if job.number not in already:
-                    by_user[job.spec.user].append(job)
-            yield from self._fairly(by_user)
+            turns[job.spec.priority, self._urgency(job)].append(job)
+        for (_, urgency), jobs in sorted(turns.items()):
+            if urgency is Urgency.BY_AGE:
+                for job in jobs:
+                    yield from self._until_done(job)
+            else:
+                yield from self._fairly(jobs)
 
     def granted(self, job: Job, resources: Mapping[str, float]) -> None:
         """The job that came last got something; it comes again when it is its user's turn."""
-        self._usage.setdefault(job.spec.user, Counter()).update(resources)
+        user = job.spec.user
+        held = self._usage.setdefault(user, {})
+        for resource, amount in resources.items():
+            held[resource] = held.get(resource, 0.0) + amount
+        self._shares[user] = self._share(held)
         self._again = True
 
     def _until_done(self, job: Job) -> Iterator[Job]:
@@ -58,8 +68,11 @@ class FairQueue:
             self._again = False
             yield job
 
-    def _fairly(self, by_user: Mapping[str, deque[Job]]) -> Iterator[Job]:
-        turns = [(self._share(user), jobs[0].number, user) for user, jobs in by_user.items()]
+    def _fairly(self, pending: Iterable[Job]) -> Iterator[Job]:
+        by_user: defaultdict[str, deque[Job]] = defaultdict(deque)
+        for job in pending:
+            by_user[job.spec.user].append(job)
+        turns = [(self._shares.get(user, 0.0), jobs[0].number, user) for user, jobs in by_user.items()]
         heapq.heapify(turns)
         while turns:
             _, _, user = heapq.heappop(turns)
@@ -69,8 +82,8 @@ class FairQueue:
             if not self._again:
                 jobs.popleft()
             if jobs:
-                heapq.heappush(turns, (self._share(user), jobs[0].number, user))
+                heapq.heappush(turns, (self._shares.get(user, 0.0), jobs[0].number, user))
 
-    def _share(self, user: str) -> float:
-        held = self._usage.get(user, Counter())
-        return max((amount / self._totals[r] for r, amount in held.items() if self._totals.get(r)), default=0.0)
+    def _share(self, held: Mapping[str, float]) -> float:
+        totals = self._totals
+        return max([amount / totals[r] for r, amount in held.items() if totals.get(r)], default=0.0)

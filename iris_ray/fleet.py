@@ -94,6 +94,7 @@ class Fleet:
         for grouping in self._groupings.values():
             grouping.add(worker)
         self._note(worker)
+        self._mark_twins(worker)
 
     def remove(self, worker_id: str) -> None:
         worker = self.workers.pop(worker_id)
@@ -101,6 +102,18 @@ class Fleet:
         for grouping in self._groupings.values():
             grouping.remove(worker)
         self._note(worker)
+        self._mark_twins(worker)
+
+    def _mark_twins(self, changed: Worker) -> None:
+        """Two hosts with one number are both of no use: nobody can tell which is which."""
+        slice_mates = self._groupings[TPU_NAME].members(changed.slice_name) if changed.slice_name else ()
+        twins = [worker for worker in slice_mates if worker.host_number == changed.host_number]
+        for worker in twins:
+            if worker.duplicate != (len(twins) > 1):
+                worker.duplicate = len(twins) > 1
+                for grouping in self._groupings.values():
+                    grouping.add(worker)  # once more, so that its groups are made anew
+                self._note(worker)
 
     def occupy(self, worker_id: str, occupant: Occupant, resources: Resources) -> None:
         worker = self.workers[worker_id]
@@ -170,5 +183,5 @@ class Fleet:
 
 
 def _contents(group: object) -> Mapping[str, object]:
-    slots = ("name", "workers", "size", "flaw", "mixed", "taints", "ailing", "suspects", "room")
+    slots = ("name", "workers", "size", "flaw", "taints", "ailing", "suspects", "room")
     return {name: getattr(group, name) for name in slots}

@@ -1,8 +1,10 @@
 """Workers by the value of an attribute: slices, racks, or every worker by itself."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
-from iris_ray.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker, string_attribute
+from iris_ray.constraints import TAINT_PREFIX
+from iris_ray.workers import TPU_NAME, TPU_VM_COUNT, Worker
 
 
 class Group:
@@ -17,22 +19,25 @@ class Group:
         worker_ids: in the same order.
         size: how many hosts it has when it is complete.
         flaw: what makes it useless, or None.
-        mixed: keys of attributes that members don't share; for all others the first member speaks.
         taints: keys of attributes, of any member, that keep jobs away.
         ailing: members that take nothing new, and why.
+        visited: members whose chips somebody outside iris_ray uses, and what is known of that.
         suspects: members that may be gone.
+        sound: whether nothing at all is wrong with any of them.
     """
 
     __slots__ = (
         "_room",
+        "_shared",
         "ailing",
         "flaw",
         "is_slice",
-        "mixed",
         "name",
         "size",
+        "sound",
         "suspects",
         "taints",
+        "visited",
         "worker_ids",
         "workers",
     )
@@ -42,13 +47,25 @@ class Group:
         self.is_slice = is_slice
         self.workers = tuple(sorted(workers, key=_place)) if len(workers) > 1 else tuple(workers)
         self.worker_ids = tuple(worker.worker_id for worker in self.workers)
-        self.mixed = _mixed_keys(self.workers)
-        self.taints = tuple(dict.fromkeys(key for worker in workers for key in worker.taints))
+        keys = dict.fromkeys(chain.from_iterable(worker.attributes for worker in self.workers))
+        self.taints = tuple(key for key in keys if key.startswith(TAINT_PREFIX))
         self.ailing = {worker.worker_id: why for worker in self.workers if (why := _ailment(worker))}
+        self.visited = {worker.worker_id: worker.foreign for worker in self.workers if worker.foreign}
         self.suspects = [worker for worker in self.workers if worker.suspected]
         self.size = _full_size(self.workers) if is_slice else len(workers)
         self.flaw = _flaw(self.workers, self.size) if is_slice else None
+        self.sound = not (self.flaw or self.ailing or self.visited or self.suspects or self.taints)
         self._room: tuple[dict[str, float], bool] | None = None
+        self._shared: dict[str, bool] = {}
+
+    def shares(self, key: str) -> bool:
+        """Whether all members have the same value of an attribute, or none has it; then the first speaks for all."""
+        if len(self.workers) == 1:
+            return True
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _is_shared(key, self.workers)
+        return shared
 
     def occupants_changed(self) -> None:
         self._room = None
@@ -60,11 +77,10 @@ class Group:
             first, *others = self.workers
             least = dict(first.free)
             for worker in others:
-                free = worker.free
-                for resource, amount in least.items():
-                    if (have := free.get(resource, 0.0)) < amount:
-                        least[resource] = have
-            self._room = least, all(w.free.get(TPU, 0.0) == w.resources.get(TPU, 0.0) for w in self.workers)
+                if worker.free != least:
+                    for resource, amount in least.items():
+                        least[resource] = min(amount, worker.free.get(resource, 0.0))
+            self._room = least, all(worker.chips_idle for worker in self.workers)
         return self._room
 
 
@@ -87,7 +103,19 @@ class Grouping:
 
     def name_of(self, worker: Worker) -> str | None:
         """The name of the group that a worker belongs to; None if it belongs to none."""
-        return worker.worker_id if self._key is None else string_attribute(worker.attributes, self._key)
+        if self._key is None:
+            return worker.worker_id
+        if self._key == TPU_NAME:
+            return worker.slice_name
+        value = worker.attributes.get(self._key)
+        return None if value is None else str(value)
+
+    def members(self, name: str) -> Collection[Worker]:
+        """The workers of a group, in no order."""
+        return self._members.get(name, {}).values()
+
+    def groups(self) -> Iterator[Group]:
+        return filter(None, map(self.get, self._members))
 
     def get(self, name: str) -> Group | None:
         group = self._groups.get(name)
@@ -115,32 +143,25 @@ class Grouping:
 
 def _place(worker: Worker) -> tuple[str, int, str]:
     number = worker.host_number
-    slice_name = string_attribute(worker.attributes, TPU_NAME) or ""
-    return slice_name, -1 if number is None else number, worker.worker_id
+    return worker.slice_name or "", -1 if number is None else number, worker.worker_id
 
 
-def _mixed_keys(workers: Sequence[Worker]) -> frozenset[str]:
-    first, *others = workers
-    mixed: set[str] = set()
-    for key, value in first.attributes.items():
-        kind, plain = type(value.value), value.value
-        for worker in others:
-            other = worker.attributes.get(key)
-            if other is None or other.value != plain or type(other.value) is not kind:  # 4 and 4.0 may count as mixed
-                mixed.add(key)
-                break
-    for worker in others:
-        mixed.update(worker.attributes.keys() - first.attributes.keys())
-    return frozenset(mixed)
+def _is_shared(key: str, workers: Sequence[Worker]) -> bool:
+    found = [worker.attributes.get(key) for worker in workers]
+    values = [value.value for value in found if value is not None]
+    if len(values) < len(found):
+        return not values
+    # 4 and 4.0 count as different, which costs time and nothing else.
+    return values.count(values[0]) == len(values) and len(set(map(type, values))) == 1
 
 
 def _ailment(worker: Worker) -> str | None:
     if worker.draining:
         return f"{worker.name} is draining ({worker.draining})"
-    if worker.foreign:
-        return worker.foreign
-    if TPU_NAME in worker.attributes and worker.host_number is None:
+    if worker.slice_name and worker.host_number is None:
         return f"{worker.name} has no worker id"
+    if worker.duplicate:
+        return f"two hosts of {worker.slice_name} claim worker id {worker.host_number}"
     return None
 
 

@@ -67,7 +67,8 @@ class JobSpec:
         owner: whose slices it runs on: the id of the SlicePoolManager that submitted it.
         user: who it is for; fair share is between users.
         priority: which jobs it goes before.
-        device: the TPU type that it runs on, such as "v4-32"; None without TPU.
+        device: the TPU type that it is made for, such as "v4-32"; None without TPU. It decides how many replicas make
+            a gang; which hosts will do is for the constraints to say.
         replicas: tasks per group if coscheduled, else tasks in all.
         coscheduling: how tasks form a gang; None: each is placed, fails and is retried by itself.
         whole_groups: take each group whole, with all chips, however many hosts and chips the live nodes say it has;
@@ -75,8 +76,8 @@ class JobSpec:
         constraints: what every worker must satisfy.
         preferences: what is better satisfied; the more the better.
         tolerations: names of taints that do not keep the job away.
-        resources: what one task takes of its worker, by Ray's resource names. A task that takes chips takes all of its
-            host, since libtpu allows one process a host.
+        resources: what one task takes of its worker, by Ray's resource names. A task that takes chips, or whose job
+            names a device, takes all chips of its host, since libtpu allows one process a host.
         max_retries_failure: further attempts of a gang after failures of its own.
         max_retries_preemption: further attempts of a gang after lost hosts.
         max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
@@ -108,7 +109,11 @@ class JobSpec:
     scheduling_timeout: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("constraints", "preferences", "tolerations"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
         _require_valid(self)
+        object.__setattr__(self, "resources", dict(self.resources))
 
     @property
     def requirement(self) -> Requirement:
@@ -121,6 +126,7 @@ class JobSpec:
             self.preferences,
             self.tolerations,
             self.resources,
+            self.device is not None,
         )
 
 
@@ -146,6 +152,7 @@ class Gang:
         failures, preemptions: charged so far, at most one of them per attempt.
         dispatch_failures: launches that never started, since the last one that did.
         not_before: seconds on the caller's clock; the gang is not scheduled earlier.
+        waiting_since: when it came into the queue for the last time, on the same clock.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
         started: whether any attempt ever ran.
         error: the first cause of the latest attempt's end, in words.
@@ -158,6 +165,7 @@ class Gang:
     preemptions: int = 0
     dispatch_failures: int = 0
     not_before: float = 0.0
+    waiting_since: float = 0.0
     groups: tuple[str, ...] = ()
     started: bool = False
     error: str | None = None
@@ -256,6 +264,11 @@ def _require_valid(spec: JobSpec) -> None:
     who = f"job {spec.job_id!r}"
     if not isinstance(spec.job_id, str) or not spec.job_id:
         raise InvalidJobError(f"job_id is {spec.job_id!r}; give a name")
+    for name in ("owner", "user", "name"):
+        if not isinstance(value := getattr(spec, name), str):
+            raise InvalidJobError(f"{who}: {name} is {value!r}; give a str")
+    if not spec.owner:
+        raise InvalidJobError(f"{who}: owner is empty; give the id of whoever runs it")
     _require_int(who, "replicas", spec.replicas, 1)
     _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
     _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
@@ -268,14 +281,21 @@ def _require_valid(spec: JobSpec) -> None:
     if not isinstance(spec.priority, PriorityBand):
         bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
         raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
-    for name in ("constraints", "preferences"):
-        if wrong := [c for c in getattr(spec, name) if not isinstance(c, Constraint)]:
-            raise InvalidJobError(f"{who}: {name} holds {wrong[0]!r}; give Constraint objects")
-    if isinstance(spec.tolerations, str) or not all(isinstance(name, str) for name in spec.tolerations):
-        raise InvalidJobError(f"{who}: tolerations is {spec.tolerations!r}; give names of taints, such as ('spot',)")
+    for name, kind, example in (
+        ("constraints", Constraint, "Constraint objects"),
+        ("preferences", Constraint, "Constraint objects"),
+        ("tolerations", str, "names of taints, such as ('spot',)"),
+    ):
+        value = getattr(spec, name)
+        if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
+            raise InvalidJobError(f"{who}: {name} is {value!r}; give a tuple of {example}")
+    if not isinstance(spec.coscheduling, CoschedulingConfig | None):
+        raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
+    if not isinstance(spec.resources, Mapping) or not all(isinstance(name, str) for name in spec.resources):
+        raise InvalidJobError(f"{who}: resources is {spec.resources!r}; give amounts by name, such as {{'CPU': 1}}")
     for resource, amount in spec.resources.items():
         if not _is_amount(amount):
-            raise InvalidJobError(f"{who}: {amount!r} of {resource}; give a number of 0 or more")
+            raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
     if spec.device is not None:
         get_tpu_config(spec.device)
     if spec.coscheduling is not None:

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -22,15 +22,16 @@ class Plan:
         touched: the workers of all of these, in the order in which it happened.
     """
 
-    taken: dict[str, dict[str, float]] = field(default_factory=dict)
+    taken: dict[str, Resources] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     takers: dict[str, str] = field(default_factory=dict)
     touched: list[Worker] = field(default_factory=list)
 
     def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
-        taken = self.taken.setdefault(worker.worker_id, {})
-        for resource, amount in demand.items():
-            taken[resource] = taken.get(resource, 0.0) + amount
+        before = self.taken.get(worker.worker_id)
+        if before is not None:
+            demand = {r: before.get(r, 0.0) + demand.get(r, 0.0) for r in {**before, **demand}}
+        self.taken[worker.worker_id] = demand
         self.takers[worker.worker_id] = job_id
         self.touched.append(worker)
 
@@ -45,7 +46,7 @@ class Remaining:
     Attributes:
         candidates: as they are without the plan.
         version: counts the changes that the plan has made to it.
-        kept_for: the job for which some of it is kept, or None.
+        kept: buckets of which some group is kept for a job.
         waiting: jobs that found too little here, in order.
         given_away: groups that were free before the plan, what becomes of them in words, and the job that gets them.
     """
@@ -53,7 +54,7 @@ class Remaining:
     def __init__(self, candidates: Candidates, plan: Plan) -> None:
         self.candidates = candidates
         self.version = 0
-        self.kept_for: str | None = None
+        self.kept: set[int] = set()
         self.waiting: list[str] = []
         self.given_away: list[tuple[str, str, str]] = []
         self._plan = plan
@@ -61,6 +62,8 @@ class Remaining:
         self._changed: dict[str, Rank | None] = {}  # groups that are no longer as the candidates have them
         self._reranked: defaultdict[int, list[Rank]] = defaultdict(list)  # heaps
         self._gained: Counter[int] = Counter()
+        self._soon: dict[str, bool] = {}  # whether a group that has been touched is about to be free
+        self._gained_soon: Counter[int] = Counter()
         self._passed: Counter[int] = Counter()  # how many ranks at the front of a bucket are known to have changed
 
     def catch_up(self) -> None:
@@ -75,15 +78,39 @@ class Remaining:
             fit = self.candidates.fits.get(name) if name is not None else None
             if fit is None or name is None:
                 continue
-            if self.kept_for is None and self._plan.kept and fit.status is not Status.UNFIT:
-                kept = self._plan.kept
-                self.kept_for = next((kept[w] for w in self.group(name).worker_ids if w in kept), None)
+            if fit.status is Status.UNFIT:
+                continue
+            if any(worker_id in self._plan.kept for worker_id in self.group(name).worker_ids):
+                self.kept.add(fit.bucket)
             if fit.rank is not None:
                 self._change(name, fit, fit.rank)
+            soon = self._changed.get(name, fit.rank) is None and self._will_have_room(name, fit)
+            self._gained_soon[fit.bucket] += soon - self._soon.get(name, fit.ending)
+            self._soon[name] = soon
 
     def free(self, bucket: int) -> int:
         """How many groups are left."""
         return len(self.candidates.free.get(bucket, ())) + self._gained[bucket]
+
+    def soon(self, bucket: int) -> int:
+        """How many groups are about to be free."""
+        return self.candidates.soon[bucket] + self._gained_soon[bucket]
+
+    def nearest(self, buckets: Collection[int]) -> Iterator[str]:
+        """Groups that are in use or given away, the nearest to being free first."""
+        fits, plan, lack = self.candidates.fits, self._plan, self.candidates.requirement.lack
+        touched = []
+        for name in self._soon:
+            fit = fits[name]
+            if fit.bucket in buckets and self._changed.get(name, fit.rank) is None:
+                missing = [short for w in fit.good if (short := lack(w, plan.taken.get(w.worker_id))) > 0]
+                touched.append((self._tasks(fit) - len(fit.good) + len(missing), sum(missing), name))
+        as_they_are = (
+            near
+            for near in self.candidates.near
+            if near[2] not in self._soon and fits[near[2]].status is Status.BUSY and fits[near[2]].bucket in buckets
+        )
+        return (name for _, _, name in heapq.merge(sorted(touched), as_they_are))
 
     def best(self, bucket: int, count: int, own: Iterable[str]) -> list[str]:
         """The names of the best groups; those that the job's owner keeps already are better than others."""
@@ -114,6 +141,13 @@ class Remaining:
 
     def _usable(self, name: str, fit: Fit) -> tuple[Worker, ...]:
         return self.group(name).workers if fit.usable is None else fit.usable
+
+    def _will_have_room(self, name: str, fit: Fit) -> bool:
+        plan, has_room = self._plan, self.candidates.requirement.has_room
+        if not any(worker.ending for worker in fit.good):
+            return False
+        there = (w for w in fit.good if w.worker_id not in plan.kept)
+        return sum(has_room(w, plan.taken.get(w.worker_id), soon=True) for w in there) >= self._tasks(fit)
 
     def _change(self, name: str, fit: Fit, original: Rank) -> None:
         before = self._changed.get(name, original)

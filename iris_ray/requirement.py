@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.constraints import TAINT_PREFIX, Constraint, ConstraintOp
-from iris_ray.workers import TPU, Worker
+from iris_ray.workers import TPU, Worker, rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Requirement:
         constraints: what every worker must satisfy.
         preferences: what is better satisfied.
         tolerated: attributes that do not keep the job away though they are taints.
-        resources: what one task takes of its worker; sorted pairs. Without chips if groups are taken whole.
+        resources: what one task needs of its worker; sorted pairs.
         chips: whether tasks use chips. libtpu allows one process a host, so such a task takes all chips of its worker.
     """
 
@@ -40,16 +40,37 @@ class Requirement:
     def __hash__(self) -> int:
         return self._hash  # it is looked up for every job in every cycle
 
-    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None) -> bool:
-        """Whether one more task fits beside those that hold resources of the worker, and beside what else is taken."""
-        free = worker.free
-        if taken is None:
-            if self.chips and free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0):
-                return False
-            return all(free.get(resource, 0.0) >= need for resource, need in self.resources)
-        if self.chips and (taken.get(TPU) or free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0)):
+    def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: bool = False) -> bool:
+        """Whether one more task fits beside those that hold resources of the worker.
+
+        Args:
+            worker: where.
+            taken: what else is taken of it.
+            soon: whether tasks that are over count as gone.
+        """
+        free = worker.free_soon() if soon else worker.free
+        if self.chips and free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0):
             return False
-        return all(free.get(r, 0.0) - taken.get(r, 0.0) >= need for r, need in self.resources)
+        if taken is None:
+            return self.fits_into(free)
+        if self.chips and taken.get(TPU):
+            return False
+        return all(rounded(free.get(r, 0.0) - taken.get(r, 0.0)) >= need for r, need in self.resources)
+
+    def lack(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
+        """How much of what a task needs is missing: 0 nothing, 1 all of one thing."""
+        taken = taken or {}
+        missing = [1 - rounded(worker.free.get(r, 0.0) - taken.get(r, 0.0)) / need for r, need in self.resources]
+        if self.chips and (taken.get(TPU) or not worker.chips_idle):
+            missing.append(1.0)
+        return max(0.0, *missing) if missing else 0.0
+
+    def fits_into(self, free: Mapping[str, float]) -> bool:
+        """Whether one more task fits, chips aside."""
+        for resource, need in self.resources:  # noqa: SIM110 — half the time of all() with a generator
+            if free.get(resource, 0.0) < need:
+                return False
+        return True
 
     def demand(self, worker: Worker) -> dict[str, float]:
         """What one task takes of this worker."""
@@ -67,14 +88,19 @@ def make_requirement(
     preferences: tuple[Constraint, ...],
     tolerations: tuple[str, ...],
     resources: Mapping[str, float],
+    uses_device: bool,
 ) -> Requirement:
     """A requirement; equal ones are the same object.
 
     Args:
         tolerations: names of taints, without the prefix. A constraint that asks for a taint tolerates it, too.
+        uses_device: whether tasks use chips though ``resources`` may name none.
     """
     asked_for = {c.key for c in constraints if c.op is not ConstraintOp.NOT_EXISTS}
-    needs = {r: n for r, n in resources.items() if n > 0 and not (whole_groups and r == TPU)}
+    needs = {r: n for r, n in resources.items() if n > 0}
+    chips = TPU in needs or whole_groups or uses_device
+    if chips:  # a host without any is no use; however many it has are enough for a whole group
+        needs[TPU] = 1.0 if whole_groups else max(1.0, needs.get(TPU, 0.0))
     return _same(
         Requirement(
             group_by,
@@ -84,7 +110,7 @@ def make_requirement(
             preferences,
             frozenset(asked_for | {TAINT_PREFIX + name for name in tolerations}),
             tuple(sorted(needs.items())),
-            chips=resources.get(TPU, 0.0) > 0 or whole_groups,
+            chips=chips,
         )
     )
 

@@ -3,13 +3,14 @@
 A gang gets whole groups (slices), all that it needs, or nothing. The scheduler proposes; the controller commits.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
-from iris_ray.candidates import LARGER, Status
+from iris_ray.candidates import LARGER
+from iris_ray.constraints import Constraint
 from iris_ray.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent, TaskUnschedulableEvent
-from iris_ray.fair_queue import FairQueue, Usage
+from iris_ray.fair_queue import FairQueue, Urgency, Usage
 from iris_ray.fleet import Fleet
 from iris_ray.jobs import Gang, Job
 from iris_ray.remaining import Plan, Remaining
@@ -44,9 +45,10 @@ class Scheduler:
     """Stateless: everything it knows comes in through the arguments.
 
     Order: priority band, then fair share between users, then age. A job that does not fit lets those behind it pass,
-    but not for ever: once it has waited for ``backfill_bound_s`` seconds, the groups that it needs are kept for it as
-    they become free (for one job at a time among those that compete), and a gang of several groups then comes before
-    all others of its band. So it waits no longer than that, plus as long as what runs on those groups still takes.
+    but not for ever. Once it has waited for ``backfill_bound_s`` seconds, the groups that it needs are kept for it as
+    they become free, for one job at a time among those that compete. And a gang whose hosts may never get together by
+    themselves then comes before others of its band: gangs of several groups by age, those of one group with several
+    hosts by fair share. So it waits no longer than that, plus as long as what runs on those groups still takes.
 
     Args:
         backfill_bound_s: how long a job may be passed by others that came later; seconds.
@@ -77,22 +79,28 @@ class _Cycle:
         self._plan = Plan()
         self._remaining: dict[Requirement, Remaining] = {}
         self._shortages: dict[Requirement, tuple[int, Shortage]] = {}
+        self._hopeless: dict[Requirement, str | None] = {}
         self._gangs: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
 
     def run(self, pending: list[Job], usage: Usage) -> SchedulingResult:
-        queue = FairQueue(pending, usage, self._fleet.totals, self._goes_first)
+        queue = FairQueue(pending, usage, self._fleet.totals, self._urgency)
         for job in queue:
             if (granted := self._try(job)) is not None:
                 queue.granted(job, granted)
         self._fleet.forget_candidates(len(self._remaining))
         return self._result
 
-    def _waited_long(self, job: Job) -> bool:
-        return self._now - job.submitted_at > self._bound
+    def _waited_long(self, gang: Gang) -> bool:
+        return self._now - gang.waiting_since > self._bound
 
-    def _goes_first(self, job: Job) -> bool:
-        return _counts(job)[0] > 1 and self._waited_long(job)
+    def _urgency(self, job: Job) -> Urgency:
+        """What a gang of several hosts needs may never get together by itself, if others use it in part."""
+        if job.spec.coscheduling is None or not self._waited_long(job.gang):
+            return Urgency.NONE
+        if _counts(job)[0] > 1:
+            return Urgency.BY_AGE
+        return Urgency.BY_SHARE if job.spec.replicas > 1 else Urgency.NONE
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
         """Place one gang of the job; what it takes, or None with the reason put down."""
@@ -105,7 +113,7 @@ class _Cycle:
         for position in self._gangs[job_id]:
             gang = job.gangs[position]
             if gang.not_before > self._now:
-                self._result.waiting.setdefault(job_id, self._paused(job, gang))
+                self._pause(job, gang)
                 continue
             remaining = self._remaining_of(job.requirement)
             names = self._choose(job, remaining)
@@ -141,9 +149,9 @@ class _Cycle:
         counts = _counts(job)
         buckets = self._buckets(job, remaining)
         free = sum(map(remaining.free, buckets))
-        soon = sum(remaining.candidates.soon[bucket] for bucket in buckets)
+        soon = sum(map(remaining.soon, buckets))
         fitting = [count for count in counts if count <= free]
-        if not fitting or any(free < count <= free + soon for count in counts):
+        if not fitting or (soon and any(free < count <= free + soon for count in counts)):
             return []  # for a larger count it is worth to wait until an ended attempt is gone
         names: list[str] = []
         for bucket in buckets:
@@ -153,20 +161,19 @@ class _Cycle:
 
     def _buckets(self, job: Job, remaining: Remaining) -> tuple[int, ...]:
         """Where to look for groups: in larger slices only if those of the right size are too few, used ones too."""
-        bucket = _bucket(remaining)
-        requirement, sound = remaining.candidates.requirement, remaining.candidates.sound
-        enough = sound[bucket] >= _counts(job)[0]
-        return (bucket,) if requirement.whole_groups or enough else (bucket, LARGER)
+        candidates, bucket = remaining.candidates, _bucket(job, remaining)
+        enough = candidates.sound[bucket] + candidates.away[bucket] >= _counts(job)[0]
+        return (bucket,) if candidates.requirement.whole_groups or enough else (bucket, LARGER)
 
     def _assign(self, job: Job, gang: Gang, remaining: Remaining, names: list[str]) -> Mapping[str, float]:
         spec, requirement = job.spec, job.requirement
-        granted: Counter[str] = Counter()
+        granted: dict[str, float] = {}
         groups = [remaining.members(name) for name in sorted(names)]
         for worker in (worker for group in groups for worker in group):
             demand = requirement.demand(worker)
             self._plan.take(worker, demand, spec.job_id)
             for resource, amount in demand.items():
-                granted[resource] += amount  # type: ignore[assignment]
+                granted[resource] = granted.get(resource, 0.0) + amount
         if spec.coscheduling is None:
             ((worker,),) = groups
             self._result.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker.worker_id))
@@ -179,11 +186,9 @@ class _Cycle:
 
     def _wait(self, job: Job, gang: Gang, remaining: Remaining) -> None:
         job_id, candidates = job.spec.job_id, remaining.candidates
-        if candidates.unevaluable and not gang.started:
-            why = _never_evaluable(job.requirement, self._fleet.workers.values())
-            if why is not None:
-                self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, why))
-                return
+        if not gang.started and (why := self._never_evaluable(job.requirement)) is not None:
+            self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, why))
+            return
         counts, queue = _counts(job), remaining.waiting
         buckets = self._buckets(job, remaining)
         sound = sum(candidates.sound[bucket] for bucket in buckets)
@@ -202,29 +207,37 @@ class _Cycle:
             shortage=shortage,
             ahead=len(queue),
             first_ahead=queue[0] if queue else None,
-            kept=self._keep(job, remaining) if self._waited_long(job) and sound >= counts[0] else (),
+            kept=self._keep(job, gang, remaining),
         )
         queue.append(job_id)
 
-    def _paused(self, job: Job, gang: Gang) -> Waiting:
-        pause = gang.not_before - self._now, gang.error or "unknown cause"
-        return Waiting(job.spec.job_id, WaitReason.PAUSED, job.requirement, _counts(job), pause=pause)
+    def _never_evaluable(self, requirement: Requirement) -> str | None:
+        """What is wrong with a constraint that can't be evaluated on any worker that has the attribute; else None."""
+        if requirement not in self._hopeless:
+            workers = self._fleet.workers.values()
+            reasons = (_never_evaluable(constraint, workers) for constraint in requirement.constraints)
+            self._hopeless[requirement] = next(filter(None, reasons), None)
+        return self._hopeless[requirement]
 
-    def _keep(self, job: Job, remaining: Remaining) -> tuple[str, ...]:
-        """Keep groups for a job that has waited too long: free ones, then those that are nearest to being free."""
-        if remaining.kept_for is not None:
-            return ()
+    def _pause(self, job: Job, gang: Gang) -> None:
+        job_id, pause = job.spec.job_id, (gang.not_before - self._now, gang.error or "unknown cause")
+        # A task by itself needs no patience with others, and would be in the way of its job's other tasks.
+        kept = self._keep(job, gang, self._remaining_of(job.requirement)) if job.spec.coscheduling else ()
+        paused = Waiting(job_id, WaitReason.PAUSED, job.requirement, _counts(job), kept=kept, pause=pause)
+        self._result.waiting.setdefault(job_id, paused)
+
+    def _keep(self, job: Job, gang: Gang, remaining: Remaining) -> tuple[str, ...]:
+        """Keep groups for a gang that has waited too long: free ones, then those that are nearest to being free."""
         candidates, needed = remaining.candidates, _counts(job)[0]
         buckets = self._buckets(job, remaining)
+        enough = sum(candidates.sound[bucket] for bucket in buckets) >= needed
+        if not enough or not self._waited_long(gang) or not remaining.kept.isdisjoint(buckets):
+            return ()
         names: list[str] = []
         for bucket in buckets:
-            names += remaining.best(bucket, min(needed - len(names), remaining.free(bucket)), ())
-        for _, _, name in candidates.near:
-            if len(names) == needed:
-                break
-            fit = candidates.fits[name]
-            if fit.status is Status.BUSY and fit.bucket in buckets:
-                names.append(name)
+            wanted = min(needed - len(names), remaining.free(bucket))
+            names += remaining.best(bucket, wanted, self._fleet.held_by(job.spec.owner))
+        names += islice(remaining.nearest(buckets), needed - len(names))
         for name in names:
             for worker in remaining.group(name).workers:
                 self._plan.keep(worker, job.spec.job_id)
@@ -259,15 +272,16 @@ def _counts(job: Job) -> tuple[int, ...]:
     return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
 
 
-def _bucket(remaining: Remaining) -> int:
-    """How many hosts the gang takes of each group. Slices of one gang are equal: the most frequent size there is."""
+def _bucket(job: Job, remaining: Remaining) -> int:
+    """How many hosts the gang takes of each group. Slices of one gang are equal: of the sizes that can suffice the one
+    of which most are free."""
     candidates = remaining.candidates
     if not candidates.requirement.whole_groups:
         return candidates.requirement.replicas
-    sizes = [size for size in candidates.sound if size != LARGER]
+    sound, least = candidates.sound, _counts(job)[0]
     return max(
-        sizes,
-        key=lambda size: (remaining.free(size), candidates.sound[size], size),
+        (size for size in sound if size != LARGER),
+        key=lambda size: (sound[size] >= least, remaining.free(size), sound[size], size),
         default=candidates.requirement.replicas,
     )
 
@@ -276,18 +290,13 @@ def _named(what: int | str, requirement: Requirement) -> str:
     return what if isinstance(what, str) else str(requirement.constraints[what])
 
 
-def _never_evaluable(requirement: Requirement, workers: Iterable[Worker]) -> str | None:
-    """What is wrong with a constraint that can't be evaluated on any worker that has the attribute; else None."""
-    for constraint in requirement.constraints:
-        error: TypeError | None = None
-        for worker in workers:
-            try:
-                if constraint.key in worker.attributes:
-                    constraint.matches(worker.attributes)
-                    break
-            except TypeError as not_comparable:
-                error = not_comparable
-        else:
-            if error is not None:
-                return f"{constraint} can't be evaluated on any host: {error}"
-    return None
+def _never_evaluable(constraint: Constraint, workers: Iterable[Worker]) -> str | None:
+    error: TypeError | None = None
+    for worker in workers if constraint.orders else ():
+        try:
+            if constraint.key in worker.attributes:
+                constraint.matches(worker.attributes)
+                return None
+        except TypeError as not_comparable:
+            error = not_comparable
+    return f"{constraint} can't be evaluated on any host: {error}" if error else None

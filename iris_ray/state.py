@@ -92,6 +92,7 @@ class ControllerState:
         self.queue_version = 0
         self.unrecorded: set[str] = set()
         self._submitted = 0
+        self._now = 0.0
         self._pending: dict[str, Job] = {}
         self._finished: dict[str, None] = {}  # job ids, the first to finish first
         # job id → (position of its gang, attempt) → what it holds until its end is confirmed.
@@ -114,6 +115,7 @@ class ControllerState:
             IllegalTransitionError: the event asks for a move that the transition table does not hold.
         """
         effects = Effects()
+        self._now = max(self._now, getattr(event, "now", 0.0))
         match event:
             case JobSubmittedEvent():
                 self._on_job_submitted(event)
@@ -136,7 +138,7 @@ class ControllerState:
                     self._taints_changed(event.target)
             case WorkerSuspectedEvent():
                 if worker := self.workers.get(event.worker_id):
-                    until = event.now + SUSPICION_S
+                    until = max(worker.suspected_until, event.now + SUSPICION_S)
                     self.fleet.put(replace(worker, suspected=event.reason, suspected_until=until))
             case WorkerFailedEvent():
                 self._on_worker_failed(event, effects)
@@ -171,9 +173,10 @@ class ControllerState:
         if spec.job_id in self.jobs:
             return  # the same submission, delivered twice
         if spec.coscheduling:
-            gangs = [Gang(_new_tasks(spec.job_id, spec.replicas * max(spec.coscheduling.counts)))]
+            count = spec.replicas * max(spec.coscheduling.counts)
+            gangs = [Gang(_new_tasks(spec.job_id, count), waiting_since=event.now)]
         else:
-            gangs = [Gang([task]) for task in _new_tasks(spec.job_id, spec.replicas)]
+            gangs = [Gang([task], waiting_since=event.now) for task in _new_tasks(spec.job_id, spec.replicas)]
         self._submitted += 1
         self.jobs[spec.job_id] = self._pending[spec.job_id] = Job(
             spec=spec,
@@ -221,7 +224,7 @@ class ControllerState:
             reason = gang.error or "the job is over"
             effects.stop.append(StopAttempt(job.spec.job_id, attempt, reason, job.first_index(position)))
             return
-        self._take_slices(job, gang.groups, effects)
+        self._take_slices(job, tuple(worker_id for worker_id, _, _ in there), effects)
         lost = next((task for task in gang.tasks if task.worker_id not in self.workers), None)
         if lost is not None:
             reason = f"{lost.worker_id} was lost while no Controller was there to see it"
@@ -260,7 +263,7 @@ class ControllerState:
         job.pending.clear()
 
     def _on_gang_assigned(self, event: GangAssignedEvent, effects: Effects) -> None:
-        job = self.jobs[event.job_id]
+        job = self._known(event.job_id)
         config = job.spec.coscheduling
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
@@ -273,17 +276,17 @@ class ControllerState:
             gang.tasks = _new_tasks(event.job_id, len(worker_ids))
             job.counts = Counter({TaskState.PENDING: len(worker_ids)})
         self._assign(job, 0, event.group_names, worker_ids)
-        self._take_slices(job, event.group_names, effects)
+        self._take_slices(job, worker_ids, effects)
 
     def _on_task_assigned(self, event: TaskAssignedEvent, effects: Effects) -> None:
-        job = self.jobs[event.job_id]
+        job = self._known(event.job_id)
         if job.spec.coscheduling is not None:
             raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
         position = self._position(job, event.task_index)
         self._require_room(job, position, (event.worker_id,))
-        slice_name = string_attribute(self.workers[event.worker_id].attributes, TPU_NAME)
+        slice_name = self.workers[event.worker_id].slice_name
         self._assign(job, position, (slice_name or event.worker_id,), (event.worker_id,))
-        self._take_slices(job, job.gangs[position].groups, effects)
+        self._take_slices(job, (event.worker_id,), effects)
 
     def _require_room(self, job: Job, position: int, worker_ids: tuple[str, ...]) -> None:
         """The last line of defence against two tasks on one host."""
@@ -317,13 +320,12 @@ class ControllerState:
         if not job.pending:
             self._pending.pop(job.spec.job_id, None)
 
-    def _take_slices(self, job: Job, names: tuple[str, ...], effects: Effects) -> None:
-        """The job's owner keeps actors on these slices from now on, unless somebody else must let go first."""
-        slices = self.fleet.grouping(TPU_NAME)
-        by_slice = job.spec.coscheduling is not None and job.spec.coscheduling.group_by == TPU_NAME
-        for name in names if by_slice or job.requirement.chips else ():
-            if name not in slices:
-                continue  # a group that is no slice
+    def _take_slices(self, job: Job, worker_ids: tuple[str, ...], effects: Effects) -> None:
+        """The job's owner keeps actors on the slices from now on, unless somebody else must let go first."""
+        if not job.requirement.chips:
+            return
+        slices = dict.fromkeys(self.workers[worker_id].slice_name for worker_id in worker_ids)
+        for name in filter(None, slices):
             holder = self.holders.get(name)
             if holder is None:
                 self.fleet.hold(name, job.spec.owner)
@@ -378,6 +380,7 @@ class ControllerState:
         """One member's end is the gang's: charge one budget once, then requeue everybody or end the gang."""
         spec, gang = job.spec, job.gangs[position]
         self.unrecorded.add(spec.job_id)
+        gang.started = gang.started or started
         if state is TaskState.FAILED:
             gang.failures += 1
             job.failures += 1
@@ -389,6 +392,8 @@ class ControllerState:
             exhausted = gang.preemptions > spec.max_retries_preemption
         if not exhausted:
             effects.stop.append(StopAttempt(spec.job_id, gang.attempt, error, gang.tasks[0].index))
+            if started:  # else it is as if it had not left the queue
+                gang.waiting_since = self._now
             self._requeue(job, position, error)
             return
         self._end_attempt(job, position, error, effects)
@@ -418,6 +423,11 @@ class ControllerState:
         self._pending[job.spec.job_id] = job
         self.queue_version += 1
         self.unrecorded.add(job.spec.job_id)
+
+    def _known(self, job_id: str) -> Job:
+        if job_id not in self.jobs:
+            raise IllegalTransitionError(f"there is no job {job_id}")
+        return self.jobs[job_id]
 
     def _position(self, job: Job, task_index: int) -> int:
         position = job.position_of(task_index)

@@ -3,11 +3,12 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from iris_ray.constraints import TAINT_PREFIX
 from iris_ray.jobs import Gang, Job, PriorityBand, Task
 from iris_ray.lifecycle import JobState, TaskState
 from iris_ray.state import ControllerState
 from iris_ray.waiting import Waiting
-from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, Worker, string_attribute
+from iris_ray.workers import TPU_TOPOLOGY, Worker, string_attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +141,12 @@ def _task_status(gang: Gang, number: int, task: Task, worker: Worker | None) -> 
 
 
 def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerStatus:
-    slice_name = string_attribute(worker.attributes, TPU_NAME)
-    taints = [f"{name} ({worker.attributes[name]})" for name in worker.taints]
+    taints = [f"{name} ({value})" for name, value in worker.attributes.items() if name.startswith(TAINT_PREFIX)]
     suspicion = worker.suspected if now < worker.suspected_until else None
     return WorkerStatus(
         worker_id=worker.worker_id,
         address=worker.address,
-        slice_name=slice_name,
+        slice_name=worker.slice_name,
         host_number=worker.host_number,
         device=string_attribute(worker.attributes, TPU_TOPOLOGY),
         resources=dict(worker.resources),
@@ -154,5 +154,5 @@ def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerS
         attributes={name: value.value for name, value in worker.attributes.items()},
         tasks=tuple(task_id for task_id, _ in worker.occupants),
         unavailable="; ".join(filter(None, [worker.draining, worker.foreign, suspicion, *taints])) or None,
-        holder=state.holders.get(slice_name or ""),
+        holder=state.holders.get(worker.slice_name or ""),
     )

@@ -1,9 +1,10 @@
 """One host as the scheduler sees it. Pure data; changed by the `Fleet` alone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
-from iris_ray.constraints import TAINT_PREFIX, Attributes, AttributeValue
+from iris_ray.constraints import Attributes, Scalar
 
 TPU = "TPU"
 """Ray's resource name for chips."""
@@ -17,7 +18,7 @@ Resources = Mapping[str, float]
 Occupant = tuple[str, int]  # (task id, attempt)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """One host.
 
@@ -34,6 +35,10 @@ class Worker:
         ending: those among them that are over and will be confirmed in a moment.
         reported: the attributes that the host itself reports.
         free: what no occupant holds.
+        chips_idle: whether no occupant uses chips.
+        slice_name: the slice that it belongs to, or None.
+        host_number: its 0-based number within the slice; None if it has none, which is not 0.
+        duplicate: whether another live host claims the same number of the same slice.
     """
 
     worker_id: str
@@ -48,8 +53,15 @@ class Worker:
     ending: set[Occupant] = field(default_factory=set)
     reported: Attributes = field(default_factory=dict)
     free: dict[str, float] = field(init=False)
+    chips_idle: bool = field(init=False)
+    slice_name: str | None = field(init=False)
+    host_number: int | None = field(init=False)
+    duplicate: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
+        self.slice_name = string_attribute(self.attributes, TPU_NAME)
+        number = self.attributes.get(TPU_WORKER_ID)
+        self.host_number = number.value if number and _is_host_number(number.value) else None
         self._recount()
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
@@ -62,25 +74,21 @@ class Worker:
         self.ending.discard(occupant)
         self._recount()
 
-    def _recount(self) -> None:
+    def free_soon(self) -> Mapping[str, float]:
+        """What will be free once all that is over has been confirmed."""
+        return self._free_beside(set(self.occupants) - self.ending) if self.ending else self.free
+
+    def _free_beside(self, occupants: Iterable[Occupant]) -> dict[str, float]:
         # Counted anew each time: adding and taking away fractions would drift.
         free = dict(self.resources)
-        for held in self.occupants.values():
-            for resource, amount in held.items():
-                free[resource] = free.get(resource, 0.0) - amount
-        self.free = free
+        for occupant in occupants:
+            for resource, amount in self.occupants[occupant].items():
+                free[resource] = rounded(free.get(resource, 0.0) - amount)
+        return free
 
-    @property
-    def host_number(self) -> int | None:
-        """The 0-based number of the host within its slice; None if it has none, which is not 0."""
-        value = self.attributes.get(TPU_WORKER_ID)
-        number = None if value is None else value.value
-        return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
-
-    @property
-    def taints(self) -> list[str]:
-        """The names of its attributes that keep jobs away."""
-        return [key for key in self.attributes if key.startswith(TAINT_PREFIX)]
+    def _recount(self) -> None:
+        free = self.free = self._free_beside(self.occupants)
+        self.chips_idle = free.get(TPU, 0.0) == self.resources.get(TPU, 0.0)
 
     @property
     def name(self) -> str:
@@ -88,10 +96,19 @@ class Worker:
         return f"host {self.worker_id}" if self.host_number is None else f"host {self.host_number}"
 
 
+def rounded(amount: float) -> float:
+    """To ten-thousandths, in which Ray counts: 0.3 - 0.1 - 0.1 is to be 0.1."""
+    return round(amount, 4)
+
+
 def string_attribute(attributes: Attributes, key: str) -> str | None:
     """The attribute's value if it is a str."""
-    value = attributes.get(key, AttributeValue(0)).value
-    return value if isinstance(value, str) else None
+    found = attributes.get(key)
+    return found.value if found is not None and isinstance(found.value, str) else None
+
+
+def _is_host_number(value: Scalar) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def job_of(task_id: str) -> str:

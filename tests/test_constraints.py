@@ -105,3 +105,92 @@ def test_matches_all_needs_every_constraint() -> None:
 def test_constraint_reads_as_a_sentence() -> None:
     assert str(Constraint("tpu-topology", OP.EQ, V("v4-32"))) == "tpu-topology == v4-32"
     assert str(Constraint("taint:maintenance", OP.NOT_EXISTS)) == "taint:maintenance not exists"
+
+
+@pytest.mark.parametrize(
+    ("have", "expected"),
+    [(1, True), (1.0, True), ("a", True), ("1", False), (True, False), ("b", False), (2, False), ("", False)],
+    ids=repr,
+)
+def test_constraint_in_is_any_of_its_values_typed(have: object, expected: bool) -> None:
+    assert Constraint("k", OP.IN, [1, "a", False]).matches({"k": V(have)}) is expected
+
+
+def test_constraint_in_takes_values_of_any_collection_in_their_order() -> None:
+    expected = Constraint("k", OP.IN, (V("b"), V("a")))
+    for values in (["b", "a"], ("b", "a"), (x for x in "ba"), [V("b"), "a"], {"b": 1, "a": 2}):
+        assert Constraint("k", OP.IN, values) == expected
+    assert expected.value == (V("b"), V("a"))
+
+
+@pytest.mark.parametrize("value", ["x", "", 4, 0, 1.5, True, False], ids=repr)
+@pytest.mark.parametrize("op", [OP.EQ, OP.NE], ids=lambda op: op.name)
+def test_constraint_plain_value_is_taken_for_an_attribute_value(op: ConstraintOp, value: str | int | float) -> None:
+    constraint = Constraint("k", op, value)
+    assert constraint == Constraint("k", op, V(value))
+    assert isinstance(constraint.value, V)
+    assert constraint.matches({"k": V(value)}) is (op is OP.EQ)
+
+
+def test_constraint_of_equal_parts_is_equal_and_hashes_alike() -> None:
+    assert len({Constraint("k", OP.GE, 4), Constraint("k", OP.GE, 4.0), Constraint("k", OP.GE, V(4))}) == 1
+    assert Constraint("k", OP.EQ, True) != Constraint("k", OP.EQ, 1)
+    assert Constraint("k", OP.IN, [1]) != Constraint("k", OP.EQ, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("-12", -12),
+        ("1.50", 1.5),
+        ("-0.5", -0.5),
+        ("true", True),
+        ("false", False),
+        ("", ""),
+        (" 12", " 12"),
+        ("012", "012"),
+        ("1.", "1."),
+        (".5", ".5"),
+        ("+1", "+1"),
+        ("1e9", "1e9"),
+        ("1_000", "1_000"),
+        ("inf", "inf"),
+        ("NaN", "NaN"),
+        ("TRUE", "TRUE"),
+        ("none", "none"),
+        ("12\n", "12\n"),
+    ],
+    ids=repr,
+)
+def test_attribute_value_parsed_from_text_has_the_kind_that_it_looks_like(text: str, value: object) -> None:
+    parsed = V.parse(text)
+    assert parsed == V(value)
+    assert type(parsed.value) is type(value)
+
+
+@given(st.text(max_size=20))
+def test_attribute_value_parses_any_text(text: str) -> None:
+    assert V.parse(text).value is not None
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (Constraint("k", OP.NE, "a"), "k != a"),
+        (Constraint("k", OP.GT, 4), "k > 4"),
+        (Constraint("k", OP.GE, 4.5), "k >= 4.5"),
+        (Constraint("k", OP.LT, 4), "k < 4"),
+        (Constraint("k", OP.LE, 4), "k <= 4"),
+        (Constraint("k", OP.EQ, "4"), "k == '4'"),
+        (Constraint("k", OP.EQ, "true"), "k == 'true'"),
+        (Constraint("k", OP.IN, ["a", "b"]), "k in (a, b)"),
+        (Constraint("k", OP.IN, ["a"]), "k in (a)"),
+        (Constraint("k", OP.IN, [4, "4"]), "k in (4, '4')"),
+        (Constraint("k", OP.EXISTS), "k exists"),
+    ],
+    ids=str,
+)
+def test_constraint_of_every_operator_reads_as_it_was_meant(constraint: Constraint, text: str) -> None:
+    assert str(constraint) == text

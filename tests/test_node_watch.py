@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.node_watch import NodeTable, failure, registration
+from iris_ray.actors.node_watch import NodeTable, failure, operator_attributes, registration
 from iris_ray.constraints import AttributeValue
 from iris_ray.events import WorkerRegisteredEvent
 from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
@@ -111,6 +111,67 @@ def test_registration_tells_chips_in_use_outside_iris_ray(
     free: dict[str, float] | None, ours: float, in_use: bool
 ) -> None:
     assert (worker(node(), free, ours=ours).foreign is not None) is in_use
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("large-jobs", "large-jobs"),
+        ("500", 500),
+        ("1.5", 1.5),
+        ("-3", -3),
+        ("true", True),
+        ("false", False),
+        ("True", "True"),
+        ("007", "007"),
+        ("v4-32", "v4-32"),
+        ("1e3", "1e3"),
+        ("nan", "nan"),
+        ("", ""),
+    ],
+)
+def test_operator_label_is_an_attribute_of_its_short_name_typed(text: str, value: str | int | float | bool) -> None:
+    attribute = worker(node({"iris/tpu-pool": text})).attributes["tpu-pool"]
+    assert attribute == AttributeValue(value)
+    assert type(attribute.value) is type(value)
+
+
+@pytest.mark.parametrize("text", ["true", "false", "", "soon"])
+def test_operator_label_of_a_taint_is_one_whatever_its_value(text: str) -> None:
+    attributes = worker(node({"iris/taint.maintenance": text})).attributes
+    assert "taint:maintenance" in attributes
+    assert "taint.maintenance" not in attributes
+
+
+def test_operator_label_of_a_taint_keeps_the_rest_of_its_name() -> None:
+    assert "taint:spot.eu-west" in worker(node({"iris/taint.spot.eu-west": "true"})).attributes
+
+
+@pytest.mark.parametrize("name", ["taint.maintenance", "other/taint.maintenance", "iris/tainted", "iris.taint.x"])
+def test_label_that_only_looks_like_a_taint_is_none(name: str) -> None:
+    assert not [key for key in worker(node({name: "true"})).attributes if key.startswith("taint:")]
+
+
+@pytest.mark.parametrize("text", ["12", "true", "text", ""])
+def test_labels_are_attributes_under_their_own_names_as_text(text: str) -> None:
+    """Those of the operator, too."""
+    attributes = worker(node({"market-type": text, "example.com/rack": text, "iris/disk": text})).attributes
+    for name in ("market-type", "example.com/rack", "iris/disk"):
+        assert attributes[name] == AttributeValue(text)
+    assert attributes["ray.io/tpu-worker-id"] == AttributeValue("3")
+
+
+@pytest.mark.parametrize("prefix", ["", "iris/"])
+def test_label_overrides_nothing_that_is_reported_of_the_slice(prefix: str) -> None:
+    names = (TPU_NAME, TPU_WORKER_ID, TPU_TOPOLOGY, TPU_VM_COUNT)
+    plain, labelled = worker(node()), worker(node({f"{prefix}{name}": "0" for name in names}))
+    assert {name: labelled.attributes[name] for name in names} == {name: plain.attributes[name] for name in names}
+    assert labelled.resources == plain.resources
+
+
+def test_operator_label_wins_over_a_plain_label_of_the_same_name() -> None:
+    for labels in ({"pool": "a", "iris/pool": "b"}, {"iris/pool": "b", "pool": "a"}):
+        assert operator_attributes(labels)["pool"] == AttributeValue("b")
 
 
 def test_failure_carries_rays_reason_or_says_that_there_is_none() -> None:

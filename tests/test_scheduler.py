@@ -11,8 +11,8 @@ from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.events import WorkerDrainedEvent, WorkerFailedEvent, WorkerSuspectedEvent
 from iris_ray.jobs import CoschedulingConfig
 from iris_ray.lifecycle import JobState, TaskState
-from iris_ray.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import SchedulingResult
+from iris_ray.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from tests.worlds import World, host
 
 

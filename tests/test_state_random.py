@@ -1,41 +1,329 @@
-"""Random events in random order, late and doubled, with the real scheduler in the loop."""
+"""Random events in random order, late and doubled, with the real scheduler in the loop.
 
-from collections import Counter
+``IRIS_TEST_EXAMPLES=20 pytest tests/test_state_random.py`` tries twenty times as many sequences.
+"""
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
+    AssignedEvent,
     AttemptEndConfirmedEvent,
     Event,
     GangAssignedEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
     SliceReleasedEvent,
+    TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
+    TaskUnschedulableEvent,
+    TimePassedEvent,
     WorkerDrainedEvent,
     WorkerFailedEvent,
+    WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import Job
-from iris_ray.lifecycle import JobState, TaskState
-from iris_ray.workers import TPU_NAME, Worker
-from iris_ray.state import ControllerState, Effects
-from tests.worlds import World, charged, gang_spec, host, task_states
+from iris_ray.jobs import CoschedulingConfig, Gang, Job, JobSpec, PriorityBand
+from iris_ray.lifecycle import TRANSITIONS, JobState, TaskState
+from iris_ray.scheduler import BACKFILL_BOUND_S, SchedulingResult
+from iris_ray.state import ControllerState, Effects, ReclaimSlice
+from iris_ray.waiting import WaitReason
+from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, Worker
+from tests.worlds import World, gang_spec, host
+
+EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
 
 S = TaskState
+OP = ConstraintOp
+LIVE = {S.ASSIGNED, S.RUNNING, S.SUCCEEDED}
+TERMINAL = {state for state, targets in TRANSITIONS.items() if not targets}
 
-SLICES = ("a", "b", "c")
+Attempt = tuple[str, int, int]
+"""Job, position of the gang, number of the attempt."""
+
+# -- what is drawn --------------------------------------------------------------------------------------------------
+
+# Places of hosts: (slice, worker id) → TPU type; (rack, number) of hosts that are no slices; those without chips.
+TPU_PLACES = {(name, number): "v4-16" for name in "abc" for number in range(2)} | {
+    ("Large", number): "v4-32" for number in range(4)
+}
+RACK_PLACES = [(rack, number) for rack in ("rack-1", "rack-2") for number in range(2)]
+CPU_PLACES = [("plain", number) for number in range(2)]
+PLACES = (*TPU_PLACES, *RACK_PLACES, *CPU_PLACES)
+
+SOUND: Mapping[str, Scalar] = {"pool": "large", "generation": 4, "zone": "us"}
+ODDITIES: tuple[Mapping[str, Scalar | None], ...] = (
+    {"pool": "small"},
+    {"pool": None},
+    {"generation": 3},
+    {"generation": "four"},  # not comparable with a number
+    {"taint:spot": True},
+    {"taint:spot": False},  # a taint whatever its value
+    {TPU_WORKER_ID: None},
+    {TPU_VM_COUNT: 3},
+    {"TPU": None},  # its chips were not found
+)
+CONSTRAINTS = (
+    *[()] * 5,
+    (Constraint("pool", OP.EQ, "large"),),
+    (Constraint("pool", OP.NE, "small"), Constraint("generation", OP.GE, 4)),
+    (Constraint("generation", OP.LT, 4.5), Constraint("zone", OP.EXISTS)),
+    (Constraint("pool", OP.IN, ("large", "huge")), Constraint("taint:spot", OP.NOT_EXISTS)),
+    (Constraint("zone", OP.GT, 1),),  # can never be evaluated
+)
+
+
+def slices(*counts: int, **changes: Any) -> dict[str, Any]:
+    """A gang on whole slices of two hosts; with ``anywhere`` on any slices."""
+    return {"kind": "slices", "coscheduling": CoschedulingConfig(num_groups=counts), **changes}
+
+
+def racks(*counts: int) -> dict[str, Any]:
+    """A gang on hosts that share a rack and are no slices."""
+    return slices(*counts) | {
+        "coscheduling": CoschedulingConfig("rack", counts),
+        "resources": {"CPU": 3.0},
+        "anywhere": True,
+    }
+
+
+def tasks(replicas: int, **resources: float) -> dict[str, Any]:
+    """Tasks that are placed one by one."""
+    return {"kind": "tasks", "replicas": replicas, "resources": resources}
+
+
+SHAPES = (
+    slices(1),
+    slices(2),
+    slices(3),
+    slices(1, 2),
+    slices(1, 3),
+    slices(1, anywhere=True),
+    slices(4, anywhere=True),
+    slices(3, 4, anywhere=True),
+    slices(2, resources={"TPU": 4.0, "CPU": 6.0}),
+    slices(1, 2, anywhere=True, whole_groups=True),
+    racks(1),
+    racks(1, 2),
+    tasks(1, TPU=4.0),
+    tasks(3, TPU=1.0),
+    tasks(2, TPU=4.0, CPU=1.0),
+    tasks(2, CPU=0.5),
+    tasks(4, CPU=3.0),
+    tasks(2),
+)
 OWNERS = ("pool-a", "pool-b")
+TERMS = st.fixed_dictionaries(
+    {
+        "owner": st.sampled_from(OWNERS),
+        "user": st.sampled_from(["ann", "bob", "cy"]),
+        "priority": st.sampled_from(list(PriorityBand)),
+        "constraints": st.sampled_from(CONSTRAINTS),
+        "preferences": st.sampled_from(CONSTRAINTS),
+        "tolerations": st.sampled_from([(), ("spot",)]),
+        "max_retries_failure": st.integers(0, 2),
+        "max_retries_preemption": st.integers(0, 2),
+        "max_task_failures": st.sampled_from([None, None, 0, 1, 2]),
+        "scheduling_timeout": st.sampled_from([None, None, None, None, 30.0, 650.0]),
+    }
+)
+JOBS = st.tuples(st.sampled_from(SHAPES), TERMS)
 REPORTS = st.sampled_from([S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
-COUNTS = st.sampled_from([(1,), (2,), (3,), (1, 2), (1, 3)])
-PICK = st.integers(0, 5)
+TROUBLE = st.sampled_from(["lost", "lost", "drain", "silent", "foreign", "early", "odd", "all odd"])
+SECONDS = st.sampled_from([0.0, 0.4, 5.0, 40.0, BACKFILL_BOUND_S + 1])
+PICK = st.integers(0, 13)
+INDEX = st.integers(0, 5)
+# Seconds that pass; what becomes of what runs; of which member; whether the ends are confirmed.
+ROUND = st.tuples(
+    SECONDS,
+    st.lists(st.sampled_from([S.FAILED, S.WORKER_FAILED, S.RUNNING, S.SUCCEEDED]), min_size=1, max_size=4),
+    INDEX,
+    st.booleans(),
+)
+
+
+def make_spec(job_id: str, shape: Mapping[str, Any], terms: Mapping[str, Any]) -> JobSpec:
+    values = {**terms, **shape}
+    kind, anywhere = values.pop("kind"), values.pop("anywhere", False)
+    if kind == "tasks":
+        return JobSpec(job_id=job_id, **values)
+    if not anywhere:
+        values["constraints"] = (Constraint(TPU_TOPOLOGY, OP.EQ, "v4-16"), *values["constraints"])
+    return gang_spec(job_id, **values)
+
+
+# -- a second account -----------------------------------------------------------------------------------------------
+
+
+class GangView(NamedTuple):
+    """All that is kept of one gang, at one moment."""
+
+    states: tuple[TaskState, ...]
+    worker_ids: tuple[str | None, ...]
+    attempt: int
+    failures: int
+    preemptions: int
+    dispatch_failures: int
+    not_before: float
+    groups: tuple[str, ...]
+    started: bool
+    error: str | None
+
+    @property
+    def live(self) -> bool:
+        """Whether its attempt has hosts and is not over."""
+        return set(self.states) <= LIVE and set(self.states) != {S.SUCCEEDED}
+
+    @property
+    def over(self) -> bool:
+        """Whether it will not run again, if nothing happens to it."""
+        return self.states[0] in TERMINAL or set(self.states) == {S.SUCCEEDED}
+
+
+class JobView(NamedTuple):
+    """All that is kept of one job, at one moment."""
+
+    state: JobState
+    failures: int
+    preemptions: int
+    error: str | None
+    gangs: tuple[GangView, ...]
+
+
+def view(gang: Gang) -> GangView:
+    return GangView(
+        tuple(task.state for task in gang.tasks),
+        tuple(task.worker_id for task in gang.tasks),
+        gang.attempt,
+        gang.failures,
+        gang.preemptions,
+        gang.dispatch_failures,
+        gang.not_before,
+        gang.groups,
+        gang.started,
+        gang.error,
+    )
+
+
+def view_jobs(state: ControllerState) -> dict[str, JobView]:
+    return {
+        job_id: JobView(job.state, job.failures, job.preemptions, job.error, tuple(map(view, job.gangs)))
+        for job_id, job in state.jobs.items()
+    }
+
+
+def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
+    """The whole state, to see that nothing has changed."""
+    workers = {
+        w.worker_id: (w.attributes, w.draining, w.foreign, w.suspected_until, *w.occupants, *sorted(w.ending))
+        for w in state.workers.values()
+    }
+    usage = {user: dict(held) for user, held in state.usage.items()}
+    return view_jobs(state), (workers, dict(state.holders), usage, [job.number for job in state.pending()])
+
+
+@dataclass
+class Account:
+    """Who holds what and who has used up what, kept from the events alone.
+
+    Attributes:
+        held: attempt → task id → worker id, until the end is confirmed or the worker is lost.
+        holders: slice → owner.
+        failures, preemptions: (job, position of the gang) → attempts that were charged so.
+        ended: attempts that came to an end before they had succeeded.
+        verdicts: jobs that were cancelled or given up.
+    """
+
+    held: dict[Attempt, dict[str, str]] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)
+    failures: Counter[tuple[str, int]] = field(default_factory=Counter)
+    preemptions: Counter[tuple[str, int]] = field(default_factory=Counter)
+    ended: set[Attempt] = field(default_factory=set)
+    verdicts: dict[str, JobState] = field(default_factory=dict)
+
+    def failures_of(self, job: Job) -> int:
+        return sum(self.failures[job.spec.job_id, position] for position in range(len(job.gangs)))
+
+    def failed_for_good(self, job: Job, position: int) -> bool:
+        """Whether this gang's failures, or all of the job's, are more than there may be."""
+        limit = job.spec.max_task_failures
+        too_many = limit is not None and self.failures_of(job) > limit
+        return too_many or self.failures[job.spec.job_id, position] > job.spec.max_retries_failure
+
+    def lost_for_good(self, job: Job, position: int) -> bool:
+        return self.preemptions[job.spec.job_id, position] > job.spec.max_retries_preemption
+
+    def state_of(self, job: Job, now: JobView) -> JobState:
+        """What a job's state should be, in the words of the rules."""
+        positions = range(len(job.gangs))
+        if verdict := self.verdicts.get(job.spec.job_id):
+            return verdict
+        limit = job.spec.max_task_failures
+        if limit is None and any(self.failed_for_good(job, position) for position in positions):
+            return JobState.FAILED
+        if limit is not None and self.failures_of(job) > limit:
+            return JobState.FAILED
+        if any(self.lost_for_good(job, position) for position in positions):
+            return JobState.WORKER_FAILED
+        if all(gang.over for gang in now.gangs):
+            succeeded = any(S.SUCCEEDED in gang.states for gang in now.gangs)
+            return JobState.SUCCEEDED if succeeded else JobState.FAILED
+        return JobState.PENDING if all(set(g.states) == {S.PENDING} for g in now.gangs) else JobState.RUNNING
+
+
+def demand_of(job: Job, worker: Worker) -> Counter[str]:
+    """What one task takes: with chips, all of its host's."""
+    spec = job.spec
+    demand = Counter({resource: amount for resource, amount in spec.resources.items() if amount})
+    if uses_chips(spec):
+        demand["TPU"] = worker.resources.get("TPU", 0.0)
+    return demand
+
+
+def uses_chips(spec: JobSpec) -> bool:
+    return spec.device is not None or spec.resources.get("TPU", 0.0) > 0
+
+
+def suits(job: Job, worker: Worker) -> bool:
+    """Whether a worker is what the job asks for, used or not."""
+    spec = job.spec
+    asked_for = {constraint.key for constraint in spec.constraints if constraint.op is not OP.NOT_EXISTS}
+    tolerated = asked_for | {f"taint:{name}" for name in spec.tolerations}
+    needs = {r: n for r, n in spec.resources.items() if n and not (r == "TPU" and spec.whole_groups)}
+    try:
+        return (
+            all(constraint.matches(worker.attributes) for constraint in spec.constraints)
+            and all(key in tolerated for key in worker.attributes if key.startswith("taint:"))
+            and all(worker.resources.get(resource, 0.0) >= amount for resource, amount in needs.items())
+            and (not uses_chips(spec) or worker.resources.get("TPU", 0.0) > 0)
+        )
+    except TypeError:
+        return False
+
+
+def takes_new(worker: Worker, now: float) -> bool:
+    numbered = TPU_NAME not in worker.attributes or worker.host_number is not None
+    suspected = worker.suspected and now < worker.suspected_until
+    return numbered and not (worker.draining or worker.foreign or suspected or worker.duplicate)
+
+
+def counts_of(job: Job) -> tuple[int, ...]:
+    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+
+
+# -- the machine ----------------------------------------------------------------------------------------------------
 
 
 class RandomEvents(RuleBasedStateMachine):
@@ -44,260 +332,654 @@ class RandomEvents(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World()
-        self.submitted = 0
-        self.registered = 0
-        self.held: dict[tuple[str, int], tuple[str, ...]] = {}  # a second account of who holds what
-        self.charges: Counter[tuple[str, int]] = Counter()
-        self.world.add_slice("Large", "v4-32")  # never right for a gang of two
-        for name in SLICES:
-            self.world.add_slice(name)
+        self.account = Account()
+        self.places: dict[str, tuple[str, int]] = {}  # worker id → where it stands
+        self.history: list[Event] = []
+        self.unsent: list[Event] = []  # what the scheduler decided a while ago
+        self.joined = 0
+        self.looks_often = True
+        for place in PLACES:
+            self.join(place)
 
     @property
     def state(self) -> ControllerState:
         return self.world.state
 
-    def apply(self, event: Event) -> Effects:
-        """Apply an event and check what it may change at all."""
-        before = {i: (j.state, task_states(j), charged(j), j.gang.attempt) for i, j in self.state.jobs.items()}
-        effects = self.state.handle_event(event)
-        stopped = Counter((stop.job_id, stop.attempt) for stop in effects.stop)
-        newly_finished = []
-        for job_id, (old_state, old_tasks, old_charges, attempt) in before.items():
-            job = self.state.jobs[job_id]
-            if old_state.finished:
-                assert (job.state, task_states(job), charged(job)) == (old_state, old_tasks, old_charges)
-            elif job.state.finished:
-                newly_finished.append(job_id)
-            self.charges[job_id, attempt] += sum(charged(job)) - sum(old_charges)
-            assert 0 <= self.charges[job_id, attempt] <= 1
-            ended = old_state is JobState.RUNNING and job.state not in (JobState.RUNNING, JobState.SUCCEEDED)
-            told = ended and not isinstance(event, TaskDispatchFailedEvent)  # its pool knows of a failed launch
-            assert stopped[job_id, attempt] == told
-        assert sorted(effects.finished) == sorted(newly_finished)
+    # -- one event ---------------------------------------------------------------------------------------------------
+
+    def apply(self, event: Event) -> Effects | None:
+        """Apply an event and check all that it may change; None if it is refused."""
+        everything = view_all(self.state)
+        before = everything[0]
+        charged = self.charge(event, before)
+        try:
+            effects = self.state.handle_event(event)
+        except IllegalTransitionError:
+            assert not charged
+            assert view_all(self.state) == everything
+            return None
+        self.history.append(event)
+        self.book(event, before, effects)
+        after = view_jobs(self.state)
+        assert before.keys() <= after.keys()
+        stops: Counter[Attempt] = Counter()
+        finished = []
+        for job_id, old in before.items():
+            new, job = after[job_id], self.state.jobs[job_id]
+            if old.state.finished or (job_id != getattr(event, "job_id", job_id)):
+                assert new == old, f"{job_id} is not concerned"
+                continue
+            if new.state.finished:
+                finished.append(job_id)
+            assert new.state is self.account.state_of(job, new), job_id
+            for position, (was, now) in enumerate(zip(old.gangs, new.gangs, strict=True)):
+                attempt = job_id, position, was.attempt
+                if was.live and not now.live and set(now.states) != {S.SUCCEEDED}:
+                    assert attempt not in self.account.ended, "an attempt ends once"
+                    self.account.ended.add(attempt)
+                    stops[attempt] += not isinstance(event, TaskDispatchFailedEvent)  # its pool knows
+                self.check_gang(job, position, was, now, ended_by=charged.get(attempt))
+            assert new.failures == self.account.failures_of(job)
+            assert new.preemptions == sum(self.account.preemptions[job_id, i] for i in range(len(job.gangs)))
+        assert Counter(effects.finished) == Counter(finished)
+        assert Counter(map(self.attempt_of, effects.stop)) == +stops
         return effects
+
+    def attempt_of(self, event: Any) -> Attempt:
+        """The attempt that something speaks of; it names any task of the gang."""
+        job = self.state.jobs[event.job_id]
+        position = 0 if job.spec.coscheduling else event.task_index
+        assert 0 <= event.task_index < len(job.tasks)
+        return event.job_id, position, event.attempt
+
+    def charge(self, event: Event, before: Mapping[str, JobView]) -> dict[Attempt, TaskState]:
+        """Attempts that the event ends, with the state that its cause gets if the gang is not tried again."""
+        charged: dict[Attempt, TaskState] = {}
+        match event:
+            case TaskStateChangedEvent(job_id, index, attempt, (S.FAILED | S.WORKER_FAILED) as end):
+                job = self.state.jobs[job_id]
+                position = 0 if job.spec.coscheduling else index
+                if before[job_id].state.finished or not 0 <= position < len(job.gangs):
+                    return {}
+                gang = before[job_id].gangs[position]
+                member = index if job.spec.coscheduling else 0
+                if not gang.live or gang.attempt != attempt or not 0 <= member < len(gang.states):
+                    return {}
+                if gang.states[member] is S.SUCCEEDED and end is S.FAILED:
+                    return {}  # a function returns once
+                charged[job_id, position, attempt] = end
+                account = self.account.failures if end is S.FAILED else self.account.preemptions
+                account[job_id, position] += 1
+            case WorkerFailedEvent(worker_id) if worker := self.state.workers.get(worker_id):
+                over: set[str] = set()
+                for task_id, number in worker.occupants:
+                    job_id, _, index = task_id.rpartition("/task-")
+                    job = self.state.jobs[job_id]
+                    position = 0 if job.spec.coscheduling else int(index)
+                    gang = before[job_id].gangs[position]
+                    if job_id in over or not gang.live or gang.attempt != number or before[job_id].state.finished:
+                        continue
+                    charged[job_id, position, number] = S.WORKER_FAILED
+                    if gang.states != (S.ASSIGNED,) * len(gang.states):  # it had begun
+                        self.account.preemptions[job_id, position] += 1
+                    if self.account.lost_for_good(job, position):
+                        over.add(job_id)
+        return charged
+
+    def check_gang(self, job: Job, position: int, was: GangView, now: GangView, ended_by: TaskState | None) -> None:
+        """Only legal moves, the members together, and what the budgets say."""
+        if len(was.states) != len(now.states):  # another count of groups: another set of tasks
+            assert set(was.states) == {S.PENDING}
+            was = was._replace(states=(S.PENDING,) * len(now.states))
+        for old, new in zip(was.states, now.states, strict=True):
+            unreported = old is S.ASSIGNED and new is S.SUCCEEDED  # RUNNING may be late or lost
+            assert old is new or new in TRANSITIONS[old] or unreported
+        assert (S.PENDING in now.states) == (set(now.states) == {S.PENDING}), "a gang is placed in part"
+        assert not TERMINAL & set(now.states) or set(now.states) <= TERMINAL, "a gang is over in part"
+        key = job.spec.job_id, position
+        assert (now.failures, now.preemptions) == (self.account.failures[key], self.account.preemptions[key])
+        assert now.attempt - was.attempt == (was.states[0] is S.PENDING and now.states[0] is S.ASSIGNED)
+        assert now.failures + now.preemptions <= now.attempt
+        assert S.PENDING not in now.states or set(now.worker_ids) == {None}
+        assert now.started >= was.started
+        if ended_by is None:
+            return
+        for_good = self.account.failed_for_good if ended_by is S.FAILED else self.account.lost_for_good
+        if for_good(job, position):
+            assert Counter(now.states) == Counter({ended_by: 1, S.COSCHED_FAILED: len(now.states) - 1}) - Counter()
+        elif not job.state.finished:
+            assert set(now.states) == {S.PENDING}
+
+    def book(self, event: Event, before: Mapping[str, JobView], effects: Effects) -> None:
+        """Write down what the event says about who holds what."""
+        reclaim = []
+        match event:
+            case GangAssignedEvent(job_id, names, groups):
+                worker_ids = [worker_id for group in groups for worker_id in group]
+                self.take(job_id, 0, dict(enumerate(worker_ids)))
+                if self.state.jobs[job_id].spec.coscheduling.group_by == TPU_NAME:
+                    reclaim = self.take_slices(names, self.state.jobs[job_id].spec.owner)
+            case TaskAssignedEvent(job_id, index, worker_id):
+                self.take(job_id, index, {index: worker_id})
+                name, _ = self.places[worker_id]
+                spec = self.state.jobs[job_id].spec
+                if TPU_NAME in self.state.workers[worker_id].attributes and uses_chips(spec):
+                    reclaim = self.take_slices((name,), spec.owner)
+            case AttemptEndConfirmedEvent(job_id) if job_id in self.state.jobs:
+                self.account.held.pop(self.attempt_of(event), None)
+            case WorkerFailedEvent(worker_id):
+                for hosts in self.account.held.values():
+                    for task_id in [task_id for task_id, host in hosts.items() if host == worker_id]:
+                        del hosts[task_id]
+            case SliceReleasedEvent(name, owner):
+                if self.account.holders.get(name) == owner:
+                    del self.account.holders[name]
+                    promised = {
+                        self.state.jobs[job_id].spec.owner
+                        for (job_id, position, attempt), hosts in self.account.held.items()
+                        if self.is_live((job_id, position, attempt))
+                        and uses_chips(self.state.jobs[job_id].spec)
+                        and any(self.places[worker_id][0] == name for worker_id in hosts.values())
+                    }
+                    if promised:  # of several, any
+                        assert self.state.holders.get(name) in promised
+                        self.account.holders[name] = self.state.holders[name]
+            case JobCancelledEvent(job_id) if not before[job_id].state.finished:
+                self.account.verdicts[job_id] = JobState.KILLED
+            case TaskUnschedulableEvent(job_id, index) if not before[job_id].state.finished:
+                gang = before[job_id].gangs[0 if self.state.jobs[job_id].spec.coscheduling else index]
+                if gang.states[0] is S.PENDING and not gang.started:
+                    self.account.verdicts[job_id] = JobState.UNSCHEDULABLE
+        assert effects.reclaim == reclaim
+        assert self.state.holders == self.account.holders
+
+    def take(self, job_id: str, position: int, hosts: Mapping[int, str]) -> None:
+        gang = self.state.jobs[job_id].gangs[position]
+        assert (job_id, position, gang.attempt) not in self.account.held
+        self.account.held[job_id, position, gang.attempt] = {f"{job_id}/task-{i}": host for i, host in hosts.items()}
+        assert [task.state for task in gang.tasks] == [S.ASSIGNED] * len(hosts)
+        assert {task.index: task.worker_id for task in gang.tasks} == hosts
+
+    def take_slices(self, names: tuple[str, ...], owner: str) -> list[ReclaimSlice]:
+        holders = self.account.holders
+        reclaim = [ReclaimSlice(name, holders[name]) for name in names if holders.get(name, owner) != owner]
+        for name in names:
+            holders.setdefault(name, owner)
+        return reclaim
+
+    def is_live(self, attempt: Attempt) -> bool:
+        job_id, position, number = attempt
+        job = self.state.jobs[job_id]
+        gang = view(job.gangs[position])
+        return gang.attempt == number and gang.live and not job.state.finished
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    @initialize(jobs=st.lists(JOBS, min_size=1, max_size=4), looks_often=st.booleans())
+    def some_jobs_run_already(self, jobs: list[tuple[Any, Any]], looks_often: bool) -> None:
+        self.history.clear()
+        self.looks_often = looks_often  # else the indexes have to catch up with several steps at once
+        for job in jobs:
+            self.submit(job)
+        self.schedule(0.0)
+
+    @precondition(lambda self: len(self.state.jobs) < 10)
+    @rule(job=JOBS)
+    def submit(self, job: tuple[Any, Any]) -> None:
+        spec = make_spec(f"job-{len(self.state.jobs) + 1}", *job)
+        for delay in (0.0, 7.0):  # submitting twice changes nothing
+            self.apply(JobSubmittedEvent(spec, self.world.now + delay))
+        submitted = self.state.jobs[spec.job_id]
+        assert (submitted.state, submitted.submitted_at) == (JobState.PENDING, self.world.now)
+
+    @rule(seconds=SECONDS, when=st.sampled_from(["now", "now", "now", "twice", "later"]))
+    def schedule(self, seconds: float, when: str = "now") -> None:
+        """Let time pass, make a plan, and do what it says: at once, twice, or when other things have happened."""
+        self.world.now += seconds
+        self.apply(TimePassedEvent(self.world.now))
+        plan = self.world.plan()
+        self.check_plan(plan)
+        assert self.world.plan() == plan, "the same snapshot gives the same plan"
+        decided: list[Event] = [*plan.assignments, *plan.timed_out, *plan.unschedulable]
+        if when == "later":
+            self.unsent += decided
+            return
+        for event in decided:
+            assert self.apply(event) is not None, "what was just planned fits"
+            if when == "twice":
+                is_assigned = isinstance(event, AssignedEvent)
+                assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
+
+    @rule(rounds=st.lists(ROUND, min_size=1, max_size=3))
+    def some_rounds(self, rounds: list[tuple[float, list[TaskState], int, bool]]) -> None:
+        """What can start does; some of what runs comes to an end, which is confirmed or not."""
+        for seconds, ends, index, confirmed in rounds:
+            self.schedule(seconds)
+            for (job, gang), end in zip(list(self.live()), ends, strict=False):
+                self.report_all(job, gang, S.RUNNING)
+                if end is S.SUCCEEDED:
+                    self.report_all(job, gang, S.SUCCEEDED)
+                else:
+                    task = gang.tasks[index % len(gang.tasks)]
+                    self.apply(TaskStateChangedEvent(job.spec.job_id, task.index, gang.attempt, end, "boom"))
+            if confirmed:
+                self.confirm_all_that_is_over()
+
+    @precondition(lambda self: self.unsent)
+    @rule(pick=PICK)
+    def what_was_decided_arrives_late(self, pick: int) -> None:
+        self.apply(self.unsent.pop(pick % len(self.unsent)))
+
+    @precondition(lambda self: any(self.live()))
+    @rule(pick=PICK, index=INDEX, state=REPORTS, by_all=st.booleans())
+    def report(self, pick: int, index: int, state: TaskState, by_all: bool) -> None:
+        job, gang = self.live_gang(pick)
+        task = gang.tasks[index % len(gang.tasks)]
+        for _ in range(2):
+            if by_all:
+                self.report_all(job, gang, state)
+            else:
+                self.apply(TaskStateChangedEvent(job.spec.job_id, task.index, gang.attempt, state, "boom"))
+
+    def report_all(self, job: Job, gang: Gang, state: TaskState) -> None:
+        attempt = gang.attempt
+        for index in [task.index for task in gang.tasks]:
+            self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "boom"))
+
+    @precondition(lambda self: any(self.live()))
+    @rule(pick=PICK, index=INDEX)
+    def dispatch_fails(self, pick: int, index: int) -> None:
+        job, gang = self.live_gang(pick)
+        index = gang.tasks[index % len(gang.tasks)].index
+        for _ in range(2):
+            self.apply(TaskDispatchFailedEvent(job.spec.job_id, gang.attempt, "no answer", self.world.now, index))
+        assert gang.not_before > self.world.now
+
+    @rule(
+        pick=PICK,
+        index=st.integers(-1, 7),
+        ahead=st.integers(-2, 1),
+        state=st.sampled_from(list(TaskState)),
+    )
+    def report_of_anything(self, pick: int, index: int, ahead: int, state: TaskState) -> None:
+        """Tasks and attempts that there are not, or not any more, and states that are not a task's to report."""
+        job = self.job(pick)
+        attempt = job.gangs[index if index in range(len(job.gangs)) else 0].attempt + ahead
+        about_now = not job.state.finished and not ahead and index in range(len(job.tasks))
+        before = view_all(self.state)
+        for _ in range(2):
+            self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "boom"))
+            if not about_now:
+                self.apply(TaskDispatchFailedEvent(job.spec.job_id, attempt, "late", self.world.now, index))
+        assert about_now or view_all(self.state) == before
+
+    @rule(pick=PICK, index=st.integers(-1, 7), cancelled=st.booleans())
+    def end_early(self, pick: int, index: int, cancelled: bool) -> None:
+        """Cancel a job, or give it up: late, twice, though it runs or is over. Only what never ran is given up."""
+        job_id = self.job(pick).spec.job_id
+        for _ in range(2):
+            self.apply(JobCancelledEvent(job_id, "x") if cancelled else TaskUnschedulableEvent(job_id, index, "x"))
+        assert self.state.jobs[job_id].state.finished or not cancelled
+
+    @precondition(lambda self: self.account.held)
+    @rule(pick=PICK, all_that_is_over=st.booleans())
+    def confirm(self, pick: int, all_that_is_over: bool) -> None:
+        if all_that_is_over:
+            self.confirm_all_that_is_over()
+            return
+        attempt = list(self.account.held)[pick % len(self.account.held)]
+        live = self.is_live(attempt)
+        for _ in range(2):
+            assert (self.apply(self.confirmation(attempt, pick)) is None) == live
+
+    def confirm_all_that_is_over(self) -> None:
+        for attempt in [attempt for attempt in self.account.held if not self.is_live(attempt)]:
+            self.apply(self.confirmation(attempt, 0))
+
+    @rule(pick=st.integers(0, 200), count=st.integers(1, 3))
+    def the_past_comes_again(self, pick: int, count: int) -> None:
+        """Events that were delivered before are delivered again."""
+        for event in deepcopy(self.history[pick % len(self.history) :][:count]):
+            if not isinstance(event, WorkerRegisteredEvent) or self.may_register(event):
+                self.apply(event)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.state.workers)
+    @rule(troubles=st.lists(st.tuples(PICK, TROUBLE), min_size=1, max_size=3))
+    def some_trouble(self, troubles: list[tuple[int, str]]) -> None:
+        for pick, trouble in troubles:
+            if self.state.workers:
+                self.trouble(self.worker(pick), pick, trouble)
+
+    def trouble(self, worker_id: str, pick: int, trouble: str) -> None:
+        match trouble:
+            case "lost":
+                for _ in range(2):
+                    self.apply(WorkerFailedEvent(worker_id, "the host died"))
+            case "drain":
+                self.apply(WorkerDrainedEvent(worker_id, "notice"))
+            case "silent":
+                self.apply(WorkerSuspectedEvent(worker_id, "no answer", self.world.now))
+            case "foreign":
+                self.apply(replace(self.registration(worker_id), foreign="a stranger"))
+            case "early":  # it is replaced before its death is known: then two have the same number
+                self.join(self.places[worker_id])
+            case "odd":
+                self.change(worker_id, ODDITIES[pick % len(ODDITIES)])
+            case "all odd":
+                for member in self.members(self.places[worker_id][0]):
+                    self.change(member.worker_id, ODDITIES[pick % len(ODDITIES)])
+
+    def change(self, worker_id: str, oddity: Mapping[str, Scalar | None]) -> None:
+        """Another registration of the same host."""
+        event = self.registration(worker_id, oddity)
+        if self.may_register(event):
+            for _ in range(2):
+                self.apply(event)
+                assert self.state.knows(event)
+
+    @rule()
+    def repair(self) -> None:
+        """Every place gets one sound host."""
+        for place in PLACES:
+            there = [worker for i, worker in self.state.workers.items() if self.places[i] == place]
+            there.sort(key=lambda worker: worker.draining is not None)
+            for superfluous in [worker for worker in there if worker.draining or worker is not there[0]]:
+                self.apply(WorkerFailedEvent(superfluous.worker_id, "the host died"))
+            if not there or there[0].draining:
+                self.join(place)
+            elif not self.state.knows(event := self.registration(there[0].worker_id)):
+                self.apply(event)
+
+    @rule(name=st.sampled_from(["a", "b", "c", "Large"]), owner=st.sampled_from(OWNERS))
+    def release(self, name: str, owner: str) -> None:
+        self.apply(SliceReleasedEvent(name, owner))
+
+    def join(self, place: tuple[str, int]) -> None:
+        """A new worker at a place."""
+        self.joined += 1
+        worker_id = f"{place[0]}-{place[1]}-{self.joined}"
+        self.places[worker_id] = place
+        self.apply(self.registration(worker_id))
+
+    def registration(self, worker_id: str, oddity: Mapping[str, Scalar | None] | None = None) -> WorkerRegisteredEvent:
+        """That of a sound host in its place, but for an oddity."""
+        name, number = self.places[worker_id]
+        if (name, number) in TPU_PLACES:
+            event = host(name, number, TPU_PLACES[name, number], worker_id=worker_id)
+        else:
+            event = WorkerRegisteredEvent(worker_id, "10.0.0.9", {}, {"CPU": 8.0})
+        if (name, number) in RACK_PLACES:
+            rack = {"rack": AttributeValue(name)}
+            event = replace(event, attributes=rack, resources={"TPU": 4.0, "CPU": 8.0})
+        attributes = {key: value.value for key, value in event.attributes.items()} | SOUND | (oddity or {})
+        kept = {key: AttributeValue(value) for key, value in attributes.items() if value is not None}
+        without_chips = "TPU" in (oddity or {})
+        return replace(event, attributes=kept, resources={"CPU": 8.0} if without_chips else event.resources)
+
+    def may_register(self, event: WorkerRegisteredEvent) -> bool:
+        """What tasks use of a host does not vanish under them."""
+        known = self.state.workers.get(event.worker_id)
+        return known is None or not known.occupants or known.resources == event.resources
+
+    # -- picking -----------------------------------------------------------------------------------------------------
 
     def job(self, pick: int) -> Job:
         return list(self.state.jobs.values())[pick % len(self.state.jobs)]
 
     def worker(self, pick: int) -> str:
-        names = sorted(w.worker_id for name in SLICES for w in self.members(name))
-        return names[pick % len(names)]
+        return list(self.state.workers)[pick % len(self.state.workers)]
 
-    def has_jobs(self) -> bool:
-        return bool(self.state.jobs)
+    def live(self) -> Iterator[tuple[Job, Gang]]:
+        for job in self.state.jobs.values():
+            if not job.state.finished:
+                yield from ((job, gang) for gang in job.gangs if view(gang).live)
 
-    @initialize(count=st.integers(1, 3), slices=COUNTS)
-    def some_jobs_run_already(self, count: int, slices: tuple[int, ...]) -> None:
-        for _ in range(count):
-            self.submit(slices, 2, 2, OWNERS[0])
-        self.schedule(0.0)
+    def live_gang(self, pick: int) -> tuple[Job, Gang]:
+        gangs = list(self.live())
+        return gangs[pick % len(gangs)]
 
-    @precondition(lambda self: self.submitted < 8)
-    @rule(slices=COUNTS, failures=st.integers(0, 2), preemptions=st.integers(0, 2), owner=st.sampled_from(OWNERS))
-    def submit(self, slices: tuple[int, ...], failures: int, preemptions: int, owner: str) -> None:
-        self.submitted += 1
-        spec = gang_spec(
-            f"job-{self.submitted}",
-            slices=slices,
-            owner=owner,
-            max_retries_failure=failures,
-            max_retries_preemption=preemptions,
-        )
-        for _ in range(2):  # submitting twice changes nothing
-            self.apply(JobSubmittedEvent(spec, self.world.now))
+    def confirmation(self, attempt: Attempt, pick: int) -> AttemptEndConfirmedEvent:
+        """It names any task of the gang."""
+        job_id, position, number = attempt
+        members = self.state.jobs[job_id].gangs[position].tasks
+        return AttemptEndConfirmedEvent(job_id, number, members[pick % len(members)].index)
 
-    @rule(seconds=st.sampled_from([0.0, 0.4, 5.0, 40.0]))
-    def schedule(self, seconds: float) -> None:
-        self.world.now += seconds
-        pending = {job.spec.job_id for job in self.state.pending()}
-        plan = self.world.plan()
-        assert {a.job_id for a in plan.assignments} | plan.waiting.keys() == pending
-        assert not {a.job_id for a in plan.assignments} & plan.waiting.keys()
-        assert all(plan.waiting.values())
+    # -- plans -------------------------------------------------------------------------------------------------------
+
+    def check_plan(self, plan: SchedulingResult) -> None:
+        """Everything in it is legal, and every job that waits for something is told why."""
+        placed: defaultdict[str, set[int]] = defaultdict(set)
+        taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        takers: defaultdict[str, list[Job]] = defaultdict(list)
         for assignment in plan.assignments:
             job = self.state.jobs[assignment.job_id]
-            self.check_legal(job, assignment)
-            self.apply(assignment)
-            self.held[assignment.job_id, job.gang.attempt] = tuple(w for group in assignment.groups for w in group)
+            position, worker_ids = self.check_place(job, assignment)
+            assert position in job.pending
+            assert position not in placed[assignment.job_id], "one place for each gang"
+            assert job.gangs[position].not_before <= self.world.now
+            placed[assignment.job_id].add(position)
+            assert len(worker_ids) == len(set(worker_ids)), "two members on one host"
+            for worker_id in worker_ids:
+                worker = self.state.workers[worker_id]
+                taken[worker_id].update(demand_of(job, worker))
+                takers[worker_id].append(job)
+        for worker_id, demand in taken.items():
+            worker = self.state.workers[worker_id]
+            for resource, amount in (self.in_use(worker) + demand).items():
+                assert amount <= worker.resources.get(resource, 0.0), f"{worker_id}: too much {resource}"
+            with_chips = [job for job in takers[worker_id] if uses_chips(job.spec)]
+            assert len(with_chips) + self.uses_of_chips(worker) <= 1
+        self.check_reasons(plan, placed)
+        self.check_kept(plan, takers)
 
-    def check_legal(self, job: Job, assignment: GangAssignedEvent) -> None:
-        """Whole slices of the right size, every host there, in order, fit and free."""
-        assert len(assignment.groups) == len(set(assignment.group_names))
-        assert len(assignment.groups) in job.spec.coscheduling.num_groups
-        for name, group in zip(assignment.group_names, assignment.groups, strict=True):
-            members = {i: w for i, w in self.state.workers.items() if str(w.attributes[TPU_NAME]) == name}
-            assert [members[worker_id].host_number for worker_id in group] == [0, 1]
-            assert members.keys() == set(group)
-            for worker in members.values():
-                assert (worker.occupants, worker.draining, worker.foreign) == ({}, None, None)
-                assert not worker.suspected or self.world.now >= worker.suspected_until
+    def check_place(self, job: Job, assignment: AssignedEvent) -> tuple[int, list[str]]:
+        """The hosts are what the job asks for, take new tasks, and are groups as they should be."""
+        if isinstance(assignment, TaskAssignedEvent):
+            assert job.spec.coscheduling is None
+            position, groups, group_by = assignment.task_index, {"": (assignment.worker_id,)}, None
+        else:
+            assert job.spec.coscheduling is not None
+            position, groups = 0, dict(zip(assignment.group_names, assignment.groups, strict=True))
+            group_by = job.spec.coscheduling.group_by
+            assert len(groups) == len(assignment.group_names)
+            assert len(groups) in job.spec.coscheduling.counts
+        for name, worker_ids in groups.items():
+            for worker in map(self.state.workers.__getitem__, worker_ids):
+                assert suits(job, worker)
+                assert takes_new(worker, self.world.now)
+                assert group_by is None or worker.attributes[group_by].value == name, "a gang is split"
+            if group_by is not None and not job.spec.whole_groups:
+                assert len(worker_ids) == job.spec.replicas
+            if group_by == TPU_NAME:
+                self.check_slice(job, name, worker_ids)
+        return position, [worker_id for worker_ids in groups.values() for worker_id in worker_ids]
 
-    @precondition(has_jobs)
-    @rule(pick=PICK, index=st.integers(0, 5), state=REPORTS)
-    def report(self, pick: int, index: int, state: TaskState) -> None:
-        job = self.job(pick)
-        index %= len(job.tasks)
-        if state is S.FAILED and job.tasks[index].state is S.SUCCEEDED:
-            state = S.WORKER_FAILED  # a function returns once
-        for _ in range(2):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.gang.attempt, state, "boom"))
-
-    @precondition(has_jobs)
-    @rule(pick=PICK, state=st.sampled_from([S.RUNNING, S.RUNNING, S.SUCCEEDED]))
-    def report_all(self, pick: int, state: TaskState) -> None:
-        job = self.job(pick)
-        for index in range(len(job.tasks)):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.gang.attempt, state))
-
-    @precondition(has_jobs)
-    @rule(pick=PICK)
-    def dispatch_fails(self, pick: int) -> None:
-        job = self.job(pick)
-        for _ in range(2):
-            self.apply(TaskDispatchFailedEvent(job.spec.job_id, job.gang.attempt, "no answer", self.world.now))
-
-    @precondition(has_jobs)
-    @rule(pick=PICK, index=st.integers(0, 5), state=REPORTS)
-    def older_attempts_are_reported_late(self, pick: int, index: int, state: TaskState) -> None:
-        job = self.job(pick)
-        before = deepcopy(job)
-        for attempt in range(job.gang.attempt):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "late"))
-            self.apply(TaskDispatchFailedEvent(job.spec.job_id, attempt, "late", self.world.now))
-        assert job == before
-
-    @precondition(has_jobs)
-    @rule(pick=PICK)
-    def cancel(self, pick: int) -> None:
-        self.apply(JobCancelledEvent(self.job(pick).spec.job_id, "enough"))
-
-    @precondition(lambda self: self.held)
-    @rule(pick=PICK)
-    def confirm(self, pick: int) -> None:
-        job_id, attempt = list(self.held)[pick % len(self.held)]
-        job = self.state.jobs[job_id]
-        if job.gang.attempt == attempt and any(task.state in (S.ASSIGNED, S.RUNNING) for task in job.tasks):
-            with pytest.raises(IllegalTransitionError):
-                self.state.handle_event(AttemptEndConfirmedEvent(job_id, attempt))
-            return
-        for _ in range(2):
-            self.apply(AttemptEndConfirmedEvent(job_id, attempt))
-        del self.held[job_id, attempt]
-
-    @precondition(lambda self: any(map(self.members, SLICES)))
-    @rule(pick=PICK, trouble=st.sampled_from(["lost", "lost", "drain", "silent", "foreign", "replaced early"]))
-    def trouble(self, pick: int, trouble: str) -> None:
-        worker = self.state.workers[self.worker(pick)]
-        name, number = str(worker.attributes[TPU_NAME]), worker.host_number
-        match trouble:
-            case "lost":
-                for _ in range(2):
-                    self.apply(WorkerFailedEvent(worker.worker_id, "the host died"))
-            case "drain":
-                self.apply(WorkerDrainedEvent(worker.worker_id, "notice"))
-            case "silent":
-                self.apply(WorkerSuspectedEvent(worker.worker_id, "no answer", self.world.now))
-            case "foreign":
-                self.apply(replace(host(name, number, worker_id=worker.worker_id), foreign="a stranger"))
-            case "replaced early":  # before its death is known: then two have the same number
-                self.join(name, number)
-
-    @rule()
-    def repair(self) -> None:
-        """Every slice gets two sound hosts."""
-        for name in SLICES:
-            for number in range(2):
-                there = [w for w in self.members(name) if w.host_number == number]
-                for superfluous in there[1:]:
-                    self.apply(WorkerFailedEvent(superfluous.worker_id, "the host died"))
-                if there:
-                    self.apply(host(name, number, worker_id=there[0].worker_id))
-                else:
-                    self.join(name, number)
+    def check_slice(self, job: Job, name: str, worker_ids: tuple[str, ...]) -> None:
+        """Complete and all in order; its hosts by number; of a larger one a part only if there is nothing else."""
+        assert self.is_sound_slice(name)
+        numbers = [self.state.workers[worker_id].host_number for worker_id in worker_ids]
+        assert numbers == sorted(numbers, key=lambda number: number or 0)
+        size = len(self.members(name))
+        assert len(worker_ids) == size or (len(worker_ids) < size and not job.spec.whole_groups)
+        if len(worker_ids) < size:
+            right = [name for name in "abc" if self.is_sound_slice(name) and len(self.members(name)) == len(worker_ids)]
+            suitable = [name for name in right if all(suits(job, worker) for worker in self.members(name))]
+            assert len(suitable) < counts_of(job)[0], f"{suitable} would do"
 
     def members(self, name: str) -> list[Worker]:
-        return [w for w in self.state.workers.values() if str(w.attributes[TPU_NAME]) == name]
+        return [worker for worker_id, worker in self.state.workers.items() if self.places[worker_id][0] == name]
 
-    def join(self, name: str, number: int) -> None:
-        self.registered += 1
-        self.apply(host(name, number, worker_id=f"{name}-{number}-{self.registered}"))
+    def is_sound_slice(self, name: str) -> bool:
+        members = self.members(name)
+        size = members[0].attributes[TPU_VM_COUNT].value if members else 0
+        return sorted(worker.host_number or 0 for worker in members) == list(range(size)) and all(
+            takes_new(worker, self.world.now) and worker.attributes[TPU_VM_COUNT].value == size for worker in members
+        )
 
-    @rule(name=st.sampled_from(SLICES), owner=st.sampled_from(OWNERS))
-    def release(self, name: str, owner: str) -> None:
-        before = dict(self.state.holders)
-        self.apply(SliceReleasedEvent(name, owner))
-        if before.get(name) == owner:  # whoever was promised the slice holds it now
-            del before[name]
-            for job in self.state.jobs.values():
-                if job.state is JobState.RUNNING and name in job.gang.groups:
-                    before[name] = job.spec.owner
-        assert self.state.holders == before
+    def check_reasons(self, plan: SchedulingResult, placed: Mapping[str, set[int]]) -> None:
+        for event in plan.timed_out:
+            job = self.state.jobs[event.job_id]
+            assert self.world.now - job.submitted_at > job.spec.scheduling_timeout
+        for event in plan.unschedulable:
+            assert any(c.key == "zone" or c.key == "generation" for c in self.state.jobs[event.job_id].spec.constraints)
+        given_up = [event.job_id for event in (*plan.timed_out, *plan.unschedulable)]
+        assert len(given_up) == len(set(given_up))
+        assert not set(given_up) & (placed.keys() | plan.waiting.keys())
+        for event in (*plan.timed_out, *plan.unschedulable):
+            gang = self.state.jobs[event.job_id].gangs[self.attempt_of_task(event.job_id, event.task_index)]
+            assert (gang.pending, gang.started) == (True, False)
+        for job_id, job in self.state.jobs.items():
+            left = set(job.pending) - placed.get(job_id, set())
+            assert (job_id in plan.waiting or job_id in given_up) == bool(left), f"{job_id}: a reason if it waits"
+            if not job.state.finished:
+                assert left or placed.get(job_id) or job.state is JobState.RUNNING
+        for waiting in plan.waiting.values():
+            assert str(waiting)
+
+    def attempt_of_task(self, job_id: str, index: int) -> int:
+        return 0 if self.state.jobs[job_id].spec.coscheduling else index
+
+    def check_kept(self, plan: SchedulingResult, takers: Mapping[str, list[Job]]) -> None:
+        """Jobs that have waited too long have groups kept, which go to nobody who comes after them."""
+        kept: dict[str, list[Worker]] = {}
+        for job_id, waiting in plan.waiting.items():
+            group_by = waiting.requirement.group_by
+            kept[job_id] = [
+                worker
+                for worker in self.state.workers.values()
+                if (worker.worker_id if group_by is None else self.places[worker.worker_id][0]) in waiting.kept
+            ]
+        for job_id, workers in kept.items():
+            job = self.state.jobs[job_id]
+            for worker in workers:
+                for other in takers.get(worker.worker_id, ()):
+                    assert not self.comes_after(other, job), f"{other.spec.job_id} takes what is kept for {job_id}"
+        assert [job_id for job_id in plan.waiting if kept[job_id] and job_id not in plan.starving] == []
+        for job_id, waiting in plan.waiting.items():
+            job = self.state.jobs[job_id]
+            long = any(self.waits_long(gang) for gang in job.gangs)
+            assert long or (job_id not in plan.starving and not waiting.kept)
+            long = all(self.waits_long(gang) for gang in job.gangs if gang.pending)
+            if long and waiting.reason is WaitReason.IN_USE and job_id not in plan.starving:
+                others = [worker for i in plan.starving for worker in kept.get(i, ()) if i != job_id]
+                names = {self.places[worker.worker_id][0] for worker in others}
+                rivals = [worker for name in names for worker in self.members(name) if suits(job, worker)]
+                assert rivals, f"nothing is kept for {job_id}, nor for anybody who competes with it"
+
+    def comes_after(self, other: Job, job: Job) -> bool:
+        """Whether another job is surely looked at later."""
+        band, other_band = job.spec.priority, other.spec.priority
+        urgent = other.spec.coscheduling is not None and self.waits_long(other.gang)
+        same_queue = band == other_band and job.spec.user == other.spec.user
+        return other_band > band or (same_queue and other.number > job.number and not urgent)
+
+    def waits_long(self, gang: Gang) -> bool:
+        return gang.pending and self.world.now - gang.waiting_since > BACKFILL_BOUND_S
+
+    # -- after every step --------------------------------------------------------------------------------------------
 
     @invariant()
-    def check(self) -> None:
+    def state_is_whole(self) -> None:
         self.state.check()
 
+    @precondition(lambda self: self.looks_often)
     @invariant()
-    def every_host_has_the_tasks_that_it_should_have_and_at_most_one(self) -> None:
+    def indexes_are_up_to_date_and_every_job_runs_or_has_a_reason(self) -> None:
+        self.check_plan(self.world.plan())
+        self.state.fleet.check_candidates(self.world.now)
+
+    @invariant()
+    def every_host_has_the_tasks_that_it_should_have(self) -> None:
         expected: dict[str, set[tuple[str, int]]] = {worker_id: set() for worker_id in self.state.workers}
-        for (job_id, attempt), worker_ids in self.held.items():
-            for index, worker_id in enumerate(worker_ids):
-                if worker_id in expected:
-                    expected[worker_id].add((f"{job_id}/task-{index}", attempt))
+        over: dict[str, set[tuple[str, int]]] = {worker_id: set() for worker_id in self.state.workers}
+        for attempt, hosts in self.account.held.items():
+            live = self.is_live(attempt)
+            for task_id, worker_id in hosts.items():
+                expected[worker_id].add((task_id, attempt[2]))
+                if not live:
+                    over[worker_id].add((task_id, attempt[2]))
         for worker_id, occupants in expected.items():
-            assert self.state.workers[worker_id].occupants.keys() == occupants
-            assert len(occupants) <= 1
+            worker = self.state.workers[worker_id]
+            assert worker.occupants.keys() == occupants
+            assert worker.ending == over[worker_id]
+            assert self.uses_of_chips(worker) <= 1, f"{worker_id} is used twice"
+            used = self.in_use(worker)
+            for resource, amount in worker.resources.items():
+                assert 0 <= used[resource] <= amount
+                assert worker.free[resource] == amount - used[resource]
 
     @invariant()
-    def hosts_know_which_of_their_tasks_are_over(self) -> None:
-        for worker in self.state.workers.values():
-            over = set()
-            for task_id, attempt in worker.occupants:
-                job = self.state.jobs[task_id.rpartition("/")[0]]
-                if job.gang.attempt != attempt or job.state is not JobState.RUNNING:
-                    over.add((task_id, attempt))
-            assert worker.ending == over
+    def holds_are_as_the_events_say(self) -> None:
+        held = {(job_id, attempt, position) for job_id, position, attempt in self.account.held}
+        told = [event for owner in OWNERS for event in self.state.attempts_of(owner)]
+        assert {(event.job_id, event.attempt, self.attempt_of(event)[1]) for event in told} == held
+        assert len(told) == len(held)
+        for job_id, attempt, position in held:
+            assert self.state.holds_capacity(job_id, attempt, position)
 
     @invariant()
-    def gangs_are_placed_all_or_none(self) -> None:
-        for job in self.state.jobs.values():
-            waiting = [task.state is S.PENDING for task in job.tasks]
-            assert all(waiting) or not any(waiting)
-            assert all((task.worker_id is None) == (task.state is S.PENDING) for task in job.tasks) or (
-                job.state.finished
-            )
+    def jobs_are_counted_right(self) -> None:
+        pending = {job.spec.job_id for job in self.state.pending()}
+        for job_id, job in self.state.jobs.items():
+            assert +job.counts == Counter(task.state for task in job.tasks)
+            positions = {i for i, gang in enumerate(job.gangs) if gang.tasks[0].state is S.PENDING}
+            assert set(job.pending) == positions
+            assert (job_id in pending) == bool(positions)
+            assert [task.task_id for task in job.tasks] == [f"{job_id}/task-{i}" for i in range(len(job.tasks))]
+        for owner in OWNERS:
+            unfinished = [j for j in self.state.jobs.values() if j.spec.owner == owner and not j.state.finished]
+            assert self.state.jobs_of(owner) == unfinished
 
-    @invariant()
-    def budgets_are_kept(self) -> None:
-        for job in self.state.jobs.values():
-            assert job.failures <= job.spec.max_retries_failure + job.state.finished
-            assert job.preemptions <= job.spec.max_retries_preemption + job.state.finished
-            assert sum(charged(job)) <= job.gang.attempt
+    def in_use(self, worker: Worker) -> Counter[str]:
+        used: Counter[str] = Counter()
+        for (job_id, _, _), hosts in self.account.held.items():
+            for worker_id in hosts.values():
+                if worker_id == worker.worker_id:
+                    used += demand_of(self.state.jobs[job_id], worker)
+        return used
+
+    def uses_of_chips(self, worker: Worker) -> int:
+        return sum(
+            list(hosts.values()).count(worker.worker_id)
+            for (job_id, _, _), hosts in self.account.held.items()
+            if uses_chips(self.state.jobs[job_id].spec)
+        )
+
+    # -- the end -----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
         """Once hosts are there and nothing else goes wrong, every job ends."""
-        for name in ("new-1", "new-2", "new-3"):
-            self.world.add_slice(name)
-        patience = 2 * self.submitted + 2
-        while not all(job.state.finished for job in self.state.jobs.values()) and patience:
+        self.repair()
+        patience = 2 + sum(len(job.gangs) for job in self.state.jobs.values())
+        while patience and not all(job.state.finished for job in self.state.jobs.values()):
             patience -= 1
-            for job in [job for job in self.state.jobs.values() if job.state is JobState.RUNNING]:
-                self.report_all_succeeded(job)
-            for key in [k for k in self.held if self.state.jobs[k[0]].state is not JobState.RUNNING]:
-                self.apply(AttemptEndConfirmedEvent(*key))
-                del self.held[key]
+            for job, gang in list(self.live()):
+                self.report_all(job, gang, S.SUCCEEDED)
+            self.confirm_all_that_is_over()
             self.schedule(1000.0)
-            self.every_host_has_the_tasks_that_it_should_have_and_at_most_one()
-            self.gangs_are_placed_all_or_none()
-        assert all(job.state.finished for job in self.state.jobs.values())
-        self.check()
-
-    def report_all_succeeded(self, job: Job) -> None:
-        for index in range(len(job.tasks)):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, job.gang.attempt, S.SUCCEEDED))
+            self.every_host_has_the_tasks_that_it_should_have()
+            self.state_is_whole()
+        waiting = {job_id: str(why) for job_id, why in self.world.plan().waiting.items()}
+        assert all(job.state.finished for job in self.state.jobs.values()), waiting
+        self.state_is_whole()
 
 
-TestRandomEvents = RandomEvents.TestCase
-TestRandomEvents.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+class TestRandomEvents(RandomEvents.TestCase):
+    """A few hundred sequences."""
+
+    settings = settings(
+        max_examples=250 * EXAMPLES,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900 * EXAMPLES)
+class TestRandomEventsThoroughly(RandomEvents.TestCase):
+    """Thousands of sequences."""
+
+    settings = settings(TestRandomEvents.settings, max_examples=1500 * EXAMPLES)

@@ -1,12 +1,16 @@
 """A small cluster on paper: the controller's state and its scheduler, with the words that tests use."""
 
-from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
+from collections.abc import Mapping
+from dataclasses import replace
+
+from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
     JobSubmittedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
+    TimePassedEvent,
     WorkerFailedEvent,
     WorkerRegisteredEvent,
 )
@@ -36,6 +40,12 @@ def gang_spec(
     return JobSpec(job_id=job_id, **(values | changes))
 
 
+def tasks_spec(job_id: str = "job", replicas: int = 2, **changes: object) -> JobSpec:
+    """Tasks that are placed one by one, each with the chips of a host; with the default budgets unless told."""
+    values = {"owner": "pool-a", "replicas": replicas, "resources": {"TPU": 4.0}}
+    return JobSpec(job_id=job_id, **(values | changes))
+
+
 def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: object) -> WorkerRegisteredEvent:
     """The registration of one TPU host, ``<slice>-<number>`` unless told."""
     attributes = {
@@ -53,6 +63,17 @@ def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: objec
     return WorkerRegisteredEvent(**(values | changes))
 
 
+def cpu_host(name: str, cpus: float = 8.0, **attributes: Scalar) -> WorkerRegisteredEvent:
+    """The registration of a host without chips."""
+    return tagged(WorkerRegisteredEvent(name, "10.0.0.9", {}, {"CPU": cpus}), attributes)
+
+
+def tagged(event: WorkerRegisteredEvent, attributes: Mapping[str, Scalar]) -> WorkerRegisteredEvent:
+    """The same registration with more attributes."""
+    more = {key: AttributeValue(value) for key, value in attributes.items()}
+    return replace(event, attributes={**event.attributes, **more})
+
+
 class World:
     """A controller's state and its scheduler, with the words that tests use."""
 
@@ -61,15 +82,29 @@ class World:
         self.now = 100.0
 
     def do(self, event: Event) -> Effects:
+        self.state.handle_event(TimePassedEvent(self.now))
         return self.state.handle_event(event)
 
-    def add_slice(self, name: str, tpu_type: str = "v4-16") -> None:
+    def add_slice(self, name: str, tpu_type: str = "v4-16", **attributes: Scalar) -> None:
         for number in range(get_tpu_config(tpu_type).vm_count):
-            self.do(host(name, number, tpu_type))
+            self.do(tagged(host(name, number, tpu_type), attributes))
 
     def submit(self, job_id: str = "job", **changes: object) -> Job:
         self.do(JobSubmittedEvent(gang_spec(job_id, **changes), self.now))
         return self.state.jobs[job_id]
+
+    def submit_tasks(self, job_id: str = "job", replicas: int = 2, **changes: object) -> Job:
+        """A job without coscheduling."""
+        self.do(JobSubmittedEvent(tasks_spec(job_id, replicas, **changes), self.now))
+        return self.state.jobs[job_id]
+
+    def start_tasks(self, job_id: str = "job", replicas: int = 2, **changes: object) -> Job:
+        """A job without coscheduling whose tasks all run."""
+        job = self.submit_tasks(job_id, replicas, **changes)
+        self.schedule()
+        for task in job.tasks:
+            self.report(job, S.RUNNING, task.index)
+        return job
 
     def plan(self) -> SchedulingResult:
         state = self.state
@@ -93,7 +128,7 @@ class World:
     def report(
         self, job: Job, state: TaskState, index: int = 0, attempt: int | None = None, error: str = "boom"
     ) -> Effects:
-        number = job.gang.attempt if attempt is None else attempt
+        number = job.gangs[job.position_of(index)].attempt if attempt is None else attempt
         return self.do(TaskStateChangedEvent(job.spec.job_id, index, number, state, error))
 
     def report_all(self, job: Job, state: TaskState) -> Effects:
@@ -102,8 +137,16 @@ class World:
             self.state, [TaskStateChangedEvent(job.spec.job_id, t.index, number, state) for t in job.tasks]
         )
 
-    def confirm(self, job: Job, attempt: int | None = None) -> Effects:
-        return self.do(AttemptEndConfirmedEvent(job.spec.job_id, job.gang.attempt if attempt is None else attempt))
+    def confirm(self, job: Job, attempt: int | None = None, index: int = 0) -> Effects:
+        number = job.gangs[job.position_of(index)].attempt if attempt is None else attempt
+        return self.do(AttemptEndConfirmedEvent(job.spec.job_id, number, index))
+
+    def finish(self, job: Job) -> None:
+        """All that runs of the job succeeds and is gone."""
+        for task in job.tasks:
+            self.report(job, S.SUCCEEDED, task.index)
+        for position, gang in enumerate(job.gangs):
+            self.confirm(job, gang.attempt, position)
 
     def lose(self, worker_id: str) -> Effects:
         return self.do(WorkerFailedEvent(worker_id, "the host died"))

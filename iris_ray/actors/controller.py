@@ -37,6 +37,7 @@ from iris_ray.events import (
     TaintedEvent,
     TaintLiftedEvent,
     TaskDispatchFailedEvent,
+    TimePassedEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.jobs import Job, JobSpec
@@ -238,7 +239,7 @@ class Controller:
 
         What comes in the same turn of the event loop shares one plan and one writing.
         """
-        apply_all(self._state, events, self._effects)
+        apply_all(self._state, [TimePassedEvent(time.time()), *events], self._effects)
         if self._follow_up is None:
             loop = asyncio.get_running_loop()
             self._follow_up = loop.create_future()
