@@ -82,7 +82,7 @@ WAITING = Waiting(
     "train-1",
     WaitReason.IN_USE,
     make_requirement(
-        "tpu-name", 2, True, (Constraint("tpu-topology", ConstraintOp.EQ, "v4-16"),), (), (), {"TPU": 4.0}
+        "tpu-name", 2, True, (Constraint("tpu-topology", ConstraintOp.EQ, "v4-16"),), (), (), {"TPU": 4.0}, True
     ),
     counts=(2,),
     free=1,
@@ -271,6 +271,15 @@ def test_no_cluster_is_said_at_once(command: list[str], nobody: str) -> None:
     assert done.exit_code == NO_CLUSTER
     assert done.output.startswith(f"iris-ray: nothing answers at {nobody}")
     assert "iris-ray demo" in done.output
+
+
+def test_address_of_something_else_is_said_to_be_none_of_rays() -> None:
+    """Ray itself would try for two minutes."""
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        done = invoke("ls", "--address", f"127.0.0.2:{server.getsockname()[1]}")
+    assert done.exit_code == NO_CLUSTER
+    assert "6379" in done.output
 
 
 # -- run ---------------------------------------------------------------------------------------------------------------

@@ -113,10 +113,26 @@ def _require_answer(address: str) -> None:
 
         host = ray.util.get_node_ip_address()  # as Ray does
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+        probe = socket.create_connection((host.strip("[]"), int(port)), _PROBE_S)
     except OSError as error:
         why = error.strerror or "no answer"
         raise NoClusterError(f"nothing answers at {address} ({why}); {TRY_A_CLUSTER}") from None
+    with probe:
+        if not _speaks_grpc(probe):
+            raise NoClusterError(
+                f"what answers at {address} is not the head of a Ray cluster; give Ray's port, which is 6379 unless set"
+                " otherwise (8265 is the dashboard's)"
+            )
+
+
+def _speaks_grpc(probe: socket.socket) -> bool:
+    """Whether the other side greets with an HTTP/2 SETTINGS frame, as gRPC's servers do."""
+    if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+        return True  # it greets nobody before the handshake
+    try:
+        return probe.recv(9)[3:4] == b"\x04"
+    except OSError:
+        return False
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -10,6 +11,7 @@ from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, Iri
 
 OK, FAILED, USAGE, NO_CLUSTER, INTERRUPTED = 0, 1, 2, 3, 130
 DEBUG_VARIABLE = "IRIS_DEBUG"
+_HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2
 
 
 def exit_code(error: IrisError) -> int:
@@ -30,7 +32,7 @@ def errors_as_lines() -> Iterator[None]:
     """Within, every error becomes one line on stderr and an exit code, never a traceback (but with IRIS_DEBUG=1)."""
     try:
         yield
-    except click.exceptions.NoArgsIsHelpError:
+    except _HELP_IS_THE_ANSWER:
         raise
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "iris-ray"
