@@ -472,6 +472,14 @@ class ControllerState:
         if not any(amount > 1e-9 for amount in usage.values()):
             del self.usage[job.spec.user]  # and with it what fractions have left behind
 
+    def _let_go(self, worker_id: str, task_id: str, attempt: int) -> None:
+        """What an attempt held of a lost worker is gone with it."""
+        job = self.jobs[job_of(task_id)]
+        leases, key = self._leases[job.spec.job_id], (job.position_of(index_of(task_id)), attempt)
+        self.usage[job.spec.user].subtract(next(demand for place, _, demand in leases[key] if place == worker_id))
+        leases[key] = tuple(held for held in leases[key] if held[0] != worker_id)
+        self.unrecorded.add(job.spec.job_id)
+
     def _mark_ending(self, job: Job, position: int) -> None:
         gang = job.gangs[position]
         lease = self._leases.get(job.spec.job_id, {}).get((position, gang.attempt))
@@ -544,6 +552,7 @@ class ControllerState:
             return
         self.fleet.remove(event.worker_id)
         for task_id, attempt in worker.occupants:
+            self._let_go(event.worker_id, task_id, attempt)
             found = self._gang_in_attempt(job_of(task_id), index_of(task_id), attempt)
             if found is not None:
                 job, position, gang = found

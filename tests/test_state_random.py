@@ -23,7 +23,9 @@ from iris_ray.events import (
     Event,
     GangAssignedEvent,
     JobCancelledEvent,
+    JobRestoredEvent,
     JobSubmittedEvent,
+    SliceHeldEvent,
     SliceReleasedEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
@@ -37,6 +39,8 @@ from iris_ray.events import (
 )
 from iris_ray.jobs import CoschedulingConfig, Gang, Job, JobSpec, PriorityBand
 from iris_ray.lifecycle import TRANSITIONS, JobState, TaskState
+from iris_ray.records import JobRecord
+from iris_ray.retry import SUSPICION_S
 from iris_ray.scheduler import BACKFILL_BOUND_S, SchedulingResult
 from iris_ray.state import ControllerState, Effects, ReclaimSlice
 from iris_ray.waiting import WaitReason
@@ -227,11 +231,12 @@ def view_jobs(state: ControllerState) -> dict[str, JobView]:
 def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
     """The whole state, to see that nothing has changed."""
     workers = {
-        w.worker_id: (w.attributes, w.draining, w.foreign, w.suspected_until, *w.occupants, *sorted(w.ending))
+        w.worker_id: (w.attributes, w.draining, w.foreign, w.suspected_until, sorted(w.occupants), sorted(w.ending))
         for w in state.workers.values()
     }
-    usage = {user: dict(held) for user, held in state.usage.items()}
-    return view_jobs(state), (workers, dict(state.holders), usage, [job.number for job in state.pending()])
+    usage = {user: {r: round(n, 4) for r, n in held.items() if round(n, 4)} for user, held in state.usage.items()}
+    usage = {user: held for user, held in usage.items() if held}
+    return view_jobs(state), (workers, dict(state.holders), usage, sorted(job.number for job in state.pending()))
 
 
 @dataclass
@@ -691,6 +696,31 @@ class RandomEvents(RuleBasedStateMachine):
                 self.join(place)
             elif not self.state.knows(event := self.registration(there[0].worker_id)):
                 self.apply(event)
+
+    @rule()
+    def a_successor_takes_over(self) -> None:
+        """What comes back from the records is what was there; attempts that are over are stopped once more."""
+        old, new = self.state, ControllerState()
+        new.handle_event(TimePassedEvent(self.world.now))
+        for worker in old.workers.values():
+            facts = worker.worker_id, worker.address, worker.attributes, dict(worker.resources)
+            new.handle_event(WorkerRegisteredEvent(*facts, worker.draining, worker.foreign))
+            if worker.suspected:
+                since = worker.suspected_until - SUSPICION_S
+                new.handle_event(WorkerSuspectedEvent(worker.worker_id, worker.suspected, since))
+        for name, owner in old.holders.items():
+            new.handle_event(SliceHeldEvent(name, owner))
+        stopped = set()
+        for job_id in old.jobs:
+            record = old.record(job_id)
+            assert record is not None
+            effects = new.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+            assert not effects.finished
+            position_of = new.jobs[job_id].position_of
+            stopped |= {(job_id, position_of(stop.task_index), stop.attempt) for stop in effects.stop}
+        assert stopped == {attempt for attempt in self.account.held if not self.is_live(attempt)}
+        assert view_all(new) == view_all(old)
+        self.world.state = new
 
     @rule(name=st.sampled_from(["a", "b", "c", "Large"]), owner=st.sampled_from(OWNERS))
     def release(self, name: str, owner: str) -> None:
