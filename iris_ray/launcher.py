@@ -337,14 +337,17 @@ class _ProcessPool:
     def release(self) -> None:
         with self._lock:
             pool = self._pool
-            if pool is None or not ray.is_initialized():
+            if pool is None or not ray.is_initialized() or self._cluster != self._this_cluster():
                 return
             with contextlib.suppress(RayError):  # it is gone already
                 ray.get(pool.release.remote())  # without slices and jobs it ends in a moment, see _end_when_idle
 
-    def _current(self) -> ActorHandle:
+    def _this_cluster(self) -> str:
         context = ray.get_runtime_context()
-        cluster = f"{context.gcs_address} {context.get_job_id()}"
+        return f"{context.gcs_address} {context.get_job_id()}"
+
+    def _current(self) -> ActorHandle:
+        context, cluster = ray.get_runtime_context(), self._this_cluster()
         if self._pool is None or self._cluster != cluster:
             # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).

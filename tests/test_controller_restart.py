@@ -6,11 +6,10 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.actors.controller import Controller
@@ -23,17 +22,24 @@ from tests.gangs import Trace, alive, wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 
-def controller_pids() -> list[int]:
-    lines = {p.pid: " ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])}
-    return [pid for pid, line in lines.items() if line.startswith("ray::Controller")]
+def controller_pid() -> int:
+    """The process of this cluster's Controller, once it answers."""
+
+    def ask() -> int | None:
+        try:
+            controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+            return ray.get(controller.about.remote(), timeout=10)["pid"]
+        except (RayError, ValueError):
+            return None
+
+    return wait_until(ask)
 
 
 def kill_controller() -> None:
     """End its process with SIGKILL, and wait until it is gone; Ray starts another."""
-    pids = wait_until(controller_pids)
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(map(alive, pids)))
+    pid = controller_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
 
 
 def test_running_gang_does_not_notice(trace: Trace) -> None:
@@ -86,7 +92,7 @@ def test_warm_slices_are_still_known_as_ours() -> None:
 def test_host_lost_while_no_controller_is_there_restarts_the_gang(trace: Trace, cluster: SimulatedCluster) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)
-    os.kill(wait_until(controller_pids)[0], signal.SIGKILL)
+    os.kill(controller_pid(), signal.SIGKILL)
     cluster.kill_host(str(start["slice"]), 1)
     try:
         trace.wait_for_tasks(4, attempt=2, timeout_s=90)
@@ -149,7 +155,7 @@ def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)
     first = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-    (pid,) = controller_pids()
+    pid = controller_pid()
     os.kill(pid, signal.SIGSTOP)
     second = ray.remote(Controller).options(num_cpus=0, max_concurrency=100).remote()
     try:
@@ -161,9 +167,8 @@ def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
         trace.finish()
         assert len(ray.get(job, timeout=60)) == 2
     finally:
-        os.kill(pid, signal.SIGCONT)
         ray.kill(second)
-        kill_controller()  # the next one goes on from the records
+        os.kill(pid, signal.SIGKILL)  # frozen or not; the next one goes on from the records
 
 
 def refuses(controller: ActorHandle) -> bool:
