@@ -6,8 +6,10 @@ was noted when it is next read.
 
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from iris_ray.candidates import Candidates
+from iris_ray.constraints import TAINT_PREFIX, Attributes, AttributeValue
 from iris_ray.groups import Grouping
 from iris_ray.requirement import Requirement
 from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
@@ -22,12 +24,14 @@ class Fleet:
         workers: by worker id; only those that are alive.
         holders: slice name → owner that keeps actors on it, busy or warm.
         totals: what all workers have together, by Ray's resource names.
+        taints: what was set on workers and slices: target → name → reason.
     """
 
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self.holders: dict[str, str] = {}
         self.totals: Counter[str] = Counter()
+        self.taints: dict[str, dict[str, str]] = {}
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
         self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
         self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
@@ -84,6 +88,45 @@ class Fleet:
         return group.workers if group else ()
 
     # -- changing --------------------------------------------------------------------------------------------------
+
+    def register(self, worker: Worker) -> None:
+        """A worker appeared, or what it reports changed. What is known of it besides is kept, a drain included."""
+        worker.attributes = self._with_taints(worker)
+        if known := self.workers.get(worker.worker_id):
+            worker = replace(
+                worker,
+                draining=worker.draining or known.draining,
+                suspected=known.suspected,
+                suspected_until=known.suspected_until,
+                occupants=known.occupants,
+                ending=known.ending,
+            )
+        self.put(worker)
+
+    def taint(self, target: str, name: str, reason: str) -> None:
+        """Set a taint on a worker or a slice, also on one that is not there yet."""
+        self.taints.setdefault(target, {})[name] = reason
+        self._taints_changed(target)
+
+    def lift_taint(self, target: str, name: str) -> None:
+        """Take a taint back, if it was set."""
+        if self.taints.get(target, {}).pop(name, None) is None:
+            return
+        if not self.taints[target]:
+            del self.taints[target]
+        self._taints_changed(target)
+
+    def _taints_changed(self, target: str) -> None:
+        for worker_id in {target, *(worker.worker_id for worker in self.slice_workers(target))}:
+            if worker := self.workers.get(worker_id):
+                self.put(replace(worker, attributes=self._with_taints(worker)))
+
+    def _with_taints(self, worker: Worker) -> Attributes:
+        """What a worker reports, and the taints that were set on it or on its slice."""
+        taints = {**self.taints.get(worker.slice_name or "", {}), **self.taints.get(worker.worker_id, {})}
+        if not taints:
+            return worker.reported
+        return {**worker.reported, **{TAINT_PREFIX + name: AttributeValue(why) for name, why in taints.items()}}
 
     def put(self, worker: Worker) -> None:
         """A worker that is new, or that replaces what was known of it."""

@@ -2,32 +2,35 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
 
+from iris_ray.fleet import Fleet
 from iris_ray.jobs import Gang, Job, Lease, LeaseKey
 from iris_ray.lifecycle import TaskState
 from iris_ray.workers import Worker, index_of, job_of
 
-if TYPE_CHECKING:
-    from iris_ray.state import ControllerState
+Leases = Mapping[str, Mapping[LeaseKey, Lease]]
 
 
 def check_state(
-    state: "ControllerState",
-    leases: Mapping[str, Mapping[LeaseKey, Lease]],
+    jobs: Mapping[str, Job],
+    fleet: Fleet,
+    usage: Mapping[str, Mapping[str, float]],
+    leases: Leases,
     pending: Collection[str],
     finished: Collection[str],
 ) -> None:
     """Raise AssertionError if any invariant is broken.
 
     Args:
-        state: what is checked.
+        jobs: by id.
+        fleet: the live workers.
+        usage: what each user's gangs hold.
         leases: what attempts hold, by job.
         pending: ids of the jobs of which something waits.
         finished: ids of the jobs that are over.
     """
-    _check_usage(state, leases)
-    for job_id, job in state.jobs.items():
+    _check_usage(jobs, usage, leases)
+    for job_id, job in jobs.items():
         over = job.state.finished
         assert (job_id in finished) == over, f"{job_id}: finished or not?"
         _check_counts(job)
@@ -35,23 +38,21 @@ def check_state(
         assert sorted(job.pending) == waiting, f"{job_id}: the queue has {list(job.pending)} of it, not {waiting}"
         assert (job_id in pending) == bool(waiting), f"{job_id}: in the queue or not?"
         for gang in job.gangs:
-            _check_gang(job, gang, state)
-    for worker in state.workers.values():
-        _check_worker(worker, state.jobs, leases)
-    state.fleet.check()
+            _check_gang(job, gang, fleet)
+    for worker in fleet.workers.values():
+        _check_worker(worker, jobs, leases)
+    fleet.check()
 
 
-def _check_usage(state: "ControllerState", leases: Mapping[str, Mapping[LeaseKey, Lease]]) -> None:
-    usage: dict[str, Counter[str]] = {}
+def _check_usage(jobs: Mapping[str, Job], usage: Mapping[str, Mapping[str, float]], leases: Leases) -> None:
+    off = {user: Counter(held) for user, held in usage.items()}
     for job_id, held in leases.items():
         assert held, f"{job_id}: no lease is left, but the place for them"
         for lease in held.values():
             for _, _, demand in lease:
-                usage.setdefault(state.jobs[job_id].spec.user, Counter()).update(demand)
-    for user in usage.keys() | state.usage.keys():
-        off = Counter(state.usage.get(user, {}))
-        off.subtract(usage.get(user, {}))
-        assert all(abs(amount) < 1e-6 for amount in off.values()), f"usage of {user} is off by {off}"
+                off.setdefault(jobs[job_id].spec.user, Counter()).subtract(demand)
+    for user, amounts in off.items():
+        assert all(abs(amount) < 1e-6 for amount in amounts.values()), f"usage of {user} is off by {amounts}"
 
 
 def _check_counts(job: Job) -> None:
@@ -64,7 +65,7 @@ def _check_counts(job: Job) -> None:
         assert gang.succeeded == succeeded, f"{who}: successes are off"
 
 
-def _check_gang(job: Job, gang: Gang, state: "ControllerState") -> None:
+def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
     who = job.spec.job_id
     assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
     assert not (job.state.finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
@@ -75,15 +76,15 @@ def _check_gang(job: Job, gang: Gang, state: "ControllerState") -> None:
     per_group, rest = divmod(len(gang.tasks), len(gang.groups))
     assert rest == 0, f"{who}: groups of unequal size"
     for number, task in enumerate(gang.tasks):
-        worker = state.workers.get(task.worker_id or "")
+        worker = fleet.workers.get(task.worker_id or "")
         assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
         assert (task.task_id, gang.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
         if job.spec.coscheduling:
-            group = state.fleet.grouping(job.spec.coscheduling.group_by).name_of(worker)
+            group = fleet.grouping(job.spec.coscheduling.group_by).name_of(worker)
             assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
 
 
-def _check_worker(worker: Worker, jobs: Mapping[str, Job], leases: Mapping[str, Mapping[LeaseKey, Lease]]) -> None:
+def _check_worker(worker: Worker, jobs: Mapping[str, Job], leases: Leases) -> None:
     for resource, amount in worker.resources.items():
         free = worker.free[resource]
         assert 0 <= free <= amount, f"{worker.worker_id}: {free} of {amount} {resource} is free"

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from iris_ray.constraints import TAINT_PREFIX, Attributes, AttributeValue
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
@@ -38,7 +37,7 @@ from iris_ray.jobs import Gang, Job, Lease, LeaseKey, Task
 from iris_ray.lifecycle import ACTIVE, TRANSITIONS, TaskState
 from iris_ray.records import JobRecord
 from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
-from iris_ray.workers import TPU_NAME, Worker, index_of, job_of, string_attribute
+from iris_ray.workers import Worker, index_of, job_of
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +78,6 @@ class ControllerState:
         jobs: by job id, in the order of submission.
         fleet: all live workers, and who holds what of them.
         usage: what each user's gangs hold, by Ray's resource names.
-        taints: what was set on workers and slices: target → name → reason.
         queue_version: counts the changes to what waits.
         unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
     """
@@ -88,7 +86,6 @@ class ControllerState:
         self.jobs: dict[str, Job] = {}
         self.fleet = Fleet()
         self.usage: dict[str, Counter[str]] = {}
-        self.taints: dict[str, dict[str, str]] = {}
         self.queue_version = 0
         self.unrecorded: set[str] = set()
         self._submitted = 0
@@ -131,11 +128,9 @@ class ControllerState:
                 if worker := self.workers.get(event.worker_id):
                     self.fleet.put(replace(worker, draining=event.reason))
             case TaintedEvent():
-                self.taints.setdefault(event.target, {})[event.taint] = event.reason
-                self._taints_changed(event.target)
+                self.fleet.taint(event.target, event.taint, event.reason)
             case TaintLiftedEvent():
-                if self.taints.get(event.target, {}).pop(event.taint, None) is not None:
-                    self._taints_changed(event.target)
+                self.fleet.lift_taint(event.target, event.taint)
             case WorkerSuspectedEvent():
                 if worker := self.workers.get(event.worker_id):
                     until = max(worker.suspected_until, event.now + SUSPICION_S)
@@ -510,41 +505,17 @@ class ControllerState:
     # -- workers ---------------------------------------------------------------------------------------------------
 
     def _on_worker_registered(self, event: WorkerRegisteredEvent) -> None:
-        known = self.workers.get(event.worker_id)
-        worker = Worker(
-            event.worker_id,
-            event.address,
-            self._with_taints(event.worker_id, event.attributes),
-            event.resources,
-            event.draining or (known.draining if known else None),  # a drain is not taken back
-            event.foreign,
-            reported=event.attributes,
-        )
-        if known:
-            worker = replace(
-                worker,
-                suspected=known.suspected,
-                suspected_until=known.suspected_until,
-                occupants=known.occupants,
-                ending=known.ending,
+        self.fleet.register(
+            Worker(
+                event.worker_id,
+                event.address,
+                event.attributes,
+                event.resources,
+                event.draining,
+                event.foreign,
+                reported=event.attributes,
             )
-        self.fleet.put(worker)
-
-    def _with_taints(self, worker_id: str, reported: Attributes) -> Attributes:
-        """What a worker reports, and the taints that were set on it or on its slice."""
-        slice_name = string_attribute(reported, TPU_NAME)
-        taints = {**self.taints.get(slice_name or "", {}), **self.taints.get(worker_id, {})}
-        if not taints:
-            return reported
-        return {**reported, **{TAINT_PREFIX + name: AttributeValue(reason) for name, reason in taints.items()}}
-
-    def _taints_changed(self, target: str) -> None:
-        if not self.taints[target]:
-            del self.taints[target]
-        for worker_id in {target, *(worker.worker_id for worker in self.fleet.slice_workers(target))}:
-            if worker := self.workers.get(worker_id):
-                attributes = self._with_taints(worker_id, worker.reported)
-                self.fleet.put(replace(worker, attributes=attributes))
+        )
 
     def _on_worker_failed(self, event: WorkerFailedEvent, effects: Effects) -> None:
         worker = self.workers.get(event.worker_id)
@@ -595,7 +566,7 @@ class ControllerState:
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""
-        check_state(self, self._leases, self._pending, self._finished)
+        check_state(self.jobs, self.fleet, self.usage, self._leases, self._pending, self._finished)
 
 
 def _new_tasks(job_id: str, count: int) -> list[Task]:

@@ -195,8 +195,8 @@ class Controller:
             UnknownNameError: nothing of that name was tainted so.
         """
         await self.ping()
-        if taint not in self._state.taints.get(target, {}):
-            tainted = [name for name, taints in self._state.taints.items() if taint in taints]
+        if taint not in self._state.fleet.taints.get(target, {}):
+            tainted = [name for name, taints in self._state.fleet.taints.items() if taint in taints]
             raise unknown(f"taint {taint} on", target, tainted)
         await self._apply([TaintLiftedEvent(target, taint)])
         return [w.worker_id for w in self._state.fleet.slice_workers(target)] or [target]

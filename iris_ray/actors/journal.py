@@ -70,9 +70,9 @@ class Journal:
 
     def write(self, state: ControllerState) -> None:
         """Put down everything that has changed since the last time."""
-        if state.taints != self._taints:
-            self._store.put(f"taints/{self.epoch}", json.dumps(state.taints).encode())
-            self._taints = deepcopy(state.taints)
+        if state.fleet.taints != self._taints:
+            self._store.put(f"taints/{self.epoch}", json.dumps(state.fleet.taints).encode())
+            self._taints = deepcopy(state.fleet.taints)
         for job_id in list(state.unrecorded):
             record, key = state.record(job_id), f"job/{self.epoch}/{job_id}"
             if record is None:
