@@ -80,6 +80,7 @@ class ReferencePlan:
 
     def share_out(self, jobs: list[Job]) -> None:
         """Gang by gang to the user who has least."""
+        jobs = list(jobs)
         while jobs:
             job = min(jobs, key=lambda job: (self.share(job.spec.user), oldest(jobs, job.spec.user), job.number))
             if not self.place_one_gang(job):
