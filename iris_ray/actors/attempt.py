@@ -144,6 +144,10 @@ class Attempt:
             asyncio.ensure_future(slices.ask(name, "run_remote_fn", launches[name], timeout_s=None)): slice_id
             for slice_id, name in enumerate(self.names)
         }
+        for call in calls:
+            call.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # nobody asks once we are cancelled
         slices.use_standbys(self.names)
         refill = asyncio.get_running_loop().call_later(
             REFILL_DELAY_S, slices.renew_standbys, self.names, self._request.process
