@@ -173,11 +173,6 @@ class Constraint:
         return f"{self.key} {self.op.value} {value}"
 
 
-def matches_all(constraints: Iterable[Constraint], attributes: Attributes) -> bool:
-    """Whether a worker satisfies every constraint."""
-    return all(c.matches(attributes) for c in constraints)
-
-
 def _value(value: Any) -> AttributeValue:
     return value if isinstance(value, AttributeValue) else AttributeValue(value)
 

@@ -95,9 +95,6 @@ class Grouping:
     def __iter__(self) -> Iterator[str]:
         return iter(self._members)
 
-    def __len__(self) -> int:
-        return len(self._members)
-
     def __contains__(self, name: object) -> bool:
         return name in self._members
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.constraints import AttributeValue as V
-from iris_ray.constraints import Constraint, ConstraintOp, matches_all
+from iris_ray.constraints import Constraint, ConstraintOp
 
 OP = ConstraintOp
 ORDERINGS = [OP.GT, OP.GE, OP.LT, OP.LE]
@@ -92,14 +92,6 @@ def test_constraint_with_a_value_too_many_or_too_few_is_refused(op: ConstraintOp
     takes_none = op in (OP.EXISTS, OP.NOT_EXISTS)
     with pytest.raises(ValueError, match="'k'"):
         Constraint("k", op, V(1) if takes_none else None)
-
-
-def test_matches_all_needs_every_constraint() -> None:
-    attributes = {"pool": V("large"), "chips": V(4)}
-    large, small = Constraint("pool", OP.EQ, V("large")), Constraint("chips", OP.LT, V(4))
-    assert matches_all([], attributes)
-    assert matches_all([large], attributes)
-    assert not matches_all([large, small], attributes)
 
 
 def test_constraint_reads_as_a_sentence() -> None:
