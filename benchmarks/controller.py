@@ -1,0 +1,495 @@
+"""What the Controller costs: a storm of tasks, dispatch and report latency, its journal, and its recovery.
+
+    python benchmarks/controller.py            # everything; about two minutes on 2 cores
+    python benchmarks/controller.py --quick    # a tenth of the fleet, few samples; about 20 seconds
+
+All of it is real but the hosts: the Controller is a Ray actor with its journal in Ray's key-value store, and hears of
+jobs from other Ray actors as in production. Ray's node table is made up (640 slices, 10,176 hosts), and so is what a
+pool does with an order: it reports RUNNING, then SUCCEEDED, then the confirmed end, each as soon as the report before
+it is answered. Pools and Controller share the machine, so the figures of the clock depend on its cores; those in CPU
+time are the Controller's own.
+"""
+
+import os
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # as in a simulated cluster; Ray would leave a token in the home
+os.environ.setdefault("RAY_worker_niceness", "0")  # else whatever else the machine does goes before the Controller
+
+import argparse
+import asyncio
+import contextlib
+import pickle
+import random
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from iris_ray.actors.controller import Controller
+from iris_ray.actors.journal import Journal
+from iris_ray.actors.messages import AttemptOrder
+from iris_ray.actors.node_watch import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable, registration
+from iris_ray.actors.ray_internals import ClusterStore
+from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    JobCancelledEvent,
+    JobSubmittedEvent,
+    TaskStateChangedEvent,
+    WorkerRegisteredEvent,
+)
+from iris_ray.jobs import CoschedulingConfig, JobSpec
+from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.scheduler import Scheduler
+from iris_ray.state import ControllerState
+from iris_ray.topology import get_tpu_config
+from iris_ray.workers import TPU_TOPOLOGY
+
+LARGE, SMALL = "v4-128", "v4-64"
+SMALL_SLICES = 8
+POOLS = 2
+TRANSITIONS = 3  # PENDING → ASSIGNED → RUNNING → SUCCEEDED
+PAUSE_S = 0.05
+"""Between two samples at most: they fall on any moment of the Controller's reading of the node table."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    slices: int
+    storms: int
+    queued: int
+    samples: int
+    kills: int
+    idle_s: float
+
+    @property
+    def fleet(self) -> dict[str, int]:
+        """How many slices there are of each type."""
+        return {LARGE: self.slices - SMALL_SLICES, SMALL: SMALL_SLICES}
+
+    @property
+    def gangs(self) -> list[str]:
+        """The types of the gangs that fill the fleet."""
+        return [tpu_type for tpu_type, count in self.fleet.items() for _ in range(count)]
+
+
+FULL = Scale(slices=640, storms=5, queued=1000, samples=300, kills=5, idle_s=10.0)
+QUICK = Scale(slices=64, storms=2, queued=100, samples=40, kills=1, idle_s=2.0)
+
+
+def hosts_of(tpu_type: str) -> int:
+    return get_tpu_config(tpu_type).vm_count
+
+
+# -- what is made up ---------------------------------------------------------------------------------------------------
+
+
+class FakeNodes:
+    """Reads a node table with so many slices of each type. Everything in it is new each time, as in Ray's."""
+
+    def __init__(self, fleet: dict[str, int]) -> None:
+        self._fleet = fleet
+        self._nodes: list[dict[str, Any]] = []  # the actor's arguments are to be small: Ray must be able to keep them
+
+    def __call__(self) -> NodeTable:
+        self._nodes = self._nodes or list(fake_nodes(self._fleet))
+        nodes = tuple({**n, "Resources": dict(n["Resources"]), "Labels": dict(n["Labels"])} for n in self._nodes)
+        return NodeTable(nodes, {}, {node["NodeID"]: dict(node["Resources"]) for node in nodes})
+
+
+def fake_nodes(fleet: dict[str, int]) -> Iterator[dict[str, Any]]:
+    slices = [(tpu_type, number) for tpu_type, count in fleet.items() for number in range(count)]
+    for place, (tpu_type, number) in enumerate(slices):
+        for worker in range(hosts_of(tpu_type)):
+            node_id = random.Random(f"{place}/{worker}").randbytes(28).hex()
+            labels = {
+                SLICE_NAME_LABEL: f"{tpu_type}-slice-{number}",
+                WORKER_ID_LABEL: str(worker),
+                POD_TYPE_LABEL: tpu_type,
+                "ray.io/node-id": node_id,
+                "ray.io/accelerator-type": "TPU-V4",
+                "iris/region": "us",
+            }
+            yield {
+                "NodeID": node_id,
+                "Alive": True,
+                "NodeManagerAddress": f"10.{place // 256}.{place % 256}.{worker}",
+                "Labels": labels,
+                "Resources": {"TPU": 4.0, "CPU": 240.0, "memory": 4e11, f"node:10.0.{place}.{worker}": 1.0},
+            }
+
+
+def spec(tpu_type: str, owner: str, user: str = "", slices: int = 1) -> JobSpec:
+    """What GangRun submits for a run_on_pod."""
+    return JobSpec(
+        job_id=f"train-{random.randbytes(4).hex()}",
+        name="train",
+        owner=owner,
+        user=user,
+        device=tpu_type,
+        replicas=hosts_of(tpu_type),
+        coscheduling=CoschedulingConfig(num_groups=(slices,)),
+        constraints=(Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(tpu_type)),),
+        resources={"TPU": 4.0},
+        max_retries_failure=10,
+        max_retries_preemption=10_000,
+        whole_groups=True,
+    )
+
+
+@dataclass
+class Timing:
+    """Of one gang, in seconds: from the submission to the order's arrival, and of each report to its answer."""
+
+    dispatched: float = 0.0
+    reports: list[float] = field(default_factory=list)
+
+
+class FakePool:
+    """Carries out orders as a SlicePoolManager does, but there is nothing to carry out."""
+
+    def __init__(self, controller: ActorHandle, user: str) -> None:
+        self._controller = controller
+        self._owner = ray.get_runtime_context().get_actor_id() or ""
+        self._user = user
+        self._orders: dict[str, asyncio.Future[AttemptOrder]] = {}
+        self._held: dict[str, None] = {}
+        self._finish = asyncio.Event()
+        self._running: list[asyncio.Task[Timing]] = []
+        self._queued: list[str] = []
+
+    # As the Controller calls it.
+
+    async def watched(self) -> None:
+        await asyncio.Event().wait()
+
+    async def reconnect(self, epoch: int) -> tuple[str, ...]:
+        return tuple(self._held)
+
+    async def assign(self, order: AttemptOrder) -> bool:
+        ordered = self._orders.get(order.job_id)
+        if ordered is not None and not ordered.done():
+            self._held.update(dict.fromkeys(hosts[0].slice_name for hosts in order.slices))
+            ordered.set_result(order)
+        return ordered is not None
+
+    async def stop_attempt(self, job_id: str, attempt: int, reason: str, epoch: int) -> None: ...
+
+    async def job_ended(self, job_id: str) -> None: ...
+
+    async def give_up_slice(self, name: str, epoch: int) -> bool:
+        self._held.pop(name, None)
+        return True
+
+    # As the benchmark calls it.
+
+    async def storm(self, tpu_types: list[str]) -> None:
+        """So many gangs at once; returns when they have ended."""
+        await asyncio.gather(*(self._run(tpu_type) for tpu_type in tpu_types))
+
+    async def one_by_one(self, tpu_type: str, count: int) -> list[Timing]:
+        timings = []
+        for _ in range(count):
+            await asyncio.sleep(random.uniform(0, PAUSE_S))
+            timings.append(await self._run(tpu_type))
+        return timings
+
+    async def start(self, tpu_types: list[str]) -> None:
+        """Gangs that run until `finish`; returns when all of them run."""
+        self._finish.clear()
+        up = [asyncio.Event() for _ in tpu_types]
+        self._running += [
+            asyncio.ensure_future(self._run(tpu_type, event, self._finish))
+            for tpu_type, event in zip(tpu_types, up, strict=True)
+        ]
+        await asyncio.gather(*(event.wait() for event in up))
+
+    async def finish(self) -> None:
+        self._finish.set()
+        await asyncio.gather(*self._running)
+        self._running.clear()
+
+    async def queue(self, tpu_type: str, count: int) -> None:
+        """Jobs that will have to wait."""
+        specs = [spec(tpu_type, self._owner, self._user) for _ in range(count)]
+        self._queued += [job.job_id for job in specs]
+        for job in specs:
+            self._orders[job.job_id] = asyncio.get_running_loop().create_future()
+        await asyncio.gather(*(self._submit(job) for job in specs))
+
+    async def cancel_queued(self) -> None:
+        events = [JobCancelledEvent(job_id, "not needed any more") for job_id in self._queued]
+        await self._controller.report.remote(None, events)
+        self._queued.clear()
+
+    async def _submit(self, job: JobSpec) -> None:
+        await self._controller.submit.remote(job, ray.get_runtime_context().current_actor)
+
+    async def _run(self, tpu_type: str, up: asyncio.Event | None = None, finish: asyncio.Event | None = None) -> Timing:
+        job, timing = spec(tpu_type, self._owner, self._user), Timing()
+        ordered = self._orders[job.job_id] = asyncio.get_running_loop().create_future()
+        submitted = time.perf_counter()
+        submission = asyncio.ensure_future(self._submit(job))
+        order = await ordered
+        timing.dispatched = time.perf_counter() - submitted
+        await submission
+        await self._report(order, TaskState.RUNNING, timing)
+        if up and finish:
+            up.set()
+            await finish.wait()
+        await self._report(order, TaskState.SUCCEEDED, timing)
+        await self._tell(job.job_id, [AttemptEndConfirmedEvent(job.job_id, order.attempt)], timing)
+        del self._orders[job.job_id]
+        return timing
+
+    async def _report(self, order: AttemptOrder, state: TaskState, timing: Timing) -> None:
+        tasks = range(len(order.slices) * order.hosts_per_slice)
+        await self._tell(
+            order.job_id, [TaskStateChangedEvent(order.job_id, i, order.attempt, state) for i in tasks], timing
+        )
+
+    async def _tell(self, job_id: str, events: list[Event], timing: Timing) -> None:
+        started = time.perf_counter()
+        await self._controller.report.remote(job_id, events)
+        timing.reports.append(time.perf_counter() - started)
+
+
+# -- the Controller from outside ---------------------------------------------------------------------------------------
+
+
+class Subject:
+    """The Controller that is measured."""
+
+    def __init__(self, scale: Scale) -> None:
+        self.scale = scale
+        self.actor = (
+            ray.remote(Controller)
+            .options(num_cpus=0, max_concurrency=10_000, max_restarts=-1)
+            .remote(FakeNodes(scale.fleet))
+        )
+        kind = ray.remote(FakePool).options(num_cpus=0, max_concurrency=10_000)
+        self.pools = [kind.remote(self.actor, f"user-{number}") for number in range(POOLS)]
+
+    @property
+    def process(self) -> psutil.Process:
+        return psutil.Process(ray.get(self.actor.about.remote())["pid"])
+
+    def on_all_pools(self, method: str, *args: Any) -> list[Any]:
+        """The arguments that are lists are dealt out."""
+        calls = []
+        for number, pool in enumerate(self.pools):
+            own = [arg[number::POOLS] if isinstance(arg, list) else arg for arg in args]
+            calls.append(getattr(pool, method).remote(*own))
+        return ray.get(calls)
+
+    def jobs(self, state: JobState) -> int:
+        return sum(job.state is state for job in ray.get(self.actor.list_jobs.remote()))
+
+
+def cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+@dataclass
+class Spent:
+    wall_s: float
+    cpu_s: float
+
+
+def spent(process: psutil.Process, action: Callable[[], Any]) -> Spent:
+    """What an action takes of the clock, and of the Controller's CPU time."""
+    cpu, start = cpu_s(process), time.perf_counter()
+    action()
+    return Spent(time.perf_counter() - start, cpu_s(process) - cpu)
+
+
+def percentile(samples: list[float], share: float) -> float:
+    return sorted(samples)[min(len(samples) - 1, int(share * len(samples)))]
+
+
+def row(what: str, value: str, goal: str = "") -> None:
+    print(f"| {what} | {value} | {goal} |", flush=True)
+
+
+def spread(samples: list[float], form: str) -> str:
+    """The median, and the least and the most."""
+    low, middle, high = (format(f(samples), form) for f in (min, statistics.median, max))
+    return f"{middle} ({low} to {high})"
+
+
+# -- measurements ------------------------------------------------------------------------------------------------------
+
+
+def measure_storms(subject: Subject) -> None:
+    scale, process = subject.scale, subject.process
+    gangs = scale.gangs
+    tasks = sum(map(hosts_of, gangs))
+    idle = spent(process, lambda: time.sleep(scale.idle_s))
+    row(f"nothing happens at {tasks:,} hosts: share of a core", f"{idle.cpu_s / idle.wall_s:.0%}")
+    storms = [spent(process, lambda: subject.on_all_pools("storm", gangs)) for _ in range(scale.storms)]
+    done = TRANSITIONS * tasks
+    row(
+        f"{tasks:,} tasks in {len(gangs)} gangs: task transitions per second",
+        spread([done / storm.wall_s for storm in storms], ",.0f"),
+        "≥ 5,000",
+    )
+    row("… per second of the Controller's CPU time", spread([done / storm.cpu_s for storm in storms], ",.0f"))
+    row("… from the first submission to the last confirmed end, s", spread([s.wall_s for s in storms], ".2f"))
+    row("… the Controller's CPU time, s", spread([storm.cpu_s for storm in storms], ".2f"))
+    row("… its resident memory afterwards, MB", f"{process.memory_info().rss / 1e6:.0f}", "< 500")
+
+
+def measure_latency(subject: Subject, queued: int) -> None:
+    """One gang after the other, on slices that are free all the time."""
+    samples, process = subject.scale.samples, subject.process
+    timings: list[Timing] = []
+    work = spent(process, lambda: timings.extend(ray.get(subject.pools[0].one_by_one.remote(SMALL, samples))))
+    dispatched = [1000 * timing.dispatched for timing in timings]
+    reported = [1000 * report for timing in timings for report in timing.reports]
+    goal = "p50 < 20" if queued else ""
+    row(f"{queued:,} jobs queued: submit → order at the pool, ms", quantiles(dispatched), goal)
+    row("… report → visible (answered), ms", quantiles(reported))
+    row("… the Controller's CPU time per gang, all else included, ms", f"{1000 * work.cpu_s / samples:.1f}")
+
+
+def quantiles(samples: list[float]) -> str:
+    return f"p50 {percentile(samples, 0.5):.1f}, p99 {percentile(samples, 0.99):.1f}"
+
+
+def measure_recovery(subject: Subject) -> None:
+    """The Controller is killed while every host runs a task."""
+    scale, tasks = subject.scale, sum(map(hosts_of, subject.scale.gangs))
+    total, rays, ours, cpu = [], [], [], []
+    for _ in range(scale.kills):
+        time.sleep(2.0)
+        killed = end(subject.process)
+        jobs = asked_until_answered(subject.actor.list_jobs)
+        answered = time.time()
+        running = [job for job in jobs if job.state is JobState.RUNNING]
+        assert sum(sum(job.tasks.values()) for job in running) == tasks, f"{len(running)} jobs run"
+        cpu.append(cpu_s(subject.process))
+        started = ray.get(subject.actor.about.remote())["started_at"]
+        total.append(answered - killed)
+        rays.append(started - killed)
+        ours.append(answered - started)
+    row(f"SIGKILL at {tasks:,} live tasks → list_jobs() has all RUNNING, s", spread(total, ".2f"), "< 3")
+    row("… of a bare Ray actor → it answers a call, s", spread(recoveries_of_bare_actor(scale.kills), ".2f"))
+    row("… until Ray has made the new Controller object, s", spread(rays, ".2f"))
+    row("… from then until it is asked, knows hosts, jobs and pools again, and answers, s", spread(ours, ".2f"))
+    row("… the new process's CPU time so far, imports included, s", spread(cpu, ".2f"))
+
+
+class Bare:
+    """The least that Ray can bring back."""
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+
+def recoveries_of_bare_actor(kills: int) -> list[float]:
+    actor = ray.remote(Bare).options(num_cpus=0, max_concurrency=10_000, max_restarts=-1).remote()
+    took = []
+    for _ in range(kills):
+        process = psutil.Process(ray.get(actor.pid.remote()))
+        time.sleep(2.0)
+        killed = end(process)
+        asked_until_answered(actor.pid)
+        took.append(time.time() - killed)
+    ray.kill(actor)
+    return took
+
+
+def end(process: psutil.Process) -> float:
+    """SIGKILL; returns when it is gone, with the time of the signal."""
+    killed = time.time()
+    os.kill(process.pid, signal.SIGKILL)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.001)
+    return killed
+
+
+def asked_until_answered(method: Any) -> Any:
+    while True:
+        try:
+            return ray.get(method.remote())
+        except RayError:
+            time.sleep(0.01)
+
+
+def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
+    """In this process, with a journal of its own that nobody reads: what it costs to put down a gang's assignment."""
+    state, journal, table = ControllerState(), Journal(), FakeNodes(fleet)()
+    for node in table.nodes:
+        worker = registration(node, table, ours=0.0)
+        assert isinstance(worker, WorkerRegisteredEvent)
+        state.handle_event(worker)
+    sizes, pickling, writing = [], [], []
+    for number in range(rounds):
+        job = pickle.loads(pickle.dumps(spec(LARGE, "a pool", f"user-{number % 7}", slices)))
+        state.handle_event(JobSubmittedEvent(job, 1.0))
+        (assignment,) = Scheduler().find_assignments(state.pending(), state.fleet, state.usage, 1.0).assignments
+        state.handle_event(assignment)
+        record = state.record(job.job_id)
+        assert record is not None
+        cpu = time.process_time()
+        sizes.append(len(record.to_bytes()))
+        pickling.append(1000 * (time.process_time() - cpu))
+        start = time.perf_counter()
+        journal.write(state)
+        writing.append(1000 * (time.perf_counter() - start))
+        ClusterStore().delete(f"job/{journal.epoch}/{job.job_id}")
+        state.handle_event(JobCancelledEvent(job.job_id, "measured"))
+        state.handle_event(AttemptEndConfirmedEvent(job.job_id, 1))
+        state.unrecorded.clear()
+    tasks = slices * hosts_of(LARGE)
+    row(
+        f"journal, one committed gang of {tasks} tasks: bytes; ms; of them CPU time for the record, ms",
+        f"{statistics.median(sizes):,.0f}; {statistics.median(writing):.2f}; {statistics.median(pickling):.2f}",
+    )
+
+
+def measure(scale: Scale) -> None:
+    subject = Subject(scale)
+    ray.get(subject.actor.ping.remote())
+    print(f"The Controller is process {subject.process.pid}.\n")
+    row("What", "Measured", "To reach")
+    print("|---|---:|---:|")
+    measure_storms(subject)
+    measure_latency(subject, 0)
+    subject.on_all_pools("start", [LARGE] * scale.fleet[LARGE])
+    subject.on_all_pools("queue", LARGE, scale.queued // POOLS)
+    assert subject.jobs(JobState.PENDING) == scale.queued
+    measure_latency(subject, scale.queued)
+    subject.on_all_pools("cancel_queued")
+    subject.on_all_pools("start", [SMALL] * scale.fleet[SMALL])
+    measure_recovery(subject)
+    subject.on_all_pools("finish")
+    assert not subject.jobs(JobState.RUNNING)
+    row("… resident memory in the end, MB", f"{subject.process.memory_info().rss / 1e6:.0f}", "< 500")
+    for slices in (1, 16):
+        measure_journal(scale.fleet, slices, min(100, scale.samples))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the fleet, few samples")
+    options = parser.parse_args()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        measure(QUICK if options.quick else FULL)
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()
