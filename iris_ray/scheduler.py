@@ -116,10 +116,11 @@ class _Cycle:
                 self._pause(job, gang)
                 continue
             remaining = self._remaining_of(job.requirement)
-            names = self._choose(job, remaining)
+            buckets = self._buckets(job, remaining)
+            names = self._choose(job, remaining, buckets)
             if names:
                 return self._assign(job, gang, remaining, names)
-            self._wait(job, gang, remaining)
+            self._wait(job, gang, remaining, buckets)
             break
         return None
 
@@ -144,10 +145,9 @@ class _Cycle:
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
-    def _choose(self, job: Job, remaining: Remaining) -> list[str]:
+    def _choose(self, job: Job, remaining: Remaining, buckets: tuple[int, ...]) -> list[str]:
         """The groups to take: as many as can run now; none if it is better to wait."""
         counts = _counts(job)
-        buckets = self._buckets(job, remaining)
         free = sum(map(remaining.free, buckets))
         soon = sum(map(remaining.soon, buckets))
         fitting = [count for count in counts if count <= free]
@@ -184,13 +184,12 @@ class _Cycle:
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
-    def _wait(self, job: Job, gang: Gang, remaining: Remaining) -> None:
+    def _wait(self, job: Job, gang: Gang, remaining: Remaining, buckets: tuple[int, ...]) -> None:
         job_id, candidates = job.spec.job_id, remaining.candidates
         if not gang.started and (why := self._never_evaluable(job.requirement)) is not None:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, why))
             return
         counts, queue = _counts(job), remaining.waiting
-        buckets = self._buckets(job, remaining)
         sound = sum(candidates.sound[bucket] for bucket in buckets)
         shortage = self._shortage(remaining)
         if sound >= counts[0]:
@@ -228,10 +227,12 @@ class _Cycle:
 
     def _keep(self, job: Job, gang: Gang, remaining: Remaining) -> tuple[str, ...]:
         """Keep groups for a gang that has waited too long: free ones, then those that are nearest to being free."""
+        if not self._waited_long(gang):
+            return ()
         candidates, needed = remaining.candidates, _counts(job)[0]
         buckets = self._buckets(job, remaining)
         enough = sum(candidates.sound[bucket] for bucket in buckets) >= needed
-        if not enough or not self._waited_long(gang) or not remaining.kept.isdisjoint(buckets):
+        if not enough or not remaining.kept.isdisjoint(buckets):
             return ()
         names: list[str] = []
         for bucket in buckets:

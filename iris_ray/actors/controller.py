@@ -5,6 +5,7 @@ table and the pools' reports into events, and the core's effects into calls.
 """
 
 import asyncio
+import gc
 import logging
 import os
 import time
@@ -86,8 +87,9 @@ class Controller:
         self._planned_at = 0.0
         self._deposed: str | None = None
         self._started_at = time.time()
-        self._starting: asyncio.Task[None] | None = None
         self._background: set[asyncio.Task[None]] = set()
+        self._readings: dict[str, object] = {}  # node id → what was last read of it
+        self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     # -- called by pools -------------------------------------------------------------------------------------------
 
@@ -100,8 +102,6 @@ class Controller:
         """
         if self._deposed:
             raise DeposedError(self._deposed)
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
 
     async def submit(self, spec: JobSpec, pool: ActorHandle) -> None:
@@ -278,6 +278,7 @@ class Controller:
             effects = state.handle_event(assignment)
             job = state.jobs[assignment.job_id]
             orders.append((self._order(job), job.spec.owner, effects.reclaim))
+        self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
         apply_all(state, (*plan.timed_out, *plan.unschedulable), self._effects)
         return orders
 
@@ -389,6 +390,8 @@ class Controller:
         if records:
             logger.info("Controller %d takes up %d jobs of %d pools", self._journal.epoch, len(records), len(held))
         self._in_background(self._watch_nodes())
+        gc.collect()
+        gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
         self._apply([])
 
     async def _slices_of(self, owner: str, pool: ActorHandle) -> list[SliceHeldEvent]:
@@ -427,11 +430,16 @@ class Controller:
             if not node["Alive"]:
                 if node_id not in self._gone:
                     self._lost(node_id, failure(node).reason)
+                self._readings.pop(node_id, None)
                 if node_id in workers:
                     events.append(failure(node))
                 continue
             seen.add(node_id)
             held = node.get("Labels", {}).get("ray.io/tpu-slice-name") in self._state.holders
+            reading = node, table.draining.get(node_id), table.available.get(node_id), held
+            if self._readings.get(node_id) == reading:
+                continue
+            self._readings[node_id] = reading
             chips = node.get("Resources", {}).get("TPU", 0.0)
             worker = registration(node, table, ours=chips if held else 0.0)
             if isinstance(worker, str):

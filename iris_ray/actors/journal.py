@@ -63,7 +63,10 @@ class Journal:
         """Put everything down under this epoch, and clear up what earlier ones have left."""
         self.write(state)
         self._store.put(f"complete/{self.epoch}", b"")
-        for kind in ("job/", "taints/", "complete/", "epoch/"):
+        for epoch in {*self._numbers("epoch/"), *self._numbers("complete/")} - {self.epoch}:
+            if epoch < self.epoch:
+                self._store.delete_all(f"job/{epoch}/")
+        for kind in ("taints/", "complete/", "epoch/"):
             for key in self._store.keys(kind):
                 if int(key.split("/")[1]) < self.epoch:
                     self._store.delete(key)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import ray
@@ -10,7 +11,7 @@ from iris_ray.actors.ray_internals import available_resources_by_node, draining_
 from iris_ray.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.errors import InvalidRequestError
 from iris_ray.events import WorkerFailedEvent, WorkerRegisteredEvent
-from iris_ray.topology import get_tpu_config
+from iris_ray.topology import TPUConfig, get_tpu_config
 from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
@@ -51,7 +52,7 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
     if not worker_id.isdecimal():  # nothing is guessed: a host without a number is not host 0
         return f"host {node['NodeManagerAddress']} of {slice_name} has no usable {WORKER_ID_LABEL} ({worker_id!r})"
     try:
-        config = get_tpu_config(labels.get(POD_TYPE_LABEL, "")).with_live_hosts(chips)
+        config = live_config(labels.get(POD_TYPE_LABEL, ""), chips)
     except InvalidRequestError as error:
         return f"host {worker_id} of {slice_name}: {error}"
     attributes = {
@@ -71,6 +72,12 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         draining="Ray is draining it" if node_id in table.draining else None,
         foreign=f"{taken:g} chips of host {worker_id} are in use outside iris_ray" if taken > 0 else None,
     )
+
+
+@cache
+def live_config(pod_type: str, chips: float) -> TPUConfig:
+    """What a TPU type is like if its hosts have so many chips; the same for thousands of hosts, twice a second."""
+    return get_tpu_config(pod_type).with_live_hosts(chips)
 
 
 def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:

@@ -69,10 +69,14 @@ class ClusterStore:
     def delete(self, key: str) -> None:
         internal_kv._internal_kv_del(key, namespace=self._NAMESPACE)
 
+    def delete_all(self, prefix: str) -> None:
+        internal_kv._internal_kv_del(prefix, del_by_prefix=True, namespace=self._NAMESPACE)
+
     def keys(self, prefix: str) -> list[str]:
         return [key.decode() for key in internal_kv._internal_kv_list(prefix, namespace=self._NAMESPACE)]
 
     def items(self, prefix: str) -> dict[str, bytes]:
         """Everything whose key starts so."""
-        found = {key: internal_kv._internal_kv_get(key, namespace=self._NAMESPACE) for key in self.keys(prefix)}
-        return {key: value for key, value in found.items() if value is not None}
+        keys = internal_kv._internal_kv_list(prefix, namespace=self._NAMESPACE)
+        found = internal_kv.global_gcs_client.internal_kv_multi_get(keys, self._NAMESPACE)
+        return {key.decode(): value for key, value in found.items()}
