@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check lint quick bench bench-scheduling clean
+.PHONY: demo test check lint quick bench bench-scheduling bench-controller clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses one of them
 	$(BIN)/python examples/demo.py
@@ -26,6 +26,9 @@ bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 
 bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state cost; about a minute
 	$(BIN)/python benchmarks/scheduling.py
+
+bench-controller: $(READY)  ## a storm of tasks through the real Controller, and its recovery; about two minutes
+	$(BIN)/python benchmarks/controller.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'
