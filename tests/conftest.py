@@ -1,6 +1,7 @@
 """Fixtures for tests on real Ray clusters. They import Ray when they are used: the core is tested without it."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from tests.gangs import Trace
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
+
+# Whoever runs the tests in the background may ignore these, and every process that a test starts would, too.
+for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _default)
 
 
 @pytest.fixture(scope="module")
