@@ -76,9 +76,7 @@ class Remaining:
         self._seen = len(touched)
         for name in names:
             fit = self.candidates.fits.get(name) if name is not None else None
-            if fit is None or name is None:
-                continue
-            if fit.status is Status.UNFIT:
+            if fit is None or name is None or fit.status is Status.UNFIT:
                 continue
             if any(worker_id in self._plan.kept for worker_id in self.group(name).worker_ids):
                 self.kept.add(fit.bucket)

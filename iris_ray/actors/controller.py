@@ -377,7 +377,7 @@ class Controller:
         records, taints = self._journal.left_behind()
         self._journal.begin()
         table = await asyncio.to_thread(self._read_nodes)
-        apply_all(self._state, [*taints, *self._events_of(table)])
+        apply_all(self._state, [TimePassedEvent(time.time()), *taints, *self._events_of(table)])
         self._pools = self._journal.pools()
         held = await asyncio.gather(*(self._slices_of(owner, pool) for owner, pool in self._pools.items()))
         apply_all(self._state, (event for events in held for event in events))
