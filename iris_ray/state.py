@@ -458,22 +458,25 @@ class ControllerState:
         if lease is None:
             return
         self.unrecorded.add(event.job_id)
-        usage = self.usage.setdefault(job.spec.user, Counter())
         for worker_id, task_id, demand in lease:
             self.fleet.vacate(worker_id, (task_id, event.attempt))
-            usage.subtract(demand)
+            self._give_back(job.spec.user, demand)
         if not leases:
             del self._leases[event.job_id]
-        if not any(amount > 1e-9 for amount in usage.values()):
-            del self.usage[job.spec.user]  # and with it what fractions have left behind
 
     def _let_go(self, worker_id: str, task_id: str, attempt: int) -> None:
         """What an attempt held of a lost worker is gone with it."""
         job = self.jobs[job_of(task_id)]
         leases, key = self._leases[job.spec.job_id], (job.position_of(index_of(task_id)), attempt)
-        self.usage[job.spec.user].subtract(next(demand for place, _, demand in leases[key] if place == worker_id))
+        self._give_back(job.spec.user, next(demand for place, _, demand in leases[key] if place == worker_id))
         leases[key] = tuple(held for held in leases[key] if held[0] != worker_id)
         self.unrecorded.add(job.spec.job_id)
+
+    def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
+        usage = self.usage.get(user, Counter())  # whose tasks ask for nothing has none
+        usage.subtract(demand)
+        if not any(amount > 1e-9 for amount in usage.values()):
+            self.usage.pop(user, None)  # and with it what fractions have left behind
 
     def _mark_ending(self, job: Job, position: int) -> None:
         gang = job.gangs[position]

@@ -14,6 +14,7 @@ from iris_ray.events import (
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskUnschedulableEvent,
+    WorkerFailedEvent,
 )
 from iris_ray.jobs import JobSpec
 from iris_ray.lifecycle import JobState, TaskState
@@ -597,3 +598,16 @@ def test_constraint_that_can_not_be_evaluated_ends_the_job_and_nothing_else(worl
     assert "tpu-topology < 4" in given_up.reason
     world.do(given_up)
     assert (odd.state, task_states(odd)) == (JobState.UNSCHEDULABLE, [S.UNSCHEDULABLE, S.KILLED])
+
+
+def test_loss_of_the_host_of_a_task_that_asks_for_nothing(world: World) -> None:
+    """Its user's usage is none already when it ends."""
+    idle = world.submit_tasks("idle", replicas=1, resources={}, max_retries_preemption=0)
+    busy = world.submit_tasks("busy", replicas=1)
+    world.schedule()
+    world.report(busy, S.RUNNING, 0)
+    world.report(busy, S.SUCCEEDED, 0)
+    world.do(AttemptEndConfirmedEvent("busy", 0, 1))
+    assert world.state.usage == {}
+    world.do(WorkerFailedEvent(str(idle.tasks[0].worker_id), "the host died"))
+    assert idle.state is JobState.WORKER_FAILED

@@ -39,7 +39,7 @@ class ControllerClient:
         self._controller: ActorHandle | None = None
         self._connecting = asyncio.Lock()
 
-    async def connect(self) -> None:
+    async def connect(self) -> ActorHandle:
         """Find the Controller, or start it.
 
         Raises:
@@ -48,6 +48,7 @@ class ControllerClient:
         async with self._connecting:
             if self._controller is None:
                 self._controller = await get_or_start_controller()
+            return self._controller
 
     async def ask(self, method: str, *args: Any) -> Any:
         """Its answer, however often it has to be asked.
@@ -60,17 +61,18 @@ class ControllerClient:
             if not isinstance(reply, Unreachable):
                 return reply
             await asyncio.sleep(0.5)
-            self._controller = None  # it may have been replaced
-            await self.connect()
         raise ControllerUnavailableError(f"{reply.reason}; nothing can go on without it")
 
     async def ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """Its answer, or `Unreachable`."""
-        assert self._controller is not None, "connect() comes first"
+        controller = await self.connect()
         try:
-            return await answer(getattr(self._controller, method).remote(*args), "the Controller", timeout_s)
+            reply = await answer(getattr(controller, method).remote(*args), "the Controller", timeout_s)
         except DeposedError as error:
-            return Unreachable(str(error))
+            reply = Unreachable(str(error))
+        if isinstance(reply, Unreachable) and self._controller is controller:
+            self._controller = None  # it may have been replaced: look for it before the next question
+        return reply
 
 
 async def get_or_start_controller() -> ActorHandle:

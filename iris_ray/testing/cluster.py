@@ -220,7 +220,7 @@ class SimulatedCluster:
         return preemption
 
     def freeze_host(self, slice_name: str, worker_id: int) -> None:
-        """Stops all processes of a host (SIGSTOP), as if its kernel hung. Ray gives it up some 4 s later."""
+        """Stops all processes of a host (SIGSTOP), as if its kernel hung. Ray gives it up some 15 s later."""
         victim = self._host(slice_name, worker_id)
         self._say(f"freezing host {victim.host.name}")
         victim.machine.freeze()

@@ -50,10 +50,11 @@ _NOT_IN_USE = -1  # how Ray's agents themselves report a service that they do no
 
 # Settings of Ray's processes that a user's own environment may override.
 _RAY_SETTINGS = {
-    # A killed host is found in 1.5 s and a frozen one in 4 s, instead of 15 s and a minute.
+    # A killed host is found in 1.5 s and a frozen one in 15 s, instead of 15 s and a minute. A host whose machine is
+    # merely busy must not count as frozen: all of them share one.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_timeout_ms": "4000",
     "RAY_health_check_failure_threshold": "3",
     # A raylet that looks for its own object store a moment too early looks again after 20 ms, not after 1 s.
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
