@@ -605,9 +605,7 @@ def test_loss_of_the_host_of_a_task_that_asks_for_nothing(world: World) -> None:
     idle = world.submit_tasks("idle", replicas=1, resources={}, max_retries_preemption=0)
     busy = world.submit_tasks("busy", replicas=1)
     world.schedule()
-    world.report(busy, S.RUNNING, 0)
-    world.report(busy, S.SUCCEEDED, 0)
-    world.do(AttemptEndConfirmedEvent("busy", 0, 1))
+    world.finish(busy)
     assert world.state.usage == {}
     world.do(WorkerFailedEvent(str(idle.tasks[0].worker_id), "the host died"))
     assert idle.state is JobState.WORKER_FAILED
