@@ -608,4 +608,4 @@ def test_loss_of_the_host_of_a_task_that_asks_for_nothing(world: World) -> None:
     world.finish(busy)
     assert world.state.usage == {}
     world.do(WorkerFailedEvent(str(idle.tasks[0].worker_id), "the host died"))
-    assert idle.state is JobState.WORKER_FAILED
+    assert (idle.state, charged(idle)) == (JobState.PENDING, (0, 0))
