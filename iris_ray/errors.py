@@ -14,6 +14,7 @@
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
     ├── ControllerUnavailableError (RuntimeError)
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
+    ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
@@ -74,6 +75,10 @@ class ControllerUnavailableError(IrisError, RuntimeError):
 
 class ResultNotPicklableError(IrisError, TypeError):
     """The user's function returned a value that can't be sent to the caller."""
+
+
+class EndpointNotFoundError(IrisError, LookupError):
+    """No running task of the job has registered an endpoint of that name."""
 
 
 class TaskSetupError(IrisError, RuntimeError):

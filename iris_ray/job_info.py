@@ -37,6 +37,11 @@ class JobInfo:
     worker_id: int
     coordinator_address: str
 
+    @property
+    def namespace(self) -> str:
+        """Whose endpoints the task sees: those of its job."""
+        return self.job_id
+
     def to_env(self) -> dict[str, str]:
         """The ``IRIS_*`` variables that describe this task."""
         return {variable: str(getattr(self, field)) for field, variable in _VARIABLES.items()}

@@ -246,11 +246,26 @@ class Job:
             return JobState.SUCCEEDED if counts[_S.SUCCEEDED] else JobState.FAILED
         return JobState.PENDING if counts[_S.PENDING] == total else JobState.RUNNING
 
+    def gang_state(self, task_index: int) -> JobState:
+        """The state of the gang that a task belongs to, as if it were a job by itself."""
+        return self.state if self.spec.coscheduling else _ALONE[self.gangs[task_index].tasks[0].state]
+
     @property
     def _tolerates_failures(self) -> bool:
         limit = self.spec.max_task_failures
         return limit is not None and self.failures <= limit
 
+
+_ALONE = {
+    _S.PENDING: JobState.PENDING,
+    _S.ASSIGNED: JobState.RUNNING,
+    _S.RUNNING: JobState.RUNNING,
+    _S.SUCCEEDED: JobState.SUCCEEDED,
+    _S.FAILED: JobState.FAILED,
+    _S.KILLED: JobState.KILLED,
+    _S.WORKER_FAILED: JobState.WORKER_FAILED,
+    _S.UNSCHEDULABLE: JobState.UNSCHEDULABLE,
+}
 
 _DECISIVE = (
     (_S.WORKER_FAILED, JobState.WORKER_FAILED),

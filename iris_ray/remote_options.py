@@ -46,13 +46,13 @@ _REASONS = {
 
 
 def function_and_options(
-    remote_fn: Callable[[], Any] | Any, config: TPUConfig
+    remote_fn: Callable[[], Any] | Any, config: TPUConfig | None
 ) -> tuple[Callable[..., Any], TaskOptions]:
     """The plain function and what it asks for.
 
     Args:
         remote_fn: a callable, or a Ray remote function.
-        config: the TPU type that it is to run on.
+        config: the TPU type that it is to run on; None without TPU.
 
     Raises:
         InvalidFunctionError: it is neither.
@@ -75,7 +75,7 @@ def function_and_options(
     raise InvalidFunctionError(f"the first argument must be a function or a Ray remote function, and is {what}")
 
 
-def _translate(given: dict[str, Any], config: TPUConfig) -> TaskOptions:
+def _translate(given: dict[str, Any], config: TPUConfig | None) -> TaskOptions:
     given = {key: value for key, value in given.items() if value is not None}
     runtime_env = dict(given.pop("runtime_env", {}) or {})
     if unknown := set(runtime_env) - RuntimeEnv.known_fields - {"_ray_commit"}:
@@ -87,7 +87,11 @@ def _translate(given: dict[str, Any], config: TPUConfig) -> TaskOptions:
         if option in given:
             resources[resource] = float(given.pop(option))
     chips = resources.pop("TPU", None)
-    if chips is not None and chips != config.chips_per_vm:
+    if chips and config is None:
+        raise UnsupportedOptionError(
+            'resources={"TPU": …} without a TPU type; say which, for example device=tpu_device("v4-8")'
+        )
+    if chips is not None and config is not None and chips != config.chips_per_vm:
         raise UnsupportedOptionError(
             f'resources={{"TPU": {chips:g}}}: a task gets all {config.chips_per_vm} chips of its {config.name} host,'
             " because libtpu allows one process a host; leave TPU out"

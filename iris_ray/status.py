@@ -45,6 +45,27 @@ class JobStatus:
     error: str | None
     waiting: Waiting | None
 
+    @property
+    def starting(self) -> bool:
+        """Whether it has its slices and no task of it runs yet."""
+        there = {state for state, count in self.tasks.items() if count}
+        return TaskState.ASSIGNED in there and not there & {TaskState.RUNNING, TaskState.PENDING}
+
+    @property
+    def explanation(self) -> str:
+        """The answer to "why does it wait?", whether it does or not."""
+        where = f" on {', '.join(self.groups)}" if self.groups else ""
+        if self.state.finished:
+            because = f": {self.error}" if self.error and self.state is not JobState.SUCCEEDED else ""
+            return f"it does not wait, it has ended: {self.state.value}{because}"
+        if self.waiting is not None:
+            return str(self.waiting)
+        if self.starting:
+            return f"it does not wait: attempt {self.attempt} is being started{where}"
+        if self.state is JobState.RUNNING:
+            return f"it does not wait: attempt {self.attempt} is running{where}"
+        return "it will be looked at in a moment"
+
 
 @dataclass(frozen=True, slots=True)
 class TaskStatus:

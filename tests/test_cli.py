@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 from iris_ray.cli import checks
 from iris_ray.cli.checks import Level, check_controller, check_hosts, check_metadata, check_ports, check_user
 from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE, errors_as_lines, exit_code
-from iris_ray.cli.jobs import answer, state_in_words
+from iris_ray.cli.jobs import state_in_words
 from iris_ray.cli.main import SECTIONS, main
 from iris_ray.cli.run import as_task, users_part
 from iris_ray.cli.script import Script, find_target
@@ -117,7 +117,7 @@ def job_status(**changes: Any) -> JobStatus:
     ],
 )
 def test_why_has_an_answer_for_every_state(changes: dict[str, Any], said: str) -> None:
-    assert said in answer(job_status(**changes))
+    assert said in job_status(**changes).explanation
 
 
 def test_job_that_has_its_slices_and_runs_nowhere_yet_is_starting() -> None:
@@ -374,7 +374,7 @@ def test_function_travels_by_value_and_gets_the_arguments(home: Path) -> None:
     function = find_target("functions:hello")
     task, name = as_task(function, ["word"], {"COLOUR": "blue"}, ship=True)
     made = make_request(task, "v4-16", 1, 0, 0, 0, ())
-    assert (name, made.name, made.env) == ("hello", "hello", {"COLOUR": "blue"})
+    assert (name, made.spec.name, made.env) == ("hello", "hello", {"COLOUR": "blue"})
     cloudpickle.unregister_pickle_by_value(sys.modules["functions"])
     del sys.modules["functions"]
     sys.path.remove(str(home))

@@ -61,8 +61,11 @@ def test_registration_of_a_host_without_a_slice_is_none(one: dict[str, Any]) -> 
     assert register(one) is None
 
 
-def test_registration_of_a_head_node_without_labels_is_none() -> None:
-    assert register({"NodeID": "h", "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 4.0}}) is None
+def test_registration_of_a_node_without_tpu_is_a_worker_of_no_slice() -> None:
+    worker = register({"NodeID": "h", "NodeManagerAddress": "10.0.0.1", "Resources": {"CPU": 4.0}})
+    assert isinstance(worker, WorkerRegisteredEvent)
+    assert (worker.worker_id, worker.address, worker.resources) == ("h", "10.0.0.1", {"CPU": 4.0})
+    assert worker.attributes == {}
 
 
 @pytest.mark.parametrize("worker_id", [None, "", "x", "-1", "1.0", " ", "²"])

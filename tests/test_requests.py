@@ -82,9 +82,11 @@ def remote(**options: Any) -> Any:
 
 def test_request_holds_what_the_type_means() -> None:
     made = request(tpu_type="TPU-v5e-16", num_slices=[4, 2])
-    assert (made.tpu_type, made.hosts_per_slice, made.chips_per_host) == ("v5litepod-16", 4, 4)
-    assert made.num_slices == (2, 4)
-    assert (made.name, made.env, made.resources, made.num_cpus) == ("hello", {}, {}, None)
+    spec = made.spec
+    assert (spec.device, spec.replicas, spec.resources) == ("v5litepod-16", 4, {"TPU": 4.0})
+    assert spec.coscheduling is not None
+    assert spec.coscheduling.counts == (2, 4)
+    assert (spec.name, made.env) == ("hello", {})
     assert cloudpickle.loads(made.function)() == "hello"
 
 
@@ -131,7 +133,7 @@ def test_request_with_a_generator_of_modules_preloads_them_or_is_refused() -> No
 
 def test_request_with_limits_of_what_is_allowed() -> None:
     made = request(max_retries_preemption=0, max_retries_failure=0, keep_warm=0, preload=["json"])
-    assert (made.max_retries_preemption, made.max_retries_failure, made.keep_warm) == (0, 0, 0.0)
+    assert (made.spec.max_retries_preemption, made.spec.max_retries_failure, made.keep_warm) == (0, 0, 0.0)
     assert made.process.preload == ("json",)
 
 
@@ -158,7 +160,7 @@ def test_request_callable_of_every_kind_is_named_and_taken(fn: Any, name: str | 
             request(fn)
         return
     made = request(fn)
-    assert made.name == name
+    assert made.spec.name == name
     assert cloudpickle.loads(made.function)() == result
 
 
@@ -217,7 +219,7 @@ def test_request_function_that_can_not_be_pickled_is_refused_with_the_cause() ->
 
 def test_options_of_a_plain_remote_function_are_none() -> None:
     made = request(remote())
-    assert (made.env, made.resources, made.num_cpus, made.process.runtime_env) == ({}, {}, None, {})
+    assert (made.env, made.spec.resources, made.process.runtime_env) == ({}, {"TPU": 4.0}, {})
     assert cloudpickle.loads(made.function)() == "hello"
 
 
@@ -231,9 +233,8 @@ def test_options_that_are_honoured() -> None:
             runtime_env={"working_dir": None, "env_vars": {"A": "1", "LD_PRELOAD": "x.so", "PYTHONPATH": "/p"}},
         )
     )
-    assert made.name == "my job"
-    assert made.resources == {"CPU": 3.0, "memory": 1000.0, "disk": 2.0}
-    assert made.num_cpus == 3.0
+    assert made.spec.name == "my job"
+    assert made.spec.resources == {"TPU": 4.0, "CPU": 3.0, "memory": 1000.0, "disk": 2.0}
     assert made.env == {"A": "1"}
     assert made.process.runtime_env["env_vars"] == {"LD_PRELOAD": "x.so", "PYTHONPATH": "/p"}
 

@@ -80,13 +80,31 @@ class Attempt:
         self._stop_reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
+    def on_slices(self) -> bool:
+        return self._order.on_slices
+
+    @property
+    def where(self) -> str:
+        """Its place, in words."""
+        if not self.on_slices:
+            return self._order.slices[0][0].address
+        return f"{', '.join(self.names)} ({self.num_tasks} host{'s' if self.num_tasks > 1 else ''})"
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """What is given back at once: slices that are no good any more, and the place on a host that others share."""
+        return self.lost if self.on_slices else self.names
+
+    @property
     def num_tasks(self) -> int:
         return self._order.hosts_per_slice * len(self.names)
 
     def index_of(self, key: TaskKey) -> int:
-        return key.slice_id * self._order.hosts_per_slice + key.worker_id
+        return self._order.first_task + key.slice_id * self._order.hosts_per_slice + key.worker_id
 
     def place_in_words(self, key: TaskKey) -> str:
+        if not self.on_slices:
+            return f"task {self._order.first_task} on {self.where}"
         return f"slice {key.slice_id} ({self.names[key.slice_id]}) worker {key.worker_id}"
 
     def never_started(self, key: TaskKey) -> bool:
@@ -213,6 +231,7 @@ class Attempt:
     def _launches(self, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
         """What each host gets, with addresses for this attempt alone."""
         request, slices, job_id = self._request, self._order.slices, self._order.job_id
+        spec = request.spec
         self._slices.used_ports.extend(ports)
         megascale_port, debug_port, coordinator_port = ports
         coordinator = slices[0][0].address
@@ -221,22 +240,24 @@ class Attempt:
             multislice = MultisliceInfo(coordinator, slice_id, len(slices), megascale_port, debug_port)
             launches[self.names[slice_id]] = slice_launches = []
             for host in hosts:
-                index = slice_id * self._order.hosts_per_slice + host.worker_id
+                key = TaskKey(slice_id, host.worker_id)
+                index = self.index_of(key)
                 info = JobInfo(
                     job_id=job_id,
                     task_id=f"{job_id}/task-{index}",
                     task_index=index,
-                    num_tasks=self.num_tasks,
+                    num_tasks=self.num_tasks if spec.coscheduling else spec.replicas,
                     attempt=self.number,
                     slice_id=slice_id,
                     num_slices=len(slices),
-                    slice_name=host.slice_name,
+                    slice_name=host.slice_name if self.on_slices else "",
                     worker_id=host.worker_id,
                     coordinator_address=f"{coordinator}:{coordinator_port}",
                 )
-                label = f"{request.name} slice={slice_id} worker={host.worker_id}"
+                place = f"slice={slice_id} worker={host.worker_id}" if spec.coscheduling else f"task={index}"
+                label = f"{spec.name} {place}"
                 slice_launches.append(
-                    TaskLaunch(request.function, request.env, info, multislice, request.num_cpus, label)
+                    TaskLaunch(request.function, request.env, info, multislice, spec.resources.get("CPU"), label)
                 )
         return launches
 

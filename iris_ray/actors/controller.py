@@ -37,6 +37,7 @@ from iris_ray.events import (
     SliceReleasedEvent,
     TaintedEvent,
     TaintLiftedEvent,
+    TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TimePassedEvent,
     WorkerSuspectedEvent,
@@ -113,24 +114,25 @@ class Controller:
             self._in_background(self._watch_pool(spec.owner, pool))
         await self._apply([JobSubmittedEvent(spec, time.time())])
 
-    async def report(self, job_id: str | None, events: list[Event]) -> JobView | None:
-        """Take what a pool has to say, and answer how the job stands now."""
+    async def report(self, job_id: str | None, events: list[Event], task_index: int = 0) -> JobView | None:
+        """Take what a pool has to say, and answer how the gang that a task belongs to stands now."""
         await self.ping()
         now = time.time()  # clocks of other hosts mean nothing here
         await self._apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
-        return JobView(job.state, job.gang.attempt, job.failures, job.preemptions, job.error)
+        gang, state = job.gangs[job.position_of(task_index)], job.gang_state(task_index)
+        return JobView(state, gang.attempt, gang.failures, gang.preemptions, gang.error or job.error)
 
     async def why(self, job_id: str) -> str:
-        """Why a job is not running, in a sentence."""
+        """Why a job is not running, or not all of it, in a sentence."""
         await self.ping()
         job = self._state.jobs.get(job_id)
         if job is None:
             return "the Controller does not know it"
-        if job.state is not JobState.PENDING:
-            return f"attempt {job.gang.attempt} is being started on {', '.join(job.gang.groups)}"
+        if not job.pending:
+            return f"it is being started on {', '.join(job_status(job, None).groups)}"
         return str(self._waiting.get(job_id, "it will be looked at in a moment"))
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
@@ -163,6 +165,17 @@ class Controller:
         """The tasks of a job, by index; raises like `job_status`."""
         await self.ping()
         return list(task_statuses(self._job(job_id), self._state))
+
+    async def task_status(self, job_id: str, index: int) -> TaskStatus:
+        """How one task stands.
+
+        Raises:
+            UnknownNameError: there is no such job, or it has no such task.
+        """
+        found = {task.task_index: task for task in await self.list_tasks(job_id)}
+        if index not in found:
+            raise unknown(f"task of {job_id}", str(index), map(str, found))
+        return found[index]
 
     async def list_workers(self) -> list[WorkerStatus]:
         """All live hosts, by slice and number."""
@@ -277,7 +290,8 @@ class Controller:
         for assignment in plan.assignments:
             effects = state.handle_event(assignment)
             job = state.jobs[assignment.job_id]
-            orders.append((self._order(job), job.spec.owner, effects.reclaim))
+            position = job.position_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else 0
+            orders.append((self._order(job, position), job.spec.owner, effects.reclaim))
         self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
         apply_all(state, (*plan.timed_out, *plan.unschedulable), self._effects)
         return orders
@@ -297,7 +311,7 @@ class Controller:
 
         The pool may have the order already, from an earlier Controller; then it ignores this one.
         """
-        job_id, attempt = order.job_id, order.attempt
+        job_id, attempt, index = order.job_id, order.attempt, order.first_task
         problem = await self._reclaim(reclaim)
         if problem is None:
             reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)
@@ -305,27 +319,28 @@ class Controller:
                 return
             if reply is False:
                 gone = JobCancelledEvent(job_id, "its pool does not know it any more")
-                self._apply([gone, AttemptEndConfirmedEvent(job_id, attempt)])
+                self._apply([gone, AttemptEndConfirmedEvent(job_id, attempt, index)])
                 return
             problem = reply.reason
-        self._apply([TaskDispatchFailedEvent(job_id, attempt, problem, time.time())])
-        await self._stop(StopAttempt(job_id, attempt, problem))
+        self._apply([TaskDispatchFailedEvent(job_id, attempt, problem, time.time(), index)])
+        await self._stop(StopAttempt(job_id, attempt, problem, index))
 
-    def _order(self, job: Job) -> AttemptOrder:
-        gang = job.gang
-        worker_ids = [task.worker_id or "" for task in gang.tasks]
-        size = len(worker_ids) // len(gang.groups)
+    def _order(self, job: Job, position: int) -> AttemptOrder:
+        gang = job.gangs[position]
+        workers = [self._state.workers[task.worker_id or ""] for task in gang.tasks]
+        names = gang.groups if job.requirement.chips else (gang.tasks[0].task_id,)
+        size = len(workers) // len(names)
         slices = tuple(
-            tuple(self._place(worker_id, name) for worker_id in worker_ids[i * size : (i + 1) * size])
-            for i, name in enumerate(gang.groups)
+            tuple(
+                HostPlace(worker.worker_id, worker.address, name, number)
+                for number, worker in enumerate(workers[i * size : (i + 1) * size])
+            )
+            for i, name in enumerate(names)
         )
-        bundle = job.requirement.demand(self._state.workers[worker_ids[0]])
-        return AttemptOrder(job.spec.job_id, gang.attempt, slices, bundle, self._journal.epoch)
-
-    def _place(self, worker_id: str, slice_name: str) -> HostPlace:
-        worker = self._state.workers[worker_id]
-        assert worker.host_number is not None, "the scheduler places nothing on a host without a number"
-        return HostPlace(worker_id, worker.address, slice_name, worker.host_number)
+        bundle = job.requirement.demand(workers[0])
+        return AttemptOrder(
+            job.spec.job_id, gang.attempt, job.first_index(position), slices, bundle, self._journal.epoch
+        )
 
     async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
         """Ask the holders of warm slices to let go; why it failed, or None."""
@@ -345,11 +360,13 @@ class Controller:
 
     def _carry_out(self, effects: Effects) -> None:
         for stop in effects.stop:
-            if self._state.holds_capacity(stop.job_id, stop.attempt):  # not so if its end came in the same report
+            if self._state.holds_capacity(
+                stop.job_id, stop.attempt, stop.task_index
+            ):  # not so if its end came in the same report
                 self._in_background(self._stop(stop))
         for job_id in effects.finished:
             job = self._state.jobs[job_id]
-            if job.state in (JobState.KILLED, JobState.UNSCHEDULABLE) and job.spec.owner in self._pools:
+            if job.state is not JobState.SUCCEEDED and job.spec.owner in self._pools:
                 self._in_background(self._tell(self._pools[job.spec.owner], job_id))
 
     async def _tell(self, pool: ActorHandle, job_id: str) -> None:
@@ -358,15 +375,15 @@ class Controller:
 
     async def _stop(self, stop: StopAttempt) -> None:
         """Have an attempt ended; its capacity is free when its pool says so, or is gone itself."""
-        while self._state.holds_capacity(stop.job_id, stop.attempt):
-            job = self._state.jobs[stop.job_id]
-            pool = self._pools.get(job.spec.owner)
+        job_id, attempt, index = stop.job_id, stop.attempt, stop.task_index
+        while self._state.holds_capacity(job_id, attempt, index):
+            pool = self._pools.get(self._state.jobs[job_id].spec.owner)
             if pool is None:
                 return  # the end of its pool confirms the end of its attempts
-            call = pool.stop_attempt.remote(stop.job_id, stop.attempt, stop.reason, self._journal.epoch)
+            call = pool.stop_attempt.remote(job_id, index, attempt, stop.reason, self._journal.epoch)
             reply = await answer(call, "the job's pool", 60.0)
             if not isinstance(reply, Unreachable):
-                self._apply([AttemptEndConfirmedEvent(stop.job_id, stop.attempt)])
+                self._apply([AttemptEndConfirmedEvent(job_id, attempt, index)])
                 return
             await asyncio.sleep(1.0)
 
@@ -406,8 +423,9 @@ class Controller:
         if owner not in self._pools:
             apply_all(self._state, [JobCancelledEvent(job.spec.job_id, POOL_GONE)], effects)
         self._carry_out(effects)
-        if not job.state.finished and job.gang.placed:
-            self._in_background(self._dispatch(self._order(job), self._pools[owner], reclaim))
+        for position, gang in enumerate(job.gangs):
+            if not job.state.finished and gang.placed:
+                self._in_background(self._dispatch(self._order(job, position), self._pools[owner], reclaim))
 
     # -- the outside world -----------------------------------------------------------------------------------------
 

@@ -1,15 +1,13 @@
-"""One job on the user's side: submits it, carries out the Controller's orders, and reports what became of them.
+"""One gang on the user's side: carries out the Controller's orders, and reports what became of them.
 
 The Controller decides where, and whether again; this decides nothing but what the user gets to see.
 """
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import ray
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
@@ -18,7 +16,6 @@ from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.slice_pool import SlicePool
 from iris_ray.actors.transport import Pickled, PickledError
-from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.errors import (
     ControllerUnavailableError,
     JobCancelledError,
@@ -31,16 +28,13 @@ from iris_ray.errors import (
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
-    JobCancelledEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.jobs import CoschedulingConfig, JobSpec
 from iris_ray.lifecycle import JobState, TaskState
 from iris_ray.outcomes import TpuRunError, TpuSuccess
 from iris_ray.retry import Verdict
-from iris_ray.workers import TPU, TPU_TOPOLOGY
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +45,19 @@ FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 
 
 class GangRun:
-    """Runs one request through as many attempts as the Controller orders."""
+    """Runs one gang through as many attempts as the Controller orders.
 
-    def __init__(self, slices: SlicePool, controller: ControllerClient, request: RunRequest) -> None:
-        self.job_id = f"{request.name}-{secrets.token_hex(4)}"
+    Args:
+        slices: what its attempts run on.
+        controller: who is told how they end.
+        request: the job.
+        first_task: the index of the gang's first task.
+    """
+
+    def __init__(self, slices: SlicePool, controller: ControllerClient, request: RunRequest, first_task: int) -> None:
+        self.job_id = request.spec.job_id
+        self._first_task = first_task
+        self._who = self.job_id if request.spec.coscheduling else f"{self.job_id}/task-{first_task}"
         self._orders: asyncio.Queue[AttemptOrder | None] = asyncio.Queue()
         self._slices = slices
         self._controller = controller
@@ -64,22 +67,8 @@ class GangRun:
         self._refused = 0  # attempts up to this one were stopped, perhaps before they began
         self._background: set[asyncio.Task[Any]] = set()
 
-    async def run(self) -> list[Any]:
-        """Returns the tasks' results in (slice, worker) order, or raises the job's own error."""
-        try:
-            outcome = await self._until_done()
-        except BaseException as error:
-            cancelled = isinstance(error, asyncio.CancelledError)
-            reason = "cancelled by its owner" if cancelled else f"iris_ray failed: {type(error).__name__}: {error}"
-            await asyncio.shield(asyncio.ensure_future(self._cancel(reason)))
-            raise
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    async def _until_done(self) -> list[Any] | Exception:
-        """The results, or the error that ends the job."""
-        await self._submit()
+    async def run(self) -> list[Any] | Exception:
+        """The tasks' results in (slice, worker) order, or the error that ends the gang for good."""
         while True:
             order = await self._next_order()
             if order is None:
@@ -120,26 +109,8 @@ class GangRun:
 
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
-    async def _submit(self) -> None:
-        request = self._request
-        spec = JobSpec(
-            job_id=self.job_id,
-            name=request.name,
-            owner=self._slices.owner,
-            user=request.user,
-            device=request.tpu_type,
-            replicas=request.hosts_per_slice,
-            coscheduling=CoschedulingConfig(num_groups=request.num_slices),
-            constraints=(Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(request.tpu_type)),),
-            resources={TPU: float(request.chips_per_host), **request.resources},
-            max_retries_failure=request.max_retries_failure,
-            max_retries_preemption=request.max_retries_preemption,
-            whole_groups=True,
-        )
-        await self._controller.ask("submit", spec, ray.get_runtime_context().current_actor)
-
     async def _report(self, events: Sequence[Event]) -> JobView:
-        view: JobView | None = await self._controller.ask("report", self.job_id, list(events))
+        view: JobView | None = await self._controller.ask("report", self.job_id, list(events), self._first_task)
         if view is None:
             raise ControllerUnavailableError(
                 f"the Controller was started anew and does not know job {self.job_id}; run it again"
@@ -155,19 +126,18 @@ class GangRun:
             except TimeoutError:
                 patience = REPEAT_S
                 why = await self._controller.ask("why", self.job_id)
-                logger.info("%s: %s", self.job_id, why)
+                logger.info("%s: %s", self._who, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """The verdict (None if it did not start), and how the job stands (None after success)."""
         attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
-        where = ", ".join(attempt.names)
         try:
             if not self._slices.is_warm(order):
-                logger.info("%s attempt %d: starting processes on %s", self.job_id, attempt.number, where)
+                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.number, attempt.where)
             launches = await attempt.prepare()
-            logger.info("%s attempt %d on %s (%d hosts)", self.job_id, attempt.number, where, attempt.num_tasks)
+            logger.info("%s attempt %d on %s", self._who, attempt.number, attempt.where)
             say_running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, self._report_running, attempt)
             try:
                 verdict = await attempt.run(launches)
@@ -195,102 +165,107 @@ class GangRun:
         try:
             await self._report(self._changes(attempt, TaskState.SUCCEEDED))
         except Exception:
-            logger.exception("%s succeeded, but the Controller could not be told", self.job_id)
+            logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
             await attempt.stop_all(None)
-            released = self._slices.retire(attempt.lost)
+            released = self._slices.retire(attempt.leaving)
             self._slices.set_idle(attempt.names)
             self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
-            await self._report([*released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
+            await self._report([*released, self._confirmed(attempt)])
         except Exception:
-            logger.exception("%s succeeded, but tidying up after it failed", self.job_id)
+            logger.exception("%s succeeded, but tidying up after it failed", self._who)
         finally:
             attempt.over.set()
 
     async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
         """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""
         assert verdict.cause is not None
-        released = self._slices.retire(attempt.lost)
+        released = self._slices.retire(attempt.leaving)
         self._slices.set_idle(attempt.names)
         attempt.tidy = True
         index = attempt.index_of(verdict.cause)
         error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
         if attempt.never_started(verdict.cause):
-            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, error, now=0.0))
+            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, error, 0.0, self._first_task))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
             events.append(TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error))
-        job = await self._report([*events, *released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
+        job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
         if verdict.charged_as is TaskState.FAILED:
-            count = f"failure {job.failures}, {self._request.max_retries_failure} retries allowed"
+            count = f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"
         else:
-            count = f"preemption {job.preemptions}, {self._request.max_retries_preemption} retries allowed"
+            count = f"preemption {job.preemptions}, {self._request.spec.max_retries_preemption} retries allowed"
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
         kind = type(verdict.result).__name__
-        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self.job_id, attempt.number, kind, error, count, outcome)
+        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.number, kind, error, count, outcome)
         return job
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
-        logger.info("%s attempt %d did not start: %s", self.job_id, attempt.number, failure)
+        logger.info("%s attempt %d did not start: %s", self._who, attempt.number, failure)
         suspects = await attempt.silent_hosts(failure.suspicious)
-        released = self._slices.retire(failure.broken)
+        released = self._slices.retire(failure.broken if attempt.on_slices else attempt.names)
         self._slices.set_idle(attempt.names)
         attempt.tidy = True
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         if failure.by_request:
-            events.append(TaskStateChangedEvent(self.job_id, 0, attempt.number, TaskState.FAILED, reason))
+            events.append(
+                TaskStateChangedEvent(self.job_id, self._first_task, attempt.number, TaskState.FAILED, reason)
+            )
         else:
-            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, now=0.0))
-        job = await self._report([*events, *released, AttemptEndConfirmedEvent(self.job_id, attempt.number)])
+            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, 0.0, self._first_task))
+        job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
         return job
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """All tasks of the attempt reach the same state."""
-        return [TaskStateChangedEvent(self.job_id, i, attempt.number, state) for i in range(attempt.num_tasks)]
+        indices = range(self._first_task, self._first_task + attempt.num_tasks)
+        return [TaskStateChangedEvent(self.job_id, i, attempt.number, state) for i in indices]
 
-    async def _cancel(self, reason: str) -> None:
-        """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""
-        attempt = self._attempt
-        events: list[Event] = [JobCancelledEvent(self.job_id, reason)]
-        try:
-            if attempt is not None and not attempt.over.is_set():
-                if not attempt.tidy:
-                    await attempt.stop_all(reason)
-                    events += self._slices.retire(attempt.lost)
-                    self._slices.set_idle(attempt.names)
-                    self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
-                events.append(AttemptEndConfirmedEvent(self.job_id, attempt.number))
-            await self._report(events)
-        except Exception:
-            logger.exception("%s: cancelling it failed", self.job_id)
-        finally:
-            if attempt is not None:
-                attempt.over.set()
+    def _confirmed(self, attempt: Attempt) -> AttemptEndConfirmedEvent:
+        """No process of it is left."""
+        return AttemptEndConfirmedEvent(self.job_id, attempt.number, self._first_task)
+
+    async def abandon(self, reason: str) -> list[Event]:
+        """Stop what runs; what the Controller is to be told of that, once it knows that the job is cancelled."""
+        attempt, events = self._attempt, list[Event]()
+        if attempt is not None and not attempt.over.is_set():
+            if not attempt.tidy:
+                await attempt.stop_all(reason)
+                events += self._slices.retire(attempt.leaving)
+                self._slices.set_idle(attempt.names)
+                self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+            events.append(self._confirmed(attempt))
+        return events
+
+    def abandoned(self) -> None:
+        """The Controller has been told; whoever waits for the attempt's end need not wait any more."""
+        if self._attempt is not None:
+            self._attempt.over.set()
 
     def _final_error(self, verdict: Verdict | None, job: JobView) -> Exception:
         if job.state is JobState.KILLED:
-            return JobCancelledError(f"job {self.job_id} was cancelled: {job.error}")
+            return JobCancelledError(f"job {self._who} was cancelled: {job.error}")
         if job.state is JobState.UNSCHEDULABLE:
-            return JobUnschedulableError(f"job {self.job_id} was given up: {job.error}")
+            return JobUnschedulableError(f"job {self._who} was given up: {job.error}")
         if job.state is JobState.WORKER_FAILED:
             return PreemptedTooManyTimesError(
-                f"job {self.job_id} was preempted too many times: it lost its hosts {job.preemptions} times, and"
-                f" max_retries_preemption is {self._request.max_retries_preemption}. The last cause: {job.error}"
+                f"job {self._who} was preempted too many times: it lost its hosts {job.preemptions} times, and"
+                f" max_retries_preemption is {self._request.spec.max_retries_preemption}. The last cause: {job.error}"
             )
         if verdict is None:
-            return TaskSetupError(f"job {self.job_id} could not start its tasks: {job.error}")
+            return TaskSetupError(f"job {self._who} could not start its tasks: {job.error}")
         result = verdict.result
         if isinstance(result, TpuRunError) and result.traceback:
             payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
             where = f"{job.error}\n{result.traceback}"  # which task it was, then its own traceback
-            error: Exception = RayTaskError(self._request.name, where, PickledError(payload))
+            error: Exception = RayTaskError(self._request.spec.name, where, PickledError(payload))
             return error
-        return TaskCrashedError(f"job {self.job_id} failed: {job.error}")
+        return TaskCrashedError(f"job {self._who} failed: {job.error}")
 
     def _in_background(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
         task = asyncio.ensure_future(work)

@@ -15,6 +15,7 @@ from iris_ray.actors.messages import HostPlace, ProcessSpec
 from iris_ray.actors.resource_pool import Unreachable, answer
 from iris_ray.actors.slice_actor import SliceActor
 from iris_ray.actors.task_process import TaskProcess
+from iris_ray.workers import TPU
 
 START_TIMEOUT_S = 300.0
 """How long all hosts of a slice may take to start their processes (their runtime environment included)."""
@@ -79,7 +80,7 @@ class HeldSlice:
         host_actors = tuple(
             _TPUHostActor.options(
                 num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, host.worker_id)
-            ).remote(host)
+            ).remote(host, TPU in bundle)
             for host in hosts
         )
         actor = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0)).remote(

@@ -30,11 +30,13 @@ class TPUHostActor:
 
     Args:
         place: which host this is.
+        exclusive: whether no other actor has tasks on this host, so that whatever it finds there is left over.
     """
 
-    def __init__(self, place: HostPlace) -> None:
+    def __init__(self, place: HostPlace, exclusive: bool) -> None:
         self._place = place
-        self._ledger = ProcessLedger(host_directory())
+        self._exclusive = exclusive
+        self._ledger = ProcessLedger(host_directory(), exclusive)
         self._processes: dict[int, TaskWatch] = {}
 
     async def healthy(self) -> bool:
@@ -47,7 +49,7 @@ class TPUHostActor:
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended.
         """
-        if not self._processes:
+        if self._exclusive and not self._processes:
             await self._end_leftovers()
         for old in [old for old, process in self._processes.items() if process.ended][:-ENDED_KEPT]:
             self._ledger.forget(old)

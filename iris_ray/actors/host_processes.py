@@ -34,27 +34,32 @@ def started_mark(directory: Path, pid: int) -> Path:
 
 
 class ProcessLedger:
-    """Records task processes of this host in ``<directory>/tasks/<pid>.json``."""
+    """Records task processes of this host in ``<directory>/tasks/<pid>.json``.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory / "tasks"
+    Tasks that share the host with others, because they use no chips, are recorded in ``<directory>/shared-tasks``:
+    what is found there may belong to an actor that lives.
+    """
+
+    def __init__(self, directory: Path, exclusive: bool = True) -> None:
+        self._marks = directory
+        self._directory = directory / ("tasks" if exclusive else "shared-tasks")
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def record(self, process: psutil.Process, token: str) -> None:
         """Write down that this process is ours, and the token that its children will carry."""
         entry = {"pid": process.pid, "started": _start_ticks(process.pid), "token": token}
-        started_mark(self._directory.parent, process.pid).unlink(missing_ok=True)  # of an earlier process of that pid
+        started_mark(self._marks, process.pid).unlink(missing_ok=True)  # of an earlier process of that pid
         unfinished = self._directory / f"{process.pid}.unfinished"
         unfinished.write_text(json.dumps(entry))
         unfinished.replace(self._directory / f"{process.pid}.json")
 
     def has_started(self, pid: int) -> bool:
         """Whether user code has begun to run in that process."""
-        return started_mark(self._directory.parent, pid).exists()
+        return started_mark(self._marks, pid).exists()
 
     def forget(self, pid: int) -> None:
         (self._directory / f"{pid}.json").unlink(missing_ok=True)
-        started_mark(self._directory.parent, pid).unlink(missing_ok=True)
+        started_mark(self._marks, pid).unlink(missing_ok=True)
 
     def end_leftovers(self) -> list[str]:
         """Kill what earlier actors left behind; return who could not be ended in 10 s."""

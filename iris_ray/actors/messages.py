@@ -4,8 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iris_ray.job_info import JobInfo
+from iris_ray.jobs import JobSpec
 from iris_ray.lifecycle import JobState
 from iris_ray.multislice import MultisliceInfo
+from iris_ray.workers import TPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,42 +25,32 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One call of ``run_on_pod``.
+    """One job with what its tasks run.
 
     Args:
-        name: the function's name.
-        user: who it is for; fair share is between users.
+        spec: what the Controller gets to know. Whoever submits it gives it its id, and whoever runs it its owner.
         function: the pickled zero-argument function.
-        tpu_type: canonical name, such as "v4-32".
-        hosts_per_slice, chips_per_host: as the rule for the type has them; what the live nodes report wins.
-        num_slices: counts that the job can use, ascending.
         env: the user's variables that are set in a running process.
-        resources: what one task claims of its host besides the chips, by Ray's resource names.
-        num_cpus: the CPUs among them, None if the user named none.
         process: what the task processes are started with.
-        max_retries_failure, max_retries_preemption: budgets.
         keep_warm: seconds that idle slices are kept.
     """
 
-    name: str
-    user: str
+    spec: JobSpec
     function: bytes
-    tpu_type: str
-    hosts_per_slice: int
-    chips_per_host: int
-    num_slices: tuple[int, ...]
     env: dict[str, str]
-    resources: dict[str, float]
-    num_cpus: float | None
     process: ProcessSpec
-    max_retries_failure: int
-    max_retries_preemption: int
     keep_warm: float
 
 
 @dataclass(frozen=True, slots=True)
 class HostPlace:
-    """One host of a slice."""
+    """One host of a slice.
+
+    Args:
+        node_id, address: Ray's id of the host, and its IP address.
+        slice_name: its slice; for a task without chips, which shares its host with others, the task's id.
+        worker_id: the host's number in the slice.
+    """
 
     node_id: str
     address: str
@@ -72,6 +64,7 @@ class AttemptOrder:
 
     Args:
         job_id, attempt: which.
+        first_task: the index of the gang's first task.
         slices: ``slices[slice_id][worker_id]``; all of one size.
         bundle: what is to be reserved on each host, by Ray's resource names.
         epoch: which Controller orders it.
@@ -79,6 +72,7 @@ class AttemptOrder:
 
     job_id: str
     attempt: int
+    first_task: int
     slices: tuple[tuple[HostPlace, ...], ...]
     bundle: dict[str, float]
     epoch: int
@@ -86,6 +80,11 @@ class AttemptOrder:
     @property
     def hosts_per_slice(self) -> int:
         return len(self.slices[0])
+
+    @property
+    def on_slices(self) -> bool:
+        """Whether the gang has slices to itself; a task without chips shares its host."""
+        return TPU in self.bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ class TaskLaunch:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What the Controller answers to a report."""
+    """What the Controller answers to a report: how a gang stands, as a job by itself."""
 
     state: JobState
     attempt: int

@@ -1,4 +1,4 @@
-"""From Ray's node table to events for the controller's state: which TPU hosts there are, and what became of them."""
+"""From Ray's node table to events for the controller's state: which hosts there are, and what became of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class NodeTable:
 
 
 def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> WorkerRegisteredEvent | str | None:
-    """What one live node is to the scheduler: a TPU worker, a refusal in words, or None if it is no TPU host.
+    """What one live node is to the scheduler: a worker, a refusal in words, or None for half a TPU host.
 
     Args:
         node: an entry of ``ray.nodes()``.
@@ -45,9 +45,14 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
     """
     labels, resources = node.get("Labels", {}), node.get("Resources", {})
     chips = resources.get("TPU", 0.0)
+    node_id, draining = node["NodeID"], "Ray is draining it" if node["NodeID"] in table.draining else None
+    if not chips and SLICE_NAME_LABEL not in labels:
+        return WorkerRegisteredEvent(
+            node_id, node["NodeManagerAddress"], operator_attributes(labels), dict(resources), draining
+        )
     if not chips or SLICE_NAME_LABEL not in labels:
         return None
-    node_id, slice_name = node["NodeID"], labels[SLICE_NAME_LABEL]
+    slice_name = labels[SLICE_NAME_LABEL]
     worker_id = labels.get(WORKER_ID_LABEL, "")
     if not worker_id.isdecimal():  # nothing is guessed: a host without a number is not host 0
         return f"host {node['NodeManagerAddress']} of {slice_name} has no usable {WORKER_ID_LABEL} ({worker_id!r})"
@@ -69,7 +74,7 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         node["NodeManagerAddress"],
         attributes,
         dict(resources),
-        draining="Ray is draining it" if node_id in table.draining else None,
+        draining=draining,
         foreign=f"{taken:g} chips of host {worker_id} are in use outside iris_ray" if taken > 0 else None,
     )
 

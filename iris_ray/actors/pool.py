@@ -11,8 +11,8 @@ from typing import Any
 import ray
 
 from iris_ray.actors.controller_client import ControllerClient
-from iris_ray.actors.gang_run import GangRun
 from iris_ray.actors.held_slice import HeldSlice
+from iris_ray.actors.job_run import JobRun
 from iris_ray.actors.messages import AttemptOrder, RunRequest
 from iris_ray.actors.slice_pool import SlicePool
 from iris_ray.errors import DeposedError
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
 LONG_IDLE_S = 10.0
+LAST_ANSWERS_S = 2.0
+"""How long a pool without a caller stays after its job, for whoever waits for the results."""
 
 
 class SlicePoolManager:
@@ -30,8 +32,8 @@ class SlicePoolManager:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         self._slices = SlicePool(ray.get_runtime_context().get_actor_id() or "")
         self._controller = ControllerClient()
-        self._runs: dict[str, GangRun] = {}
-        self._unsettled: dict[str, GangRun] = {}  # their results are out, their end is still to be reported
+        self._runs: dict[str, JobRun] = {}
+        self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
         self._settling: set[asyncio.Task[None]] = set()
         self._epoch = 0
         self._done = 0
@@ -45,9 +47,9 @@ class SlicePoolManager:
     # -- called by the driver --------------------------------------------------------------------------------------
 
     async def run(self, request: RunRequest) -> list[Any]:
-        """Run one job to its end; the results in (slice, worker) order, or the job's own error."""
+        """Run one job to its end; its tasks' results by index, or the job's own error."""
         self._start_keeper()
-        run = GangRun(self._slices, self._controller, request)
+        run = JobRun(self._slices, self._controller, request)
         self._runs[run.job_id] = run
         try:
             await self._controller.connect()
@@ -60,6 +62,25 @@ class SlicePoolManager:
             await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
             self._done += 1
             await self._notify()
+
+    async def run_alone(self, request: RunRequest) -> list[Any]:
+        """Like `run`, in a pool that has no caller: it ends with this job."""
+        try:
+            return await self.run(request)
+        finally:
+            ending = asyncio.ensure_future(self._end())
+            self._settling.add(ending)
+
+    async def _end(self) -> None:
+        await self.release()
+        await asyncio.gather(*(run.settled() for run in self._unsettled.values()))
+        await asyncio.sleep(LAST_ANSWERS_S)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+    async def accepted(self, job_id: str) -> None:
+        """Returns when the Controller has that job, or it has ended without."""
+        if run := self._known(job_id):
+            await run.submitted.wait()
 
     async def release(self) -> None:
         """Give up every slice that no job has a use for, those included whose last task is just being ended."""
@@ -94,7 +115,7 @@ class SlicePoolManager:
     async def reconnect(self, epoch: int) -> tuple[str, ...]:
         """A new Controller has taken over: from now on it is obeyed, and no earlier one. The slices that are held."""
         self._obey(epoch)
-        return tuple(self._slices.members())
+        return self._slices.slice_names()
 
     async def assign(self, order: AttemptOrder) -> bool:
         """Start an attempt, if it is not known already; False if the job is not known here (any more)."""
@@ -105,11 +126,11 @@ class SlicePoolManager:
         run.take(order)
         return True
 
-    async def stop_attempt(self, job_id: str, attempt: int, reason: str, epoch: int) -> None:
-        """End an attempt; returns when no process of it is left."""
+    async def stop_attempt(self, job_id: str, first_task: int, attempt: int, reason: str, epoch: int) -> None:
+        """End an attempt of the gang that begins with that task; returns when no process of it is left."""
         self._obey(epoch)
         if run := self._known(job_id):
-            await run.stop_attempt(attempt, reason)
+            await run.stop_attempt(first_task, attempt, reason)
 
     async def job_ended(self, job_id: str) -> None:
         """The Controller has ended a job; if it waits, it waits in vain."""
@@ -125,7 +146,7 @@ class SlicePoolManager:
         await self._slices.left(name)
         return name not in self._slices
 
-    def _known(self, job_id: str) -> GangRun | None:
+    def _known(self, job_id: str) -> JobRun | None:
         return self._runs.get(job_id) or self._unsettled.get(job_id)
 
     def _obey(self, epoch: int) -> None:
@@ -133,7 +154,7 @@ class SlicePoolManager:
             raise DeposedError(f"Controller {epoch} was replaced by Controller {self._epoch}")
         self._epoch = epoch
 
-    async def _settle(self, run: GangRun) -> None:
+    async def _settle(self, run: JobRun) -> None:
         await run.settled()
         del self._unsettled[run.job_id]
 

@@ -66,6 +66,10 @@ class ClusterStore:
         existed = internal_kv._internal_kv_put(key, value, overwrite=False, namespace=self._NAMESPACE)
         return not existed
 
+    def get(self, key: str) -> bytes | None:
+        found: bytes | None = internal_kv._internal_kv_get(key, namespace=self._NAMESPACE)
+        return found
+
     def delete(self, key: str) -> None:
         internal_kv._internal_kv_del(key, namespace=self._NAMESPACE)
 

@@ -12,6 +12,7 @@ from iris_ray.actors.held_slice import HeldSlice
 from iris_ray.actors.messages import AttemptOrder, ProcessSpec
 from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable, answer
 from iris_ray.events import SliceReleasedEvent
+from iris_ray.workers import TPU
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,10 @@ class SlicePool(ResourcePoolManager[str]):
         calls = (answer(actor.healthy.remote(), f"{name} host {i}", HEALTHY_TIMEOUT_S) for i, actor in hosts.items())
         answers = await asyncio.gather(*calls)
         return {i: a.reason if isinstance(a, Unreachable) else None for i, a in zip(hosts, answers, strict=True)}
+
+    def slice_names(self) -> tuple[str, ...]:
+        """The slices among what is held; the rest are places for single tasks."""
+        return tuple(name for name, held in self._held.items() if TPU in held.bundle)
 
     # -- for an attempt --------------------------------------------------------------------------------------------
 

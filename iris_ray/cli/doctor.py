@@ -66,7 +66,7 @@ def _print(finding: Finding) -> None:
 
 def examine() -> Iterator[Finding]:
     """All findings, as they come."""
-    from iris_ray.launcher import current_user
+    from iris_ray.submission import current_user
 
     yield check_versions()
     yield check_user(os.environ, current_user())

@@ -99,7 +99,7 @@ def untaint(target: str, name: str) -> None:
 
 
 def _taint(target: str, name: str, reason: str | None, undo: str) -> None:
-    from iris_ray.launcher import current_user
+    from iris_ray.submission import current_user
 
     _require_taint_name(name)
     with cluster():

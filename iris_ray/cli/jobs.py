@@ -7,7 +7,6 @@ import click
 from iris_ray.cli.connection import Controller, address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.tables import counted, duration, one_line, print_facts, print_json, print_table
-from iris_ray.lifecycle import JobState, TaskState
 from iris_ray.status import JobStatus
 
 
@@ -98,9 +97,9 @@ def why(job: str, as_json: bool) -> None:
         found: JobStatus = Controller().ask("job_status", job)
     waiting = found.waiting
     if as_json:
-        print_json({"job_id": found.job_id, "state": found.state, "answer": answer(found), "waiting": waiting})
+        print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})
         return
-    click.echo(one_line(answer(found)))
+    click.echo(one_line(found.explanation))
     if waiting is None or waiting.shortage is None:
         return
     shortage = waiting.shortage
@@ -120,29 +119,8 @@ def why(job: str, as_json: bool) -> None:
         click.echo(f"\nKept for it, as it has waited long: {', '.join(waiting.kept)}")
 
 
-def answer(job: JobStatus) -> str:
-    """To "why does it wait?", whether it does or not."""
-    where = f" on {', '.join(job.groups)}" if job.groups else ""
-    if job.state.finished:
-        because = f": {job.error}" if job.error and job.state is not JobState.SUCCEEDED else ""
-        return f"it does not wait, it has ended: {job.state.value}{because}"
-    if job.waiting is not None:
-        return str(job.waiting)
-    if starting(job):
-        return f"it does not wait: attempt {job.attempt} is being started{where}"
-    if job.state is JobState.RUNNING:
-        return f"it does not wait: attempt {job.attempt} is running{where}"
-    return "it will be looked at in a moment"
-
-
 def state_in_words(job: JobStatus) -> str:
-    return "starting" if starting(job) else job.state.value
-
-
-def starting(job: JobStatus) -> bool:
-    """Whether it has its slices and no task of it runs yet."""
-    there = {state for state, count in job.tasks.items() if count}
-    return TaskState.ASSIGNED in there and not there & {TaskState.RUNNING, TaskState.PENDING}
+    return "starting" if job.starting else job.state.value
 
 
 @click.command()
@@ -154,7 +132,7 @@ def cancel(job: str, yes: bool) -> None:
 
     Asks first if it is on a terminal.
     """
-    from iris_ray.launcher import current_user
+    from iris_ray.submission import current_user
 
     with cluster():
         controller = Controller()

@@ -134,7 +134,7 @@ def as_task(
     from ray.remote_function import RemoteFunction
 
     from iris_ray.actors.ray_internals import remote_function_parts
-    from iris_ray.launcher import require_no_arguments
+    from iris_ray.submission import require_no_arguments
 
     function = remote_function_parts(target)[0] if isinstance(target, RemoteFunction) else target
     if ship and (module := is_at_home(function)):
