@@ -445,7 +445,7 @@ def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
         sizes.append(len(record.to_bytes()))
         pickling.append(1000 * (time.process_time() - cpu))
         start = time.perf_counter()
-        journal.write(state)
+        asyncio.run(journal.write(state))
         writing.append(1000 * (time.perf_counter() - start))
         ClusterStore().delete(f"job/{journal.epoch}/{job.job_id}")
         state.handle_event(JobCancelledEvent(job.job_id, "measured"))

@@ -59,7 +59,6 @@ DISPATCH_TIMEOUT_S = 5.0
 NODE_POLL_S = 0.5
 RECLAIM_TIMEOUT_S = 30.0
 RECONNECT_TIMEOUT_S = 5.0
-WRITE_AGAIN_S = 0.5
 POOL_GONE = "the process that called run_on_pod is gone"
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 GONE_HOSTS_KEPT = 10_000
@@ -82,8 +81,8 @@ class Controller:
         self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
         self._journal = Journal()
         self._effects = Effects()  # what the latest events want done
-        self._orders: list[tuple[AttemptOrder, str, list[ReclaimSlice]]] = []  # decided, not yet put down
-        self._follow_up: asyncio.Future[None] | None = None
+        self._follow_up: asyncio.Future[None] | None = None  # of what has come since the latest plan
+        self._following = True  # nothing is to follow from anything before the start is complete
         self._planned_for = (0, 0)
         self._planned_at = 0.0
         self._deposed: str | None = None
@@ -109,7 +108,7 @@ class Controller:
         """Take a job. Submitting the same one again changes nothing."""
         await self.ping()
         if spec.owner not in self._pools:
-            self._journal.put_pool(spec.owner, pool)
+            self._journal.note_pool(spec.owner, pool)
             self._pools[spec.owner] = pool
             self._in_background(self._watch_pool(spec.owner, pool))
         await self._apply([JobSubmittedEvent(spec, time.time())])
@@ -250,31 +249,31 @@ class Controller:
     def _apply(self, events: Iterable[Event]) -> "asyncio.Future[None]":
         """Change the state. The future is done when what follows is decided and put down; whoever acknowledges waits.
 
-        What comes in the same turn of the event loop shares one plan and one writing.
+        What comes in the same turn of the event loop, or while something is put down, shares one plan and one writing.
         """
         apply_all(self._state, [TimePassedEvent(time.time()), *events], self._effects)
         if self._follow_up is None:
-            loop = asyncio.get_running_loop()
-            self._follow_up = loop.create_future()
-            loop.call_soon(self._plan_and_write, self._follow_up)
+            self._follow_up = asyncio.get_running_loop().create_future()
+        if not self._following:
+            self._following = True
+            self._in_background(self._follow())
         return self._follow_up
 
-    def _plan_and_write(self, follow_up: "asyncio.Future[None]") -> None:
+    async def _follow(self) -> None:
+        """Plan, put down, carry out, until nothing new has come meanwhile."""
         try:
-            self._orders += self._plan()
-            self._journal.write(self._state)
-        except Exception:
-            logger.exception("what has been decided can't be put down; trying again")
-            asyncio.get_running_loop().call_later(WRITE_AGAIN_S, self._plan_and_write, follow_up)
-            return
-        self._follow_up = None
-        effects, self._effects = self._effects, Effects()
-        orders, self._orders = self._orders, []
-        self._carry_out(effects)
-        for order, owner, reclaim in orders:
-            if owner in self._pools:
-                self._in_background(self._dispatch(order, self._pools[owner], reclaim))
-        follow_up.set_result(None)
+            while self._follow_up is not None:
+                follow_up, self._follow_up = self._follow_up, None
+                orders = self._plan()
+                effects, self._effects = self._effects, Effects()
+                await self._journal.write(self._state)
+                self._carry_out(effects)
+                for order, owner, reclaim in orders:
+                    if owner in self._pools:
+                        self._in_background(self._dispatch(order, self._pools[owner], reclaim))
+                follow_up.set_result(None)
+        finally:
+            self._following = False
 
     def _plan(self) -> list[tuple[AttemptOrder, str, list[ReclaimSlice]]]:
         """Place what can be placed: the orders, to whom they go, and what others must let go before."""
@@ -360,13 +359,12 @@ class Controller:
 
     def _carry_out(self, effects: Effects) -> None:
         for stop in effects.stop:
-            if self._state.holds_capacity(
-                stop.job_id, stop.attempt, stop.task_index
-            ):  # not so if its end came in the same report
+            # Not so if its end came in the same report.
+            if self._state.holds_capacity(stop.job_id, stop.attempt, stop.task_index):
                 self._in_background(self._stop(stop))
         for job_id in effects.finished:
-            job = self._state.jobs[job_id]
-            if job.state is not JobState.SUCCEEDED and job.spec.owner in self._pools:
+            job = self._state.jobs.get(job_id)  # None if so many others have ended meanwhile that it is forgotten
+            if job and job.state is not JobState.SUCCEEDED and job.spec.owner in self._pools:
                 self._in_background(self._tell(self._pools[job.spec.owner], job_id))
 
     async def _tell(self, pool: ActorHandle, job_id: str) -> None:
@@ -403,12 +401,13 @@ class Controller:
         for record in records:
             self._take_up(record)
         apply_all(self._state, self._events_of(table))  # by now it is known which chips are reserved by ourselves
-        self._journal.take_over(self._state)
+        await self._journal.take_over(self._state)
         if records:
             logger.info("Controller %d takes up %d jobs of %d pools", self._journal.epoch, len(records), len(held))
         self._in_background(self._watch_nodes())
         gc.collect()
         gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
+        self._following = False
         self._apply([])
 
     async def _slices_of(self, owner: str, pool: ActorHandle) -> list[SliceHeldEvent]:
@@ -488,7 +487,7 @@ class Controller:
             except RayError:
                 break
         del self._pools[owner]
-        self._journal.forget_pool(owner)
+        self._journal.note_pool(owner, None)
         try:
             await asyncio.to_thread(remove_reservations, owner)
         except Exception:

@@ -9,9 +9,11 @@ it yet (its host was frozen) writes where nobody reads any more.
 ``taints/<n>``      what operators have set: a JSON object, target → name → reason
 ``complete/<n>``    the n-th Controller has put down everything that it took over; from now on its records count
 ``pool/<owner>``    the handle of a SlicePoolManager
+``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """
 
+import asyncio
 import json
 import logging
 from copy import deepcopy
@@ -26,6 +28,13 @@ from iris_ray.state import ControllerState
 
 logger = logging.getLogger(__name__)
 
+WRITE_AGAIN_S = 0.5
+
+
+def endpoint_key(job_id: str, name: str) -> str:
+    """Where a job's endpoint is put down; without a name, what the keys of all of them begin with."""
+    return f"endpoint/{job_id}:{name}"
+
 
 class Journal:
     """Written before anything is done that follows from what is written.
@@ -38,6 +47,7 @@ class Journal:
         self.epoch = 0
         self._store = ClusterStore()
         self._taints: dict[str, dict[str, str]] = {}
+        self._pending: dict[str, bytes | None] = {}  # what is to be put down; None is to be deleted
 
     def begin(self) -> None:
         """Take an epoch."""
@@ -59,9 +69,9 @@ class Journal:
             [TaintedEvent(target, *taint) for target, named in taints.items() for taint in named.items()],
         )
 
-    def take_over(self, state: ControllerState) -> None:
+    async def take_over(self, state: ControllerState) -> None:
         """Put everything down under this epoch, and clear up what earlier ones have left."""
-        self.write(state)
+        await self.write(state)
         self._store.put(f"complete/{self.epoch}", b"")
         for epoch in {*self._numbers("epoch/"), *self._numbers("complete/")} - {self.epoch}:
             if epoch < self.epoch:
@@ -71,18 +81,32 @@ class Journal:
                 if int(key.split("/")[1]) < self.epoch:
                     self._store.delete(key)
 
-    def write(self, state: ControllerState) -> None:
-        """Put down everything that has changed since the last time."""
+    async def write(self, state: ControllerState) -> None:
+        """Put down everything that has changed since the last time, side by side; tries until it is done.
+
+        One call at a time, so that no older record comes after a newer one.
+        """
+        while True:
+            self._collect(state)
+            batch, self._pending = self._pending, {}
+            puts = (self._store.set(key, value) for key, value in batch.items())
+            failures = [done for done in await asyncio.gather(*puts, return_exceptions=True) if done is not None]
+            if not failures:
+                return
+            logger.warning("what has been decided can't be put down; trying again: %s", failures[0])
+            self._pending = batch | self._pending
+            await asyncio.sleep(WRITE_AGAIN_S)
+
+    def _collect(self, state: ControllerState) -> None:
         if state.fleet.taints != self._taints:
-            self._store.put(f"taints/{self.epoch}", json.dumps(state.fleet.taints).encode())
+            self._pending[f"taints/{self.epoch}"] = json.dumps(state.fleet.taints).encode()
             self._taints = deepcopy(state.fleet.taints)
-        for job_id in list(state.unrecorded):
-            record, key = state.record(job_id), f"job/{self.epoch}/{job_id}"
+        for job_id in state.unrecorded:
+            record = state.record(job_id)
+            self._pending[f"job/{self.epoch}/{job_id}"] = None if record is None else record.to_bytes()
             if record is None:
-                self._store.delete(key)
-            else:
-                self._store.put(key, record.to_bytes())
-            state.unrecorded.discard(job_id)
+                self._store.delete_all(endpoint_key(job_id, ""))
+        state.unrecorded.clear()
 
     def pools(self) -> dict[str, ActorHandle]:
         """The pools that an earlier Controller knew, by owner."""
@@ -94,11 +118,9 @@ class Journal:
                 logger.exception("the handle of %s can't be read", key)
         return found
 
-    def put_pool(self, owner: str, pool: ActorHandle) -> None:
-        self._store.put(f"pool/{owner}", cloudpickle.dumps(pool))
-
-    def forget_pool(self, owner: str) -> None:
-        self._store.delete(f"pool/{owner}")
+    def note_pool(self, owner: str, pool: ActorHandle | None) -> None:
+        """Have a pool put down with the next writing, or deleted."""
+        self._pending[f"pool/{owner}"] = None if pool is None else cloudpickle.dumps(pool)
 
     def _numbers(self, kind: str) -> list[int]:
         return [int(key.removeprefix(kind)) for key in self._store.keys(kind)]

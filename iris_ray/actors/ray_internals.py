@@ -13,6 +13,8 @@ from ray.experimental import internal_kv
 from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
 
+STORE_TIMEOUT_S = 5.0
+
 
 def draining_nodes() -> dict[str, int]:
     """Node id → deadline (ms since the epoch; 0 if none) of each node that Ray drains. Ray Serve uses the same call."""
@@ -53,10 +55,19 @@ def placement_group_by_id(hex_id: str) -> PlacementGroup:
 class ClusterStore:
     """Ray's own key-value store, in the GCS. Half a millisecond a call; values stay far below 100 KB by intention.
 
-    With ``RAY_gcs_storage=rocksdb`` it outlives the GCS, too.
+    With ``RAY_gcs_storage=rocksdb`` it outlives the GCS, too. A coroutine here leaves the event loop free; it fails if
+    the GCS does not answer in time. Everything else blocks, for as long as it takes.
     """
 
     _NAMESPACE = b"iris_ray"
+
+    async def set(self, key: str, value: bytes | None) -> None:
+        """Put a value, or delete it."""
+        client = internal_kv.global_gcs_client
+        if value is None:
+            await client.async_internal_kv_del(key.encode(), False, self._NAMESPACE, STORE_TIMEOUT_S)
+        else:
+            await client.async_internal_kv_put(key.encode(), value, True, self._NAMESPACE, STORE_TIMEOUT_S)
 
     def put(self, key: str, value: bytes) -> None:
         internal_kv._internal_kv_put(key, value, namespace=self._NAMESPACE)
