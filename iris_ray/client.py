@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.messages import RunRequest
-from iris_ray.cli.connection import Controller, connect
+from iris_ray.connection import Controller, connect
 from iris_ray.constraints import Constraint, ConstraintOp
 from iris_ray.errors import InvalidJobError, InvalidRequestError, IrisError, RemoteUserError, UnknownNameError
 from iris_ray.jobs import CoschedulingConfig, PriorityBand

@@ -14,6 +14,7 @@ it yet (its host was frozen) writes where nobody reads any more.
 """
 
 import asyncio
+import contextlib
 import json
 import logging
 from copy import deepcopy
@@ -105,7 +106,8 @@ class Journal:
             record = state.record(job_id)
             self._pending[f"job/{self.epoch}/{job_id}"] = None if record is None else record.to_bytes()
             if record is None:
-                self._store.delete_all(endpoint_key(job_id, ""))
+                with contextlib.suppress(Exception):  # nobody looks for them any more
+                    self._store.delete_all(endpoint_key(job_id, ""))
         state.unrecorded.clear()
 
     def pools(self) -> dict[str, ActorHandle]:

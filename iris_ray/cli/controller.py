@@ -7,11 +7,12 @@ from typing import Any
 
 import click
 
-from iris_ray.cli.connection import NO_CONTROLLER, Controller, address_option, cluster, find_controller, json_option
 from iris_ray.cli.exits import NO_CLUSTER, say_error
+from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.slices import slices_of
 from iris_ray.cli.tables import counted, duration, print_facts, print_json
+from iris_ray.connection import NO_CONTROLLER, Controller, find_controller
 
 STOPPED = (
     "the Controller is stopped; jobs that run go on. Another one is started by the next"

@@ -17,18 +17,11 @@ from iris_ray.cli.checks import (
     check_versions,
     ephemeral_ports,
 )
-from iris_ray.cli.connection import (
-    AUTO,
-    Controller,
-    address_option,
-    chosen_address,
-    cluster,
-    find_controller,
-    json_option,
-)
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
+from iris_ray.cli.options import address_option, chosen_address, cluster, json_option
 from iris_ray.cli.tables import one_line, print_json
+from iris_ray.connection import AUTO, Controller, find_controller
 from iris_ray.errors import ControllerUnavailableError, IrisError
 
 _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}

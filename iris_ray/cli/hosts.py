@@ -5,9 +5,10 @@ from typing import Any
 
 import click
 
-from iris_ray.cli.connection import Controller, address_option, cluster, json_option
+from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.cli.tables import counted, print_json, print_table
+from iris_ray.connection import Controller
 from iris_ray.errors import InvalidRequestError
 from iris_ray.status import WorkerStatus
 from iris_ray.suggestions import unknown

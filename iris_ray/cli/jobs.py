@@ -4,9 +4,10 @@ import time
 
 import click
 
-from iris_ray.cli.connection import Controller, address_option, cluster, json_option
+from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.tables import counted, duration, one_line, print_facts, print_json, print_table
+from iris_ray.connection import Controller
 from iris_ray.status import JobStatus
 
 

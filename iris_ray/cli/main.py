@@ -8,11 +8,11 @@ import click
 
 import iris_ray
 from iris_ray.cli import hosts, jobs
-from iris_ray.cli.connection import address_option
 from iris_ray.cli.controller import controller
 from iris_ray.cli.demo import demo
 from iris_ray.cli.doctor import doctor
 from iris_ray.cli.exits import errors_as_lines
+from iris_ray.cli.options import address_option
 from iris_ray.cli.run import run
 
 SECTIONS: Mapping[str, tuple[click.Command, ...]] = {

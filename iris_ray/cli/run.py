@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from iris_ray.cli.connection import address_option, cluster
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
+from iris_ray.cli.options import address_option, cluster
 from iris_ray.cli.questions import on_a_terminal
 from iris_ray.cli.script import Script, find_target, is_at_home
 from iris_ray.cli.tables import cut, one_line

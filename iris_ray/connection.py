@@ -1,17 +1,13 @@
-"""The way from the command line to the cluster and its Controller."""
+"""The way to a cluster and its Controller, for programs that people wait for. Nothing is started by asking."""
 
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
-
-import click
+from typing import Any
 
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 AUTO = "auto"
 ANSWER_TIMEOUT_S = 30.0
@@ -19,7 +15,6 @@ RESTART_S = 20.0
 """How long a Controller that is just being restarted by Ray is waited for."""
 _PROBE_S = 3.0
 _ASK_AGAIN_S = 0.5
-_ADDRESS_HELP = "Address of the Ray cluster's head, HOST:PORT.  [default: $RAY_ADDRESS, or the cluster on this machine]"
 
 TRY_A_CLUSTER = (
     "give --address HOST:PORT or set RAY_ADDRESS, run this on a node of the cluster, or see it at work without one:"
@@ -31,32 +26,11 @@ NO_CONTROLLER = (
 )
 
 
-def address_option(command: Command) -> Command:
-    """Gives a command ``--address``; `chosen_address` has what was given, wherever it was."""
-    return click.option(
-        "--address", metavar="HOST:PORT", help=_ADDRESS_HELP, expose_value=False, callback=_remember_address
-    )(command)
-
-
-def json_option(command: Command) -> Command:
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(command)
-
-
-def _remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.find_root().meta[__name__] = value
-
-
-def chosen_address() -> str:
-    given: str | None = click.get_current_context().find_root().meta.get(__name__)
-    return given or os.environ.get("RAY_ADDRESS") or AUTO
-
-
-@contextmanager
-def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
-    """Connected to the chosen cluster within.
+def connect(address: str, show_logs: bool = False, **options: Any) -> None:
+    """Make this process a driver of the cluster; at most once.
 
     Args:
+        address: HOST:PORT of the cluster's head, or "auto" for the one on this machine.
         show_logs: whether what this process's tasks print appears here.
         options: more for ``ray.init``.
 
@@ -64,18 +38,6 @@ def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
         NoClusterError: there is none, or it can't be reached from here.
         InvalidRequestError: the address makes no sense.
     """
-    connect(chosen_address(), show_logs, **options)
-    import ray
-
-    try:
-        yield
-    finally:
-        if not show_logs:  # otherwise Ray does it when the process ends, and waits for the last lines before
-            ray.shutdown()
-
-
-def connect(address: str, show_logs: bool = False, **options: Any) -> None:
-    """Make this process a driver of the cluster; raises like `cluster`."""
     if address != AUTO:
         _require_answer(address)
     import ray
