@@ -252,12 +252,17 @@ class _Cycle:
         if known is not None and known[0] == remaining.version:
             return known[1]
         closest = [
-            Obstacle(name, candidates.fits[name].bucket or requirement.replicas, f"{words} {job_id}", (job_id,))
+            Obstacle(
+                self._called(name, requirement),
+                candidates.fits[name].bucket or requirement.replicas,
+                f"{words} {job_id}",
+                (job_id,),
+            )
             for name, words, job_id in remaining.given_away[:OBSTACLES_NAMED]
         ]
         for short, _, name in candidates.near[: OBSTACLES_NAMED - len(closest)]:
             fit = candidates.fits[name]
-            closest.append(Obstacle(name, short, fit.obstacle, fit.users))
+            closest.append(Obstacle(self._called(name, requirement), short, fit.obstacle, fit.users))
         shortage = Shortage(
             tuple((_named(what, requirement), count) for what, count in (+candidates.removed).items()),
             tuple(closest),
@@ -266,6 +271,13 @@ class _Cycle:
         )
         self._shortages[requirement] = remaining.version, shortage
         return shortage
+
+    def _called(self, name: str, requirement: Requirement) -> str:
+        """What people call a group; a worker that is one by itself has an id that says nothing to them."""
+        worker = self._fleet.workers.get(name) if requirement.group_by is None else None
+        if worker is None:
+            return name
+        return f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
 
 
 def _counts(job: Job) -> tuple[int, ...]:
