@@ -577,7 +577,7 @@ def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: "SimulatedClus
     tasks = iris_json(cluster, "tasks", first)
     assert [(task["state"], task["group"]) for task in tasks[:2]] == [("RUNNING", "v4-16-0")] * 2
     slices = iris_json(cluster, "workers")
-    assert [(view["state"], view["jobs"]) for view in slices] == [("BUSY", [first])] * 3
+    assert [(view["state"], view["jobs"]) for view in slices] == [("BUSY", [first])] * 3 + [("FREE", [])]
     assert f"did you mean {second}" in iris(cluster, "cancel", second[:-1], code=USAGE).stderr
     iris(cluster, "cancel", second)
     with pytest.raises(Exception, match="cancelled by ann"):

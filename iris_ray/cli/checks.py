@@ -165,7 +165,7 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         elif event is None:
             if node.get("Resources", {}).get(TPU) and SLICE_NAME_LABEL not in node.get("Labels", {}):
                 unlabelled.append(node["NodeManagerAddress"])
-        else:
+        elif TPU_NAME in event.attributes:
             worker = _worker(event)
             slices.setdefault(string_attribute(worker.attributes, TPU_NAME) or "", []).append(worker)
             if worker.foreign:

@@ -30,7 +30,7 @@ _OUTER_ERROR = "ray.exceptions.RayTaskError: "
 _OUR_FRAME = re.compile(r'  File "(<frozen runpy>|[^"]*/iris_ray/(actors|cli)/[^"]*)"')
 
 
-class _RunCommand(click.Command):
+class ScriptCommand(click.Command):
     """Says where the script's own options go."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -62,7 +62,7 @@ def environment_option(_: click.Context, __: click.Parameter, values: Sequence[s
     return found
 
 
-@click.command(cls=_RunCommand)
+@click.command(cls=ScriptCommand)
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("tpu_type", metavar="TPU_TYPE")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")

@@ -27,10 +27,10 @@ class SliceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SliceView:
-    """One slice.
+    """One slice, or one host without TPU.
 
     Attributes:
-        slice: its name.
+        slice: its name; of a host without TPU the address.
         type: its TPU type.
         state: what it is to the next job; INCOMPLETE and BUSY go before CLOSED.
         hosts_expected: how many hosts it has when it is complete; 0 if its hosts disagree about that.
@@ -47,13 +47,18 @@ class SliceView:
     reason: str | None
     hosts: tuple[WorkerStatus, ...]
 
+    @property
+    def is_slice(self) -> bool:
+        return self.hosts[0].slice_name is not None
+
 
 def slices_of(workers: Sequence[WorkerStatus]) -> list[SliceView]:
-    """The slices that hosts make up, by name."""
+    """The slices that hosts make up, by name; and then the hosts without TPU, by address."""
     by_name: dict[str, list[WorkerStatus]] = {}
     for worker in workers:
-        by_name.setdefault(worker.slice_name or worker.worker_id, []).append(worker)
-    return [_view(name, hosts) for name, hosts in sorted(by_name.items(), key=lambda item: natural(item[0]))]
+        by_name.setdefault(worker.slice_name or worker.address, []).append(worker)
+    views = [_view(name, hosts) for name, hosts in by_name.items()]
+    return sorted(views, key=lambda view: (not view.is_slice, natural(view.slice)))
 
 
 def natural(name: str) -> list[tuple[int, str]]:
