@@ -458,9 +458,10 @@ def test_doctor_minds_users_who_are_all_called_the_same(environ: dict[str, str],
 
 def test_doctor_compares_versions_with_the_controllers() -> None:
     assert check_controller(None, "", 0).level is Level.INFO
-    assert check_controller({"version": "0.0.1"}, "", 0).level is Level.WARNING
     import iris_ray
 
+    other = check_controller({"version": "0.0.1"}, "epoch 1, iris_ray 0.0.1", 0)
+    assert (other.level, "controller upgrade" in (other.advice or "")) == (Level.INFO, True)
     assert check_controller({"version": iris_ray.__version__}, "epoch 1", 4).found == "epoch 1; sees 4 hosts"
 
 
@@ -591,6 +592,72 @@ def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: "SimulatedClus
     iris(cluster, "controller", "start")  # unless the job's end was faster
     assert iris_json(cluster, "controller", "status")["epoch"] > 1
     wait_until(lambda: iris_json(cluster, "status", first)["state"] == "SUCCEEDED")
+
+
+@pytest.mark.cluster
+def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: "SimulatedCluster", trace: "Trace") -> None:
+    import ray
+
+    from iris_ray import run_on_pod_ray
+
+    running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
+    trace.wait_for_tasks(4)
+    before = iris_json(cluster, "controller", "status")
+    said = iris(cluster, "controller", "upgrade").stdout
+    assert "taken over 1 job: 1 running" in said
+    after = iris_json(cluster, "controller", "status")
+    assert after["epoch"] > before["epoch"]
+    assert after["pid"] != before["pid"]
+    trace.finish()
+    assert [task["index"] for task in ray.get(running, timeout=60)] == [0, 1, 2, 3]
+    assert len(trace.starts()) == 4
+
+
+@pytest.mark.cluster
+def test_upgrade_that_could_not_go_on_from_the_records_leaves_the_controller(cluster: "SimulatedCluster") -> None:
+    from iris_ray.actors.ray_internals import ClusterStore
+
+    before = iris_json(cluster, "controller", "status")
+    key = f"job/{before['epoch']}/of-another-version"
+    ClusterStore().put(key, b"iris_ray job record 99\n")
+    try:
+        said = iris(cluster, "controller", "upgrade", code=FAILED).stderr
+    finally:
+        ClusterStore().delete(key)
+    assert "stays as it is" in said
+    assert "record 99" in said
+    assert iris_json(cluster, "controller", "status")["pid"] == before["pid"]
+
+
+@pytest.mark.cluster
+def test_other_protocol_is_refused_with_both_versions_and_what_to_do(
+    cluster: "SimulatedCluster", trace: "Trace"
+) -> None:
+    import ray
+
+    from iris_ray import run_on_pod_ray
+
+    def of_protocol(number: int, *arguments: str) -> Done:
+        script = (
+            f"import iris_ray.protocol; iris_ray.protocol.PROTOCOL_VERSION = {number}\n"
+            "from iris_ray.cli.main import main; main()"
+        )
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(cluster))
+
+    for number, advice in ((0, "install iris_ray 0.1.0 here"), (2, "`iris-ray controller upgrade`")):
+        refused = of_protocol(number, "ls")
+        assert refused.returncode == FAILED
+        assert f"(protocol 1), and this is iris_ray 0.1.0 (protocol {number})" in refused.stderr
+        assert advice in refused.stderr
+    (found,) = [f for f in json.loads(of_protocol(2, "doctor", "--json").stdout) if f["check"] == "Controller"]
+    assert (found["level"], "controller upgrade" in found["found"]) == ("ERROR", True)
+    running = run_on_pod_ray.remote(trace.gang(), "v4-16")
+    trace.wait_for_tasks(2)
+    refused = of_protocol(2, "controller", "upgrade")
+    assert "the processes of 1 job speak protocol 1" in refused.stderr
+    trace.finish()
+    assert len(ray.get(running, timeout=60)) == 2
 
 
 @pytest.mark.cluster

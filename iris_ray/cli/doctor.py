@@ -29,7 +29,7 @@ from iris_ray.cli.connection import (
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
 from iris_ray.cli.tables import one_line, print_json
-from iris_ray.errors import ControllerUnavailableError, IrisError
+from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
 _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}
 
@@ -92,6 +92,8 @@ def _examine_cluster() -> Iterator[Finding]:
     yield from check_hosts(table, reserved_chips())
     try:
         yield _examine_controller()
+    except VersionMismatchError as error:
+        yield Finding(Level.ERROR, "Controller", str(error))
     except ControllerUnavailableError as error:
         advice = "if it stays so: iris-ray controller stop, then iris-ray controller start; jobs that run go on"
         yield Finding(Level.ERROR, "Controller", str(error), advice)
