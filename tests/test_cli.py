@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from iris_ray.cli import checks
 from iris_ray.cli.checks import Level, check_controller, check_hosts, check_metadata, check_ports, check_user
 from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE, errors_as_lines, exit_code
+from iris_ray.cli.google_checks import check_chips, check_credentials, chip_devices
 from iris_ray.cli.jobs import answer, state_in_words
 from iris_ray.cli.main import SECTIONS, main
 from iris_ray.cli.run import as_task, users_part
@@ -463,6 +464,53 @@ def test_doctor_compares_versions_with_the_controllers() -> None:
     other = check_controller({"version": "0.0.1"}, "epoch 1, iris_ray 0.0.1", 0)
     assert (other.level, "controller upgrade" in (other.advice or "")) == (Level.INFO, True)
     assert check_controller({"version": iris_ray.__version__}, "epoch 1", 4).found == "epoch 1; sees 4 hosts"
+
+
+def test_doctor_names_who_holds_the_chips(tmp_path: Path) -> None:
+    (tmp_path / "accel0").touch()
+    (tmp_path / "vfio").mkdir()
+    (tmp_path / "vfio" / "1").touch()
+    devices, lock = chip_devices(tmp_path), tmp_path / "lock"
+    assert [path.name for path in devices] == ["accel0", "1"]
+    with devices[1].open():
+        assert f"2 chip devices, held by pid {os.getpid()} (" in check_chips(devices, lock).found
+    assert "pid" not in check_chips(devices, lock).found
+    with lock.open("w"):
+        assert f"held by pid {os.getpid()} (" in check_chips(devices, lock).found
+    assert check_chips([]).level is Level.INFO
+
+
+CREDENTIALS = {
+    "type": "authorized_user",
+    "client_id": "someone",
+    "client_secret": "a secret",
+    "refresh_token": "another secret",
+    "account": "ann@example.com",
+}
+
+
+def test_doctor_says_whose_credentials_there_are_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "credentials.json"
+    path.write_text(json.dumps(CREDENTIALS))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "tpus")
+    finding = check_credentials(os.environ)
+    assert finding.level is Level.OK, finding
+    assert finding.found == "oauth2.credentials.Credentials, account ann@example.com, project tpus"
+    path.write_text("{}")
+    broken = check_credentials(os.environ)
+    assert (broken.level, broken.advice) == (Level.WARNING, "mend or unset GOOGLE_APPLICATION_CREDENTIALS")
+
+
+def test_doctor_without_credentials_says_who_needs_some(
+    tmp_path: Path, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("GCE_METADATA_HOST", nobody)
+    finding = check_credentials(os.environ)
+    assert finding.level is Level.INFO
+    assert "gcloud auth application-default login" in (finding.advice or "")
 
 
 def node(name: str | None, number: int, chips: float = 4.0, **changes: Any) -> dict[str, Any]:

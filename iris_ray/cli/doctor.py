@@ -28,6 +28,7 @@ from iris_ray.cli.connection import (
 )
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
+from iris_ray.cli.google_checks import check_chips, check_credentials, chip_devices
 from iris_ray.cli.tables import one_line, print_json
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
@@ -38,7 +39,7 @@ _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.
 @json_option
 @address_option
 def doctor(as_json: bool) -> None:
-    """Check versions, labels, slices, Controller, ports and more.
+    """Check versions, credentials, chips, labels, slices, Controller and more.
 
     Each finding comes with what to do about it. The exit code is 1 if there is an error among them, 3 without a
     cluster. Nothing is changed.
@@ -72,6 +73,8 @@ def examine() -> Iterator[Finding]:
     yield check_user(os.environ, current_user())
     yield check_ports(ephemeral_ports())
     yield check_metadata(os.environ)
+    yield check_credentials(os.environ)
+    yield check_chips(chip_devices())
     try:
         with cluster():
             yield from _examine_cluster()
