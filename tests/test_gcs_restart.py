@@ -10,6 +10,8 @@ import pytest
 import ray
 
 from iris_ray import release, run_on_pod_ray
+from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
+from iris_ray.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.gangs import Crowd, Trace, controller_pid, wait_until
 
@@ -23,18 +25,38 @@ def cluster() -> Iterator[SimulatedCluster]:
         release()
 
 
-def test_gang_runs_and_ends_while_no_gcs_is_there(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_gang_runs_and_ends_while_no_gcs_is_there_and_the_controller_goes_on_answering(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     trace.wait_for_tasks(4)
-    before = controller_pid()
+    before, controller = controller_pid(), ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+
+    def has_heard_of_it() -> bool:
+        (status,) = ray.get(controller.list_jobs.remote(), timeout=20)
+        return status.state is JobState.SUCCEEDED
+
     cluster.kill_gcs()
     try:
         trace.finish()
         assert [task["index"] for task in ray.get(job, timeout=45)] == [0, 1, 2, 3]
+        wait_until(has_heard_of_it, 20)
     finally:
         cluster.restart_gcs()
     assert controller_pid() == before
     assert len(trace.starts()) == 4
+
+
+def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(cluster: SimulatedCluster, trace: Trace) -> None:
+    trace.finish()
+    cluster.kill_gcs()
+    try:
+        job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=3)
+        assert not ray.wait([job], timeout=3)[0]
+    finally:
+        cluster.restart_gcs()
+    assert len(ray.get(job, timeout=60)) == 6
+    assert len(trace.starts()) == 6
 
 
 def test_gcs_killed_five_times_costs_nobody_anything(cluster: SimulatedCluster, tmp_path: Path) -> None:

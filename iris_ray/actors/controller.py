@@ -255,8 +255,8 @@ class Controller:
         """Plan, put down, carry out, until nothing new has come meanwhile."""
         try:
             while self._follow_up is not None:
-                follow_up, self._follow_up = self._follow_up, None
                 orders = self._plan()
+                follow_up, self._follow_up = self._follow_up, None
                 effects, self._effects = self._effects, Effects()
                 await self._journal.write(self._state)
                 self._carry_out(effects)
