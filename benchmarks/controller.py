@@ -434,6 +434,7 @@ def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
         assert isinstance(worker, WorkerRegisteredEvent)
         state.handle_event(worker)
     sizes, pickling, writing = [], [], []
+    loop = asyncio.new_event_loop()
     for number in range(rounds):
         job = pickle.loads(pickle.dumps(spec(LARGE, "a pool", f"user-{number % 7}", slices)))
         state.handle_event(JobSubmittedEvent(job, 1.0))
@@ -445,12 +446,13 @@ def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
         sizes.append(len(record.to_bytes()))
         pickling.append(1000 * (time.process_time() - cpu))
         start = time.perf_counter()
-        asyncio.run(journal.write(state))
+        loop.run_until_complete(journal.write(state))
         writing.append(1000 * (time.perf_counter() - start))
         ClusterStore().delete(f"job/{journal.epoch}/{job.job_id}")
         state.handle_event(JobCancelledEvent(job.job_id, "measured"))
         state.handle_event(AttemptEndConfirmedEvent(job.job_id, 1))
         state.unrecorded.clear()
+    loop.close()
     tasks = slices * hosts_of(LARGE)
     row(
         f"journal, one committed gang of {tasks} tasks: bytes; ms; of them CPU time for the record, ms",

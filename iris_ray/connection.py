@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import iris_ray
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
+from iris_ray.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 
 AUTO = "auto"
 ANSWER_TIMEOUT_S = 30.0
@@ -111,15 +113,28 @@ def _without_ray_address() -> Iterator[None]:
 class Controller:
     """The cluster's Controller, for people: it is not started by asking.
 
+    Args:
+        any_version: whether one will do that can only be asked for its versions, and ended.
+
     Raises:
         ControllerUnavailableError: none runs.
+        VersionMismatchError: it is of a version that can't be talked to from here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, any_version: bool = False) -> None:
         handle = find_controller()
         if handle is None:
             raise ControllerUnavailableError(NO_CONTROLLER)
         self._handle = handle
+        self.protocol, self.version = self._versions()
+        if not any_version:
+            require_same_protocol(self.protocol, self.version, iris_ray.__version__)
+
+    def _versions(self) -> tuple[int, str]:
+        if not hasattr(self._handle, "versions"):
+            return NO_PROTOCOL, SOME_OLDER_VERSION
+        versions = self.ask("versions")
+        return versions["protocol"], versions["version"]
 
     def ask(self, method: str, *args: Any) -> Any:
         """Its answer, or the error that it raises.
@@ -156,19 +171,17 @@ class Controller:
                 ) from None
 
     def about(self) -> dict[str, Any]:
-        """Epoch, versions, process and node; of an older one only the epoch."""
-        if not hasattr(self._handle, "about"):
-            return {"epoch": self.ask("statistics")["epoch"]}
+        """Epoch, version, process and node."""
         answer: dict[str, Any] = self.ask("about")
         return answer
 
     def end(self) -> None:
-        """End its process for good; returns when its name is free."""
+        """End its process for good; returns when its name is free, or another one has taken it."""
         import ray
 
         ray.kill(self._handle, no_restart=True)
         deadline = time.monotonic() + RESTART_S
-        while find_controller() is not None and time.monotonic() < deadline:
+        while find_controller() == self._handle and time.monotonic() < deadline:
             time.sleep(0.1)
 
 

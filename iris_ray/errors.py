@@ -22,6 +22,7 @@
     ├── JobCancelledError (RuntimeError)
     ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
+    ├── VersionMismatchError (RuntimeError)  the Controller is of another version, which speaks differently
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     └── IllegalTransitionError (RuntimeError)  a defect of ours: the state machine was asked for the impossible
 
@@ -107,6 +108,10 @@ class JobUnschedulableError(IrisError, RuntimeError):
 
 class UnknownRecordError(IrisError, RuntimeError):
     """The cluster's job records were written by another version of iris_ray."""
+
+
+class VersionMismatchError(IrisError, RuntimeError):
+    """The cluster's Controller is of another version of iris_ray, and the two can't talk to each other."""
 
 
 class DeposedError(IrisError, RuntimeError):

@@ -2,13 +2,16 @@
 
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
+from iris_ray import run_on_pod_ray
 from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.messages import JobView
 
@@ -76,7 +79,8 @@ class Trace:
                 "megascale": {k: v for k, v in os.environ.items() if k.startswith("MEGASCALE_")},
             }
             path = Path(directory) / f"start-{me.attempt}-{me.task_index}.json"
-            path.write_text(json.dumps(facts))
+            with path.open("x") as file:  # fails if the same attempt starts twice
+                file.write(json.dumps(facts))
             if during is not None:
                 return during(facts)
             while not (Path(directory) / "finish").exists():
@@ -84,6 +88,71 @@ class Trace:
             return facts
 
         return traced
+
+
+class Crowd:
+    """Four random jobs at a time on three v4-16 slices: some wait, some fail once and are tried again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.seed = random.randrange(10**6)
+        self.chance = random.Random(self.seed)
+        self._started = 0
+        self._jobs: dict[int, tuple[Any, Trace, int]] = {}
+        print(f"seed {self.seed}")
+
+    def fill_up(self) -> None:
+        while len(self._jobs) < 4:
+            self._jobs[self._started] = self._start(self._started)
+            self._started += 1
+
+    def check_ended(self) -> None:
+        """The jobs that have ended since the last time ended as they should."""
+        for number in [n for n, (ref, *_) in self._jobs.items() if ray.wait([ref], timeout=0)[0]]:
+            self._check(number, *self._jobs.pop(number))
+
+    def check_all(self) -> None:
+        """All jobs end, and as they should."""
+        for number, job in self._jobs.items():
+            self._check(number, *job)
+        print(f"{self._started} jobs")
+
+    def _start(self, number: int) -> tuple[Any, Trace, int]:
+        directory = self._directory / str(number)
+        directory.mkdir()
+        seconds, fails = self.chance.uniform(0.0, 2.0), self.chance.random() < 0.3
+        trace = Trace(directory)
+
+        def work(start: dict[str, object]) -> int:
+            time.sleep(seconds)
+            if fails and start["index"] == 0 and not (directory / "failed").exists():
+                (directory / "failed").touch()
+                raise ValueError("once")
+            return number
+
+        slices = self.chance.choice([1, 2, 3])
+        ref = run_on_pod_ray.remote(trace.gang(work), "v4-16", num_slices=slices, max_retries_failure=1)
+        return ref, trace, 2 * slices
+
+    def _check(self, number: int, ref: Any, trace: Trace, tasks: int) -> None:
+        """The right results; charged for its failure and for nothing else."""
+        assert ray.get(ref, timeout=120) == [number] * tasks, f"seed {self.seed}"
+        job = job_view(trace.starts()[0]["job"])
+        failed = (trace.directory / "failed").exists()
+        assert (job.failures, job.preemptions) == (int(failed), 0), f"seed {self.seed}"
+
+
+def controller_pid() -> int:
+    """The process of this cluster's Controller, once it answers."""
+
+    def ask() -> int | None:
+        try:
+            controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+            return ray.get(controller.about.remote(), timeout=10)["pid"]
+        except (RayError, ValueError):
+            return None
+
+    return wait_until(ask)
 
 
 def free_chips() -> float:

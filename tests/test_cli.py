@@ -21,6 +21,7 @@ from click.testing import CliRunner, Result
 from iris_ray.cli import checks
 from iris_ray.cli.checks import Level, check_controller, check_hosts, check_metadata, check_ports, check_user
 from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE, errors_as_lines, exit_code
+from iris_ray.cli.google_checks import check_chips, check_credentials, chip_devices
 from iris_ray.cli.jobs import state_in_words
 from iris_ray.cli.main import SECTIONS, main
 from iris_ray.cli.run import as_task, users_part
@@ -458,10 +459,58 @@ def test_doctor_minds_users_who_are_all_called_the_same(environ: dict[str, str],
 
 def test_doctor_compares_versions_with_the_controllers() -> None:
     assert check_controller(None, "", 0).level is Level.INFO
-    assert check_controller({"version": "0.0.1"}, "", 0).level is Level.WARNING
     import iris_ray
 
+    other = check_controller({"version": "0.0.1"}, "epoch 1, iris_ray 0.0.1", 0)
+    assert (other.level, "controller upgrade" in (other.advice or "")) == (Level.INFO, True)
     assert check_controller({"version": iris_ray.__version__}, "epoch 1", 4).found == "epoch 1; sees 4 hosts"
+
+
+def test_doctor_names_who_holds_the_chips(tmp_path: Path) -> None:
+    (tmp_path / "accel0").touch()
+    (tmp_path / "vfio").mkdir()
+    (tmp_path / "vfio" / "1").touch()
+    devices, lock = chip_devices(tmp_path), tmp_path / "lock"
+    assert [path.name for path in devices] == ["accel0", "1"]
+    with devices[1].open():
+        assert f"2 chip devices, held by pid {os.getpid()} (" in check_chips(devices, lock).found
+    assert "pid" not in check_chips(devices, lock).found
+    with lock.open("w"):
+        assert f"held by pid {os.getpid()} (" in check_chips(devices, lock).found
+    assert check_chips([]).level is Level.INFO
+
+
+CREDENTIALS = {
+    "type": "authorized_user",
+    "client_id": "someone",
+    "client_secret": "a secret",
+    "refresh_token": "another secret",
+    "account": "ann@example.com",
+}
+
+
+def test_doctor_says_whose_credentials_there_are_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "credentials.json"
+    path.write_text(json.dumps(CREDENTIALS))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "tpus")
+    finding = check_credentials(os.environ)
+    assert finding.level is Level.OK, finding
+    assert finding.found == "oauth2.credentials.Credentials, account ann@example.com, project tpus"
+    path.write_text("{}")
+    broken = check_credentials(os.environ)
+    assert (broken.level, broken.advice) == (Level.WARNING, "mend or unset GOOGLE_APPLICATION_CREDENTIALS")
+
+
+def test_doctor_without_credentials_says_who_needs_some(
+    tmp_path: Path, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("GCE_METADATA_HOST", nobody)
+    finding = check_credentials(os.environ)
+    assert finding.level is Level.INFO
+    assert "gcloud auth application-default login" in (finding.advice or "")
 
 
 def node(name: str | None, number: int, chips: float = 4.0, **changes: Any) -> dict[str, Any]:
@@ -591,6 +640,72 @@ def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: "SimulatedClus
     iris(cluster, "controller", "start")  # unless the job's end was faster
     assert iris_json(cluster, "controller", "status")["epoch"] > 1
     wait_until(lambda: iris_json(cluster, "status", first)["state"] == "SUCCEEDED")
+
+
+@pytest.mark.cluster
+def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: "SimulatedCluster", trace: "Trace") -> None:
+    import ray
+
+    from iris_ray import run_on_pod_ray
+
+    running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
+    trace.wait_for_tasks(4)
+    before = iris_json(cluster, "controller", "status")
+    said = iris(cluster, "controller", "upgrade").stdout
+    assert "taken over 1 job: 1 running" in said
+    after = iris_json(cluster, "controller", "status")
+    assert after["epoch"] > before["epoch"]
+    assert after["pid"] != before["pid"]
+    trace.finish()
+    assert [task["index"] for task in ray.get(running, timeout=60)] == [0, 1, 2, 3]
+    assert len(trace.starts()) == 4
+
+
+@pytest.mark.cluster
+def test_upgrade_that_could_not_go_on_from_the_records_leaves_the_controller(cluster: "SimulatedCluster") -> None:
+    from iris_ray.actors.ray_internals import ClusterStore
+
+    before = iris_json(cluster, "controller", "status")
+    key = f"job/{before['epoch']}/of-another-version"
+    ClusterStore().put(key, b"iris_ray job record 99\n")
+    try:
+        said = iris(cluster, "controller", "upgrade", code=FAILED).stderr
+    finally:
+        ClusterStore().delete(key)
+    assert "stays as it is" in said
+    assert "record 99" in said
+    assert iris_json(cluster, "controller", "status")["pid"] == before["pid"]
+
+
+@pytest.mark.cluster
+def test_other_protocol_is_refused_with_both_versions_and_what_to_do(
+    cluster: "SimulatedCluster", trace: "Trace"
+) -> None:
+    import ray
+
+    from iris_ray import run_on_pod_ray
+
+    def of_protocol(number: int, *arguments: str) -> Done:
+        script = (
+            f"import iris_ray.protocol; iris_ray.protocol.PROTOCOL_VERSION = {number}\n"
+            "from iris_ray.cli.main import main; main()"
+        )
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(cluster))
+
+    for number, advice in ((0, "install iris_ray 0.1.0 here"), (2, "`iris-ray controller upgrade`")):
+        refused = of_protocol(number, "ls")
+        assert refused.returncode == FAILED
+        assert f"(protocol 1), and this is iris_ray 0.1.0 (protocol {number})" in refused.stderr
+        assert advice in refused.stderr
+    (found,) = [f for f in json.loads(of_protocol(2, "doctor", "--json").stdout) if f["check"] == "Controller"]
+    assert (found["level"], "controller upgrade" in found["found"]) == ("ERROR", True)
+    running = run_on_pod_ray.remote(trace.gang(), "v4-16")
+    trace.wait_for_tasks(2)
+    refused = of_protocol(2, "controller", "upgrade")
+    assert "the processes of 1 job speak protocol 1" in refused.stderr
+    trace.finish()
+    assert len(ray.get(running, timeout=60)) == 2
 
 
 @pytest.mark.cluster

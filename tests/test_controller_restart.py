@@ -1,7 +1,6 @@
 """The Controller's process dies: nobody who runs notices, nothing that waits is lost, no budget is forgotten."""
 
 import os
-import random
 import signal
 import time
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.actors.controller import Controller
@@ -17,22 +16,9 @@ from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
 from iris_ray.errors import DeposedError
 from iris_ray.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
-from tests.gangs import Trace, alive, wait_until
+from tests.gangs import Crowd, Trace, alive, controller_pid, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
-
-
-def controller_pid() -> int:
-    """The process of this cluster's Controller, once it answers."""
-
-    def ask() -> int | None:
-        try:
-            controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-            return ray.get(controller.about.remote(), timeout=10)["pid"]
-        except (RayError, ValueError):
-            return None
-
-    return wait_until(ask)
 
 
 def kill_controller() -> None:
@@ -104,50 +90,13 @@ def test_host_lost_while_no_controller_is_there_restarts_the_gang(trace: Trace, 
 
 def test_controller_killed_twenty_times_in_a_busy_minute_costs_nobody_anything(tmp_path: Path) -> None:
     """Every job ends with the right result and the right counts."""
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
-
-    def job(number: int) -> tuple[object, Trace]:
-        directory = tmp_path / str(number)
-        directory.mkdir()
-        seconds, fails = chance.uniform(0.0, 2.0), chance.random() < 0.3
-        trace = Trace(directory)
-
-        def work(start: dict[str, object]) -> int:
-            time.sleep(seconds)
-            if fails and start["attempt"] == 1 and start["index"] == 0:
-                raise ValueError("once")
-            return number
-
-        ref = run_on_pod_ray.remote(
-            trace.gang(work), "v4-16", num_slices=chance.choice([1, 2, 3]), max_retries_failure=1
-        )
-        return ref, trace
-
-    running: dict[int, tuple[object, Trace]] = {}
-    started = 0
+    crowd = Crowd(tmp_path)
     for _ in range(20):
-        while len(running) < 4:
-            running[started] = job(started)
-            started += 1
-        time.sleep(chance.uniform(0.5, 4.0))
+        crowd.fill_up()
+        time.sleep(crowd.chance.uniform(0.5, 4.0))
         kill_controller()
-        for number in [n for n, (ref, _) in running.items() if ray.wait([ref], timeout=0)[0]]:
-            ref, trace = running.pop(number)
-            assert set(ray.get(ref)) == {number}, f"seed {seed}"
-            assert_started_once(trace)
-    for number, (ref, trace) in running.items():
-        assert set(ray.get(ref, timeout=120)) == {number}, f"seed {seed}"
-        assert_started_once(trace)
-    print(f"{started} jobs")
-
-
-def assert_started_once(trace: Trace) -> None:
-    starts = trace.starts()
-    assert len({(start["attempt"], start["index"]) for start in starts}) == len(starts)
-    last = max(start["attempt"] for start in starts)
-    assert last <= 2
+        crowd.check_ended()
+    crowd.check_all()
 
 
 def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:

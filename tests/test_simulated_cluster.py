@@ -384,6 +384,14 @@ def test_unknown_names_are_refused_and_the_known_listed(cluster: SimulatedCluste
 
 
 @pytest.mark.cluster
+def test_gcs_that_would_take_everything_with_it_is_not_killed(cluster: SimulatedCluster) -> None:
+    for fault in (cluster.kill_gcs, cluster.restart_gcs):
+        with pytest.raises(InvalidRequestError, match="persistent=True"):
+            fault()
+    assert ray.nodes()
+
+
+@pytest.mark.cluster
 def test_second_cluster_in_the_process_is_refused(cluster: SimulatedCluster) -> None:
     with pytest.raises(InvalidRequestError, match="simulated cluster already"):
         SimulatedCluster().start()
@@ -531,6 +539,16 @@ def test_driver_that_never_calls_shutdown_leaves_nothing(
 ) -> None:
     one = driver("SimulatedCluster({'v4-8': 1}).start()\n" + ending)
     assert one.finish() == code
+    eventually(lambda: not one.remains())
+
+
+@pytest.mark.cluster
+def test_cluster_whose_gcs_is_dead_ends_as_any_other(driver: Callable[[str], Driver]) -> None:
+    one = driver("""
+        with SimulatedCluster({"v4-8": 1}, persistent=True) as cluster:
+            cluster.kill_gcs()
+    """)
+    assert one.finish() == 0, "".join(one.lines)
     eventually(lambda: not one.remains())
 
 

@@ -45,6 +45,7 @@ from iris_ray.events import (
 from iris_ray.jobs import Job, JobSpec
 from iris_ray.lifecycle import JobState
 from iris_ray.outcomes import HostEvidence
+from iris_ray.protocol import PROTOCOL_VERSION
 from iris_ray.records import JobRecord
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
@@ -90,6 +91,10 @@ class Controller:
         self._background: set[asyncio.Task[None]] = set()
         self._readings: dict[str, object] = {}  # node id → what was last read of it
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
+
+    async def versions(self) -> dict[str, Any]:
+        """What it is and speaks. Answers at once, whatever becomes of its start, and clients of all versions."""
+        return {"protocol": PROTOCOL_VERSION, "version": iris_ray.__version__}
 
     # -- called by pools -------------------------------------------------------------------------------------------
 
@@ -263,8 +268,8 @@ class Controller:
         """Plan, put down, carry out, until nothing new has come meanwhile."""
         try:
             while self._follow_up is not None:
-                follow_up, self._follow_up = self._follow_up, None
                 orders = self._plan()
+                follow_up, self._follow_up = self._follow_up, None
                 effects, self._effects = self._effects, Effects()
                 await self._journal.write(self._state)
                 self._carry_out(effects)

@@ -13,6 +13,7 @@ from ray.actor import ActorHandle
 import iris_ray
 from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, Unreachable, answer
 from iris_ray.errors import ControllerUnavailableError, DeposedError
+from iris_ray.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 
 CONTROLLER_NAME = "controller"
 NAMESPACE = "iris_ray"
@@ -44,11 +45,25 @@ class ControllerClient:
 
         Raises:
             ControllerUnavailableError: it could not be started; the message has what was printed last.
+            VersionMismatchError: it is of a version that can't be talked to from here.
         """
         async with self._connecting:
             if self._controller is None:
-                self._controller = await get_or_start_controller()
+                controller = await get_or_start_controller()
+                if not await self._is_understood(controller):
+                    return controller
+                self._controller = controller
             return self._controller
+
+    async def _is_understood(self, controller: ActorHandle) -> bool:
+        """False if it does not answer yet; raises VersionMismatchError."""
+        if not hasattr(controller, "versions"):
+            require_same_protocol(NO_PROTOCOL, SOME_OLDER_VERSION, iris_ray.__version__)
+        reply = await answer(controller.versions.remote(), "the Controller", ANSWER_TIMEOUT_S)
+        if isinstance(reply, Unreachable):
+            return False
+        require_same_protocol(reply["protocol"], reply["version"], iris_ray.__version__)
+        return True
 
     async def ask(self, method: str, *args: Any) -> Any:
         """Its answer, however often it has to be asked.

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Mapping
 from copy import deepcopy
 
 from ray import cloudpickle
@@ -85,18 +86,25 @@ class Journal:
     async def write(self, state: ControllerState) -> None:
         """Put down everything that has changed since the last time, side by side; tries until it is done.
 
-        One call at a time, so that no older record comes after a newer one.
+        One call at a time, so that no older record comes after a newer one. Pools come before their jobs, which a
+        successor would otherwise take for those of a pool that is gone.
         """
         while True:
             self._collect(state)
             batch, self._pending = self._pending, {}
-            puts = (self._store.set(key, value) for key, value in batch.items())
-            failures = [done for done in await asyncio.gather(*puts, return_exceptions=True) if done is not None]
+            pools = {key: value for key, value in batch.items() if key.startswith("pool/")}
+            jobs = {key: value for key, value in batch.items() if key not in pools}
+            failures = await self._put(pools) or await self._put(jobs)
             if not failures:
                 return
             logger.warning("what has been decided can't be put down; trying again: %s", failures[0])
             self._pending = batch | self._pending
             await asyncio.sleep(WRITE_AGAIN_S)
+
+    async def _put(self, values: Mapping[str, bytes | None]) -> list[BaseException]:
+        """Side by side; what went wrong."""
+        puts = (self._store.set(key, value) for key, value in values.items())
+        return [done for done in await asyncio.gather(*puts, return_exceptions=True) if done is not None]
 
     def _collect(self, state: ControllerState) -> None:
         if state.fleet.taints != self._taints:

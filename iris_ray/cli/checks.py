@@ -227,8 +227,8 @@ def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int)
     if about is None:
         advice = "nothing to do: the first job starts it, and so does: iris-ray controller start"
         return Finding(Level.INFO, "Controller", "none runs", advice)
-    theirs, ours = about.get("version", "older than 0.1.0"), iris_ray.__version__
-    if theirs != ours:
-        advice = "install the same version everywhere, then, when nothing runs: iris-ray controller stop, and start"
-        return Finding(Level.WARNING, "Controller", f"it is of iris_ray {theirs}, and this is {ours}", advice)
+    if about["version"] != iris_ray.__version__:
+        found = f"{in_words}; this is iris_ray {iris_ray.__version__}, and the two understand each other"
+        advice = "install the same version everywhere, then: iris-ray controller upgrade; jobs that run go on"
+        return Finding(Level.INFO, "Controller", found, advice)
     return Finding(Level.OK, "Controller", f"{in_words}; sees {counted(hosts, 'host')}")

@@ -7,12 +7,15 @@ from typing import Any
 
 import click
 
+import iris_ray
 from iris_ray.cli.exits import NO_CLUSTER, say_error
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.slices import slices_of
 from iris_ray.cli.tables import counted, duration, print_facts, print_json
 from iris_ray.connection import NO_CONTROLLER, Controller, find_controller
+from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
+from iris_ray.protocol import PROTOCOL_VERSION
 
 STOPPED = (
     "the Controller is stopped; jobs that run go on. Another one is started by the next"
@@ -22,7 +25,7 @@ STOPPED = (
 
 @click.group("controller")
 def controller() -> None:
-    """The cluster's Controller: start, stop, status."""
+    """The cluster's Controller: start, stop, upgrade, status."""
 
 
 @controller.command()
@@ -32,9 +35,7 @@ def start() -> None:
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
-            from iris_ray.actors.controller_client import get_or_start_controller
-
-            asyncio.run(get_or_start_controller())
+            _start()
         about = Controller().about()
     click.echo(f"the Controller {'runs already' if was_there else 'is started'}: {in_words(about)}")
 
@@ -48,10 +49,61 @@ def stop(yes: bool) -> None:
     Asks first if it is on a terminal.
     """
     with cluster():
-        running = Controller()
+        running = Controller(any_version=True)
         confirm("Stop the Controller? Jobs that run go on, but nothing new starts until another one runs.", yes)
         running.end()
     click.echo(STOPPED)
+
+
+@controller.command()
+@address_option
+def upgrade() -> None:
+    """Replace it by one of the version that is installed here.
+
+    Jobs that run do not notice. Nothing is changed if the new one could not go on from what the old one has put down.
+    """
+    with cluster():
+        old = Controller(any_version=True)
+        _require_successor(old)
+        old.end()
+        _start()
+        new = Controller()
+        if new.version != iris_ray.__version__:
+            raise ControllerUnavailableError(
+                f"a job of iris_ray {new.version} was faster and has started a Controller of that version; try again"
+            )
+        about, jobs = new.about(), new.ask("list_jobs")
+    left = Counter(job.state.value for job in jobs if not job.state.finished)
+    click.echo(f"the Controller is now {in_words(about)}; it was iris_ray {old.version}")
+    click.echo(f"it has taken over {counted(left.total(), 'job')}{f': {_counts(left)}' if left else ''}")
+
+
+def _start() -> None:
+    from iris_ray.actors.controller_client import get_or_start_controller
+
+    asyncio.run(get_or_start_controller())
+
+
+def _require_successor(old: Controller) -> None:
+    """Could a Controller of the version that is installed here go on in place of this one?
+
+    Raises:
+        UnknownRecordError: no, it can't read what the old one has put down.
+        VersionMismatchError: no, it does not understand the processes of the jobs that are there.
+    """
+    from iris_ray.actors.journal import Journal
+
+    stays = f"the Controller stays as it is, of iris_ray {old.version}"
+    try:
+        records, _ = Journal().left_behind()
+    except UnknownRecordError as error:
+        raise UnknownRecordError(f"{stays}: {error}") from None
+    unfinished = sum(not record.job.state.finished for record in records)
+    if old.protocol != PROTOCOL_VERSION and unfinished:
+        raise VersionMismatchError(
+            f"{stays}: the processes of {counted(unfinished, 'job')} speak protocol {old.protocol}, and one of iris_ray"
+            f" {iris_ray.__version__} speaks protocol {PROTOCOL_VERSION}; try again when they have ended"
+        )
 
 
 @controller.command()
@@ -88,11 +140,9 @@ def status(as_json: bool) -> None:
 
 def in_words(about: dict[str, Any]) -> str:
     """Which Controller it is, in half a line."""
-    parts = [f"epoch {about['epoch']}"]
-    if "version" in about:
-        age = duration(time.time() - about["started_at"])
-        parts += [f"iris_ray {about['version']}", f"pid {about['pid']} at {about['address']}", f"up {age}"]
-    return ", ".join(parts)
+    age = duration(time.time() - about["started_at"])
+    place = f"pid {about['pid']} at {about['address']}"
+    return ", ".join([f"epoch {about['epoch']}", f"iris_ray {about['version']}", place, f"up {age}"])
 
 
 def _counts(counts: dict[str, int] | Counter[str]) -> str:

@@ -19,10 +19,11 @@ from iris_ray.cli.checks import (
 )
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
+from iris_ray.cli.google_checks import check_chips, check_credentials, chip_devices
 from iris_ray.cli.options import address_option, chosen_address, cluster, json_option
 from iris_ray.cli.tables import one_line, print_json
 from iris_ray.connection import AUTO, Controller, find_controller
-from iris_ray.errors import ControllerUnavailableError, IrisError
+from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
 _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}
 
@@ -31,7 +32,7 @@ _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.
 @json_option
 @address_option
 def doctor(as_json: bool) -> None:
-    """Check versions, labels, slices, Controller, ports and more.
+    """Check versions, credentials, chips, labels, slices, Controller and more.
 
     Each finding comes with what to do about it. The exit code is 1 if there is an error among them, 3 without a
     cluster. Nothing is changed.
@@ -65,6 +66,8 @@ def examine() -> Iterator[Finding]:
     yield check_user(os.environ, current_user())
     yield check_ports(ephemeral_ports())
     yield check_metadata(os.environ)
+    yield check_credentials(os.environ)
+    yield check_chips(chip_devices())
     try:
         with cluster():
             yield from _examine_cluster()
@@ -85,6 +88,8 @@ def _examine_cluster() -> Iterator[Finding]:
     yield from check_hosts(table, reserved_chips())
     try:
         yield _examine_controller()
+    except VersionMismatchError as error:
+        yield Finding(Level.ERROR, "Controller", str(error))
     except ControllerUnavailableError as error:
         advice = "if it stays so: iris-ray controller stop, then iris-ray controller start; jobs that run go on"
         yield Finding(Level.ERROR, "Controller", str(error), advice)

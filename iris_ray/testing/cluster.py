@@ -23,7 +23,7 @@ import ray
 from iris_ray.errors import InvalidRequestError
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.preemption import Preemption
-from iris_ray.testing.ray_node import HostSpec, RayHead, new_node_id, ray_settings
+from iris_ray.testing.ray_node import GCS, HostSpec, RayHead, gcs_storage, new_node_id, ray_settings
 from iris_ray.testing.tpu_host import RunningHost, TPUHost, machine_environment
 from iris_ray.testing.workspace import Workspace
 from iris_ray.topology import TPUConfig, get_tpu_config
@@ -47,6 +47,8 @@ class SimulatedCluster:
         cpus_per_host: Logical CPUs of each host and of the head, as Ray counts them.
         dashboard: Whether the head has Ray's dashboard, which ``ray job submit`` and the state API need. It takes
             some seconds more to start.
+        persistent: Whether what the cluster knows outlives its GCS (in RocksDB), so that that can be killed and
+            restarted: nodes, actors, placement groups and the key-value store.
         quiet: Whether to keep silent about what is going on. Otherwise a line a step goes to stderr.
 
     Raises:
@@ -71,11 +73,14 @@ class SimulatedCluster:
         connect: bool = True,
         cpus_per_host: int = 4,
         dashboard: bool = False,
+        persistent: bool = False,
         quiet: bool = False,
     ) -> None:
         self._initial = _checked_slices(slices)
         self._cpus = _checked_count("cpus_per_host", cpus_per_host, least=1)
         self._connect, self._dashboard, self._quiet = connect, dashboard, quiet
+        self._persistent = persistent
+        self._gcs: Machine | None = None
         self._lock = threading.RLock()
         self._slices: dict[str, list[RunningHost]] = {}
         self._next_index: dict[str, Iterator[int]] = {}
@@ -130,6 +135,8 @@ class SimulatedCluster:
                 for preemption in self._preemptions:
                     preemption.cancel()
                 if self._is_driver_here():
+                    if self._persistent and self._gcs is not None and not self._gcs.running:
+                        self.restart_gcs()  # a driver can't leave without
                     ray.shutdown()  # first: a driver that loses its GCS aborts
             finally:
                 self._head = None
@@ -231,16 +238,37 @@ class SimulatedCluster:
         self._say(f"thawing host {victim.host.name}")
         victim.machine.thaw()
 
+    def kill_gcs(self) -> None:
+        """SIGKILL to Ray's GCS; returns when it is gone. What runs goes on, but nobody learns anything new.
+
+        Only in a ``persistent`` cluster. Ray's processes wait for the next one for a minute, then they end.
+        """
+        self._running_head()
+        if self._gcs is None or not self._persistent:
+            raise InvalidRequestError("This cluster does not outlive its GCS: start it with persistent=True.")
+        self._say("killing the GCS")
+        self._gcs.kill()
+
+    def restart_gcs(self) -> None:
+        """Starts the GCS again, after killing it if it runs; returns when it answers."""
+        self.kill_gcs()
+        head, workspace = self._running_head(), self._running_workspace()
+        self._say("starting the GCS again")
+        self._gcs = self._launch_on_head(workspace, GCS, head.gcs_command)
+        head.living_nodes()
+
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _start(self) -> None:
         self._say("starting the head node")
         self._workspace = workspace = Workspace()
         (workspace.root / "s").mkdir()
-        environment = {**ray_settings(), **machine_environment()}
 
         def launch(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-            return workspace.launch(f"head-{kind}", command, env=environment, cwd=Path.cwd()).process
+            machine = self._launch_on_head(workspace, kind, command)
+            if kind == GCS:
+                self._gcs = machine
+            return machine.process
 
         try:
             self._head = RayHead(
@@ -259,6 +287,12 @@ class SimulatedCluster:
                 ray.init(self.address, logging_level="WARNING")
         self._add_slices([config for config, number in self._initial for _ in range(number)])
         self._say(f"ready at {self.address}")
+
+    def _launch_on_head(self, workspace: Workspace, kind: str, command: Sequence[str]) -> Machine:
+        environment = {**ray_settings(), **machine_environment()}
+        if kind == GCS and self._persistent:
+            environment |= gcs_storage(workspace.root / "gcs")
+        return workspace.launch(f"head-{kind}", command, env=environment, cwd=Path.cwd())
 
     def _add_slices(self, configs: Sequence[TPUConfig]) -> list[str]:
         """Starts the hosts of all slices side by side, and waits until all have joined."""

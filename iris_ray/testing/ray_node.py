@@ -43,6 +43,9 @@ from iris_ray.testing.machine import script_command
 Launch = Callable[[str, Sequence[str]], subprocess.Popen[bytes]]
 """Runs a command for a purpose ("raylet", "gcs_server", …) and returns the process to watch."""
 
+GCS = "gcs_server"
+"""The purpose for which Ray starts its GCS."""
+
 _OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
 _DRAIN_TIMEOUT_S = 3.0
 _SHARED_MEMORY = Path("/dev/shm")
@@ -190,7 +193,11 @@ class RayHead:
             resource_isolation_config=ResourceIsolationConfig(),
         )
 
+        self._gcs_command: Sequence[str] = ()
+
         def launch_on_head(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+            if kind == GCS:
+                self._gcs_command = command
             if kind == "raylet" and not dashboard:
                 command = _without_agents(command, Path(_flag(command, "session_dir")), address)
             return launch(kind, command)
@@ -213,6 +220,12 @@ class RayHead:
         """``host:port`` of the dashboard, None without one."""
         url: str | None = self._node.webui_url
         return url
+
+    @property
+    def gcs_command(self) -> list[str]:
+        """The command line of another GCS in place of this one: it has the same port, where everybody looks for it."""
+        port = self.gcs_address.rpartition(":")[2]
+        return [_replace(argument, {"gcs_server_port": port}) for argument in self._gcs_command]
 
     def start_host(self, spec: HostSpec, launch: Launch) -> None:
         """Starts the raylet of a host, and returns before it has joined."""
@@ -313,6 +326,11 @@ def new_node_id() -> str:
 def ray_settings() -> dict[str, str]:
     """Environment for all of the cluster's Ray processes; a user's own environment wins over it."""
     return dict(_RAY_SETTINGS)
+
+
+def gcs_storage(directory: Path) -> dict[str, str]:
+    """Environment for a GCS that keeps everything in a directory, so that another one can go on in its place."""
+    return {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(directory)}
 
 
 def _without_agents(command: Sequence[str], session_dir: Path, address: str) -> list[str]:

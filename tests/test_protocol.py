@@ -1,0 +1,121 @@
+"""A client and a Controller of versions that can't talk to each other say so."""
+
+import asyncio
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iris_ray import protocol
+from iris_ray.errors import VersionMismatchError
+from iris_ray.protocol import PROTOCOL_VERSION, require_same_protocol
+
+if TYPE_CHECKING:
+    from iris_ray.testing import SimulatedCluster
+
+
+def test_versions_of_one_protocol_go_together() -> None:
+    require_same_protocol(PROTOCOL_VERSION, "0.1.7", "0.1.3")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "advice"), [(PROTOCOL_VERSION - 1, "iris-ray controller upgrade"), (PROTOCOL_VERSION + 1, "install")]
+)
+def test_another_protocol_is_refused_with_both_versions_and_what_to_do(theirs: int, advice: str) -> None:
+    with pytest.raises(VersionMismatchError) as refused:
+        require_same_protocol(theirs, "7.0.0", "0.1.3")
+    for said in (f"7.0.0 (protocol {theirs})", f"0.1.3 (protocol {PROTOCOL_VERSION})", advice):
+        assert said in str(refused.value)
+
+
+def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
+    """Whoever changes this list raises PROTOCOL_VERSION in the same change; new methods need no new one."""
+    from iris_ray.actors.controller import Controller
+    from iris_ray.actors.messages import AttemptOrder, HostPlace, JobView
+    from iris_ray.actors.pool import SlicePoolManager
+
+    methods = {
+        name: {method: list(inspect.signature(getattr(cls, method)).parameters)[1:] for method in METHODS[name]}
+        for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
+    }
+    fields = {
+        cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in (AttemptOrder, HostPlace, JobView)
+    }
+    assert (PROTOCOL_VERSION, methods, fields) == (1, METHODS, FIELDS)
+
+
+METHODS: dict[str, dict[str, list[str]]] = {
+    "Controller": {
+        "versions": [],
+        "ping": [],
+        "submit": ["spec", "pool"],
+        "report": ["job_id", "events"],
+        "why": ["job_id"],
+        "evidence": ["node_ids"],
+        "about": [],
+        "list_jobs": [],
+        "list_workers": [],
+        "job_status": ["job_id"],
+        "list_tasks": ["job_id"],
+        "cancel": ["job_id", "reason"],
+        "taint": ["target", "taint", "reason"],
+        "lift_taint": ["target", "taint"],
+        "statistics": [],
+    },
+    "SlicePoolManager": {
+        "watched": [],
+        "reconnect": ["epoch"],
+        "assign": ["order"],
+        "stop_attempt": ["job_id", "attempt", "reason", "epoch"],
+        "job_ended": ["job_id"],
+        "give_up_slice": ["name", "epoch"],
+    },
+}
+FIELDS = {
+    "AttemptOrder": ["job_id", "attempt", "slices", "bundle", "epoch"],
+    "HostPlace": ["node_id", "address", "slice_name", "worker_id"],
+    "JobView": ["state", "attempt", "failures", "preemptions", "error"],
+}
+
+
+class OldController:
+    """From before there were protocol numbers."""
+
+    async def ping(self) -> None: ...
+
+
+@pytest.fixture
+def old_controller(cluster: "SimulatedCluster", monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import ray
+
+    from iris_ray.actors import controller_client
+
+    monkeypatch.setattr(controller_client, "CONTROLLER_NAME", "an old controller")
+    named = {"name": "an old controller", "namespace": controller_client.NAMESPACE}
+    actor = ray.remote(OldController).options(num_cpus=0.01, **named).remote()
+    ray.get(actor.ping.remote())
+    yield
+    ray.kill(actor)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("old_controller")
+def test_controller_that_has_no_protocol_is_an_older_one() -> None:
+    from iris_ray.actors.controller_client import ControllerClient
+
+    with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
+        asyncio.run(ControllerClient().ask("ping"))
+
+
+@pytest.mark.cluster
+def test_pools_connection_is_refused_by_a_newer_controller(
+    cluster: "SimulatedCluster", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from iris_ray.actors.controller_client import ControllerClient
+
+    asyncio.run(ControllerClient().ask("ping"))
+    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
+    with pytest.raises(VersionMismatchError, match="install iris_ray"):
+        asyncio.run(ControllerClient().ask("ping"))
