@@ -229,6 +229,23 @@ def test_prune_deletes_the_old_and_then_the_oldest_and_never_the_newest(tmp_path
         os.utime(log.file(0), (now - age, now - age))
     prune(tmp_path, now, most_bytes=250, kept_s=500.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job-3", "job-4"]
+    LogWriter(AttemptLog(tmp_path, "job-5", 0, 1)).begin()
+    prune(tmp_path, time.time(), most_files=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job-5"], "the others are of 1970"
+    LogWriter(AttemptLog(tmp_path, "job-6", 0, 1)).begin()
+    LogWriter(AttemptLog(tmp_path, "job-7", 0, 1)).begin()
+    prune(tmp_path, time.time(), most_files=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job-6", "job-7"]
+
+
+def test_prune_keeps_the_newest_however_large(tmp_path: Path) -> None:
+    now = 1_000_000.0
+    for number in (3, 4):
+        log = AttemptLog(tmp_path, f"job-{number}", 0, 1)
+        writer = LogWriter(log)
+        writer.write(b"x" * 100)
+        writer.close()
+        os.utime(log.file(0), (now + number, now + number))
     prune(tmp_path, now, most_bytes=1, kept_s=500.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job-4"]
 

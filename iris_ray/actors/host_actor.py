@@ -13,6 +13,7 @@ import ray
 from ray.actor import ActorHandle
 
 from iris_ray.actors.host_processes import ProcessLedger, end_task, family, host_directory
+from iris_ray.actors.log_files import logs_directory, prune
 from iris_ray.actors.messages import HostPlace
 from iris_ray.actors.pidfd import how_it_ended
 from iris_ray.actors.task_output import OutputPump
@@ -52,7 +53,7 @@ class TPUHostActor:
             RuntimeError: processes that an earlier actor left on this host can't be ended.
         """
         if not self._processes:
-            await self._end_leftovers()
+            await self._clear_up()
         for old in [old for old, process in self._processes.items() if process.ended][:-ENDED_KEPT]:
             await asyncio.to_thread(self._processes[old].output.close)
             self._ledger.forget(old)
@@ -90,7 +91,8 @@ class TPUHostActor:
     def _report(self, last: LastLines) -> None:
         self._pool.take_last_lines.remote(last)
 
-    async def _end_leftovers(self) -> None:
+    async def _clear_up(self) -> None:
+        await asyncio.to_thread(prune, logs_directory(host_directory()), time.time())
         stubborn = await asyncio.to_thread(self._ledger.end_leftovers)
         if stubborn:
             raise RuntimeError(

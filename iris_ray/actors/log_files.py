@@ -1,4 +1,4 @@
-"""What tasks have printed, in files on their host: ``logs/<job id>/task-<i>.attempt-<n>.<offset>.log``.
+"""What tasks have printed, in files on their host: ``task-logs/<job id>/task-<i>.attempt-<n>.<offset>.log``.
 
 An attempt's output is one stream of bytes, cut into files of bounded size, each named after the offset at which it
 begins. The oldest are deleted while the newest grow; offsets keep counting, so a reader can always go on where it was.
@@ -18,12 +18,13 @@ FILES_KEPT = 5
 RETRY_BYTES = 1 << 20
 """How much is passed over after a file could not be written."""
 HOST_BYTES = 2 << 30
+HOST_FILES = 20_000
 KEPT_S = 14 * 24 * 3600.0
 """What all logs of a host may take together, and how long they are kept."""
 
 
 def logs_directory(host_directory: Path) -> Path:
-    return host_directory / "logs"
+    return host_directory / "task-logs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +155,10 @@ class LogWriter:
         self.close()
         self._next_file = self.end + self._file_bytes
         try:
-            self._log.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._fd = os.open(self._log.file(self.end), flags, 0o600)
+            try:
+                self._fd = self._open()
+            except FileNotFoundError:  # somebody who tidied up took the directory for one that is left over
+                self._fd = self._open()
         except OSError as error:
             self._give_up(error)
             return
@@ -165,6 +167,11 @@ class LogWriter:
             with contextlib.suppress(OSError):
                 self._log.file(self._starts.pop(0)).unlink()
 
+    def _open(self) -> int:
+        self._log.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self._log.file(self.end), flags, 0o600)
+
     def _give_up(self, error: OSError) -> None:
         """Keep nothing for a while, then try again with a new file."""
         self.problem = str(error)
@@ -172,15 +179,17 @@ class LogWriter:
         self._next_file = self.end + RETRY_BYTES
 
 
-def prune(root: Path, now: float, most_bytes: int = HOST_BYTES, kept_s: float = KEPT_S) -> None:
+def prune(
+    root: Path, now: float, most_bytes: int = HOST_BYTES, kept_s: float = KEPT_S, most_files: int = HOST_FILES
+) -> None:
     """Delete what was not written to for too long, and then the oldest, until all that is left is small enough."""
     files = sorted(_with_times(root))
-    total = sum(size for _, size, _ in files)
+    total, count = sum(size for _, size, _ in files), len(files)
     for written_at, size, path in files[:-1]:
-        if total > most_bytes or written_at < now - kept_s:
+        if total > most_bytes or count > most_files or written_at < now - kept_s:
             with contextlib.suppress(OSError):
                 path.unlink()
-                total -= size
+                total, count = total - size, count - 1
     for directory in root.glob("*"):
         with contextlib.suppress(OSError):
             directory.rmdir()  # refused unless it is empty
@@ -188,7 +197,7 @@ def prune(root: Path, now: float, most_bytes: int = HOST_BYTES, kept_s: float = 
 
 def _with_times(root: Path) -> Iterator[tuple[float, int, Path]]:
     for path in root.glob("*/*.log"):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):
             facts = path.stat()
             yield facts.st_mtime, facts.st_size, path
 

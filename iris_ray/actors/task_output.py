@@ -199,7 +199,8 @@ class OutputPump:
 
     def _show(self, lines: list[str]) -> None:
         if lines:
-            print("\n".join(lines), flush=True)
+            with contextlib.suppress(OSError):  # a full disk: who prints is not to be stopped by it
+                print("\n".join(lines), flush=True)
 
     # -- last lines --------------------------------------------------------------------------------------------------
 
