@@ -38,6 +38,12 @@ def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, **more: 
     return ask("fetch_task_logs", job_id, task_index, attempt, *more.values())
 
 
+def has_last_lines(key: tuple[str, int, int]) -> bool:
+    """Whether the Controller has the last lines of that attempt in its memory; nothing else shows it."""
+    controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+    return ray.get(controller.__ray_call__.remote(lambda self: self._logs._memory.last_lines(key) is not None))
+
+
 def latest_job(name: str) -> str:
     return [job.job_id for job in ask("list_jobs") if job.name == name][-1]
 
@@ -201,7 +207,7 @@ def test_last_lines_remain_when_the_host_is_gone(cluster: SimulatedCluster, trac
     directory = trace.directory
     running = run_on_pod_ray.remote(trace.gang(says), "v4-16")
     first = trace.wait_for_tasks(2)
-    time.sleep(3)  # the last lines travel a second after the first; nothing shows when they have arrived
+    wait_until(lambda: has_last_lines((first[1]["job"], 1, 1)))
     cluster.kill_host(first[1]["slice"], 1)
     trace.wait_for_tasks(2, attempt=2)
     log = fetch(first[1]["job"], 1, 1)
