@@ -15,7 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down. The core is every other module directly in the package.
 CLI, PUBLIC, TESTING, ACTORS, CORE = range(5)
-PUBLIC_MODULES = {"launcher", "client", "endpoints", "submission", "connection", "remote_options", "jax"}
+PUBLIC_MODULES = {"launcher", "client", "endpoints", "submission", "connection", "log_stream", "remote_options", "jax"}
 IMPURE = {"time", "datetime", "asyncio", "threading", "socket", "subprocess", "random"}
 READS_ENVIRONMENT = PACKAGE / "job_info.py"
 MAY_USE_PRIVATE_RAY = {PACKAGE / "actors" / "ray_internals.py"}

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 import iris_ray
 from iris_ray.actors.held_slice import PLACEMENT_GROUP_PREFIX
 from iris_ray.actors.journal import Journal
+from iris_ray.actors.log_desk import LogDesk, log_standing
 from iris_ray.actors.messages import AttemptOrder, HostPlace, JobView
 from iris_ray.actors.node_watch import NodeTable, failure, registration
 from iris_ray.actors.ray_internals import placement_group_by_id
@@ -51,6 +52,7 @@ from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
 from iris_ray.status import JobStatus, TaskStatus, WorkerStatus, job_status, task_statuses, worker_status
 from iris_ray.suggestions import unknown
+from iris_ray.task_logs import LastLines, LogPosition, TaskLog
 from iris_ray.waiting import Waiting
 from iris_ray.workers import TPU_NAME
 
@@ -81,6 +83,7 @@ class Controller:
         self._gone: dict[str, str] = {}  # worker id → how it was lost
         self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
         self._journal = Journal()
+        self._logs = LogDesk()
         self._effects = Effects()  # what the latest events want done
         self._follow_up: asyncio.Future[None] | None = None  # of what has come since the latest plan
         self._following = True  # nothing is to follow from anything before the start is complete
@@ -149,6 +152,10 @@ class Controller:
             known[node_id] = HostEvidence(self._gone.get(node_id), draining)
         return known
 
+    async def note_last_lines(self, batch: list[LastLines]) -> None:
+        """Remember what tasks have printed last, in case that their hosts vanish."""
+        self._logs.note(batch)
+
     # -- called by people ------------------------------------------------------------------------------------------
 
     async def list_jobs(self) -> list[JobStatus]:
@@ -180,6 +187,46 @@ class Controller:
         if index not in found:
             raise unknown(f"task of {job_id}", str(index), map(str, found))
         return found[index]
+
+    async def fetch_task_logs(
+        self,
+        job_id: str,
+        task_index: int,
+        attempt: int | None = None,
+        offset: int = 0,
+        max_bytes: int = 1 << 20,
+        tail_lines: int | None = None,
+    ) -> TaskLog:
+        """A piece of what a task has printed.
+
+        Args:
+            job_id, task_index: which task.
+            attempt: its attempt; None for the latest.
+            offset: where the piece begins, in bytes.
+            max_bytes: how long it may be.
+            tail_lines: give the last lines instead, so many.
+
+        Raises:
+            UnknownNameError: there is no such job, task or attempt.
+        """
+        await self.ping()
+        standing = log_standing(self._state, self._job(job_id), task_index, attempt)
+        return await self._logs.fetch(standing, self._state.workers, offset, max_bytes, tail_lines)
+
+    async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        """Pieces of what several tasks of a job have printed, by task index; tasks that do not exist are left out.
+
+        Raises:
+            UnknownNameError: there is no such job or attempt.
+        """
+        await self.ping()
+        job = self._job(job_id)
+        there = {index: at for index, at in wanted.items() if 0 <= index < len(job.tasks)}
+        calls = (
+            self.fetch_task_logs(job_id, index, at.attempt, at.offset, max_bytes, at.tail_lines)
+            for index, at in there.items()
+        )
+        return dict(zip(there, await asyncio.gather(*calls), strict=True))
 
     async def list_workers(self) -> list[WorkerStatus]:
         """All live hosts, by slice and number."""
@@ -316,6 +363,7 @@ class Controller:
         The pool may have the order already, from an earlier Controller; then it ignores this one.
         """
         job_id, attempt, index = order.job_id, order.attempt, order.first_task
+        self._logs.placed(order)
         problem = await self._reclaim(reclaim)
         if problem is None:
             reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)

@@ -77,10 +77,11 @@ class HeldSlice:
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
         standbys = [_start_standby(group, host, process, avoid_ports) for host in hosts]
+        pool = ray.get_runtime_context().current_actor
         host_actors = tuple(
             _TPUHostActor.options(
                 num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, host.worker_id)
-            ).remote(host, TPU in bundle)
+            ).remote(host, TPU in bundle, pool)
             for host in hosts
         )
         actor = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0)).remote(

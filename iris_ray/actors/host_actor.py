@@ -1,4 +1,4 @@
-"""One TPU host: watches and ends the task processes on it.
+"""One TPU host: watches and ends the task processes on it, and keeps what they print.
 
 It runs in a process of its own and stays responsive whatever user code does in the task process.
 """
@@ -13,9 +13,12 @@ import ray
 from ray.actor import ActorHandle
 
 from iris_ray.actors.host_processes import ProcessLedger, end_task, family, host_directory
+from iris_ray.actors.log_files import logs_directory, prune
 from iris_ray.actors.messages import HostPlace
 from iris_ray.actors.pidfd import how_it_ended
+from iris_ray.actors.task_output import OutputPump
 from iris_ray.outcomes import EndKind, TaskEnd
+from iris_ray.task_logs import LastLines
 
 EXIT_GRACE_S = 2.0
 """How long a task process whose function has returned may take to run its exit handlers."""
@@ -31,11 +34,13 @@ class TPUHostActor:
     Args:
         place: which host this is.
         exclusive: whether no other actor has tasks on this host, so that whatever it finds there is left over.
+        pool: the SlicePoolManager, which hears the last lines of every task.
     """
 
-    def __init__(self, place: HostPlace, exclusive: bool) -> None:
+    def __init__(self, place: HostPlace, exclusive: bool, pool: ActorHandle) -> None:
         self._place = place
         self._exclusive = exclusive
+        self._pool = pool
         self._ledger = ProcessLedger(host_directory(), exclusive)
         self._processes: dict[int, TaskWatch] = {}
 
@@ -49,12 +54,19 @@ class TPUHostActor:
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended.
         """
-        if self._exclusive and not self._processes:
-            await self._end_leftovers()
+        if not self._processes:
+            await self._clear_up()
         for old in [old for old, process in self._processes.items() if process.ended][:-ENDED_KEPT]:
+            await asyncio.to_thread(self._processes[old].output.close)
             self._ledger.forget(old)
             del self._processes[old]
-        self._processes[pid] = TaskWatch(standby, pid, token, self._ledger)
+        loop = asyncio.get_running_loop()
+
+        def report(last: LastLines) -> None:
+            loop.call_soon_threadsafe(self._report, last)
+
+        output = OutputPump(host_directory(), pid, self._place.node_id, report)
+        self._processes[pid] = TaskWatch(standby, pid, token, self._ledger, output)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         """How a task process ended that did not say so itself; waits for its end."""
@@ -78,8 +90,12 @@ class TPUHostActor:
         """End everything on this host before the actor itself is ended."""
         await asyncio.gather(*(watch.end("the slice is released") for watch in self._processes.values()))
 
-    async def _end_leftovers(self) -> None:
-        stubborn = await asyncio.to_thread(self._ledger.end_leftovers)
+    def _report(self, last: LastLines) -> None:
+        self._pool.take_last_lines.remote(last)
+
+    async def _clear_up(self) -> None:
+        await asyncio.to_thread(prune, logs_directory(host_directory()), time.time())
+        stubborn = await asyncio.to_thread(self._ledger.end_leftovers) if self._exclusive else []
         if stubborn:
             raise RuntimeError(
                 f"{self._place.slice_name} host {self._place.worker_id}: processes of an earlier task can't be ended:"
@@ -90,7 +106,8 @@ class TPUHostActor:
 class TaskWatch:
     """One task process, from its adoption until the last process of its task is gone."""
 
-    def __init__(self, handle: ActorHandle, pid: int, token: str, ledger: ProcessLedger) -> None:
+    def __init__(self, handle: ActorHandle, pid: int, token: str, ledger: ProcessLedger, output: OutputPump) -> None:
+        self.output = output
         self._handle = handle
         self._process = psutil.Process(pid)
         self._token = token
@@ -141,6 +158,7 @@ class TaskWatch:
         if left:
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._exits_within(KILL_GRACE_S)
+        await asyncio.to_thread(self.output.close)
         self._ledger.forget(self._process.pid)
 
     async def _exits_within(self, seconds: float) -> None:

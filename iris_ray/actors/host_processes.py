@@ -29,8 +29,13 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def started_mark(directory: Path, pid: int) -> Path:
-    """The file that a task process leaves when user code begins to run in it."""
+    """The file that a task process leaves when user code begins to run in it; it says which task it is."""
     return directory / "tasks" / f"{pid}.started"
+
+
+def output_pipe(directory: Path, pid: int) -> Path:
+    """The FIFO that a task process prints into."""
+    return directory / "tasks" / f"{pid}.output"
 
 
 class ProcessLedger:
@@ -59,6 +64,7 @@ class ProcessLedger:
 
     def forget(self, pid: int) -> None:
         (self._directory / f"{pid}.json").unlink(missing_ok=True)
+        output_pipe(self._marks, pid).unlink(missing_ok=True)
         started_mark(self._marks, pid).unlink(missing_ok=True)
 
     def end_leftovers(self) -> list[str]:

@@ -13,9 +13,11 @@ import ray
 from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.held_slice import HeldSlice
 from iris_ray.actors.job_run import JobRun
+from iris_ray.actors.last_lines import LastLinesRelay
 from iris_ray.actors.messages import AttemptOrder, RunRequest
 from iris_ray.actors.slice_pool import SlicePool
 from iris_ray.errors import DeposedError
+from iris_ray.task_logs import LastLines
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class SlicePoolManager:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         self._slices = SlicePool(ray.get_runtime_context().get_actor_id() or "")
         self._controller = ControllerClient()
+        self._last_lines = LastLinesRelay(self._controller)
         self._runs: dict[str, JobRun] = {}
         self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
         self._settling: set[asyncio.Task[None]] = set()
@@ -105,6 +108,12 @@ class SlicePoolManager:
 
         async with self._changed:
             await self._changed.wait_for(idle)
+
+    # -- called by hosts ---------------------------------------------------------------------------------------------
+
+    async def take_last_lines(self, last: LastLines) -> None:
+        """A task has printed something; its last lines are to outlive its host."""
+        self._last_lines.take(last)
 
     # -- called by the Controller ----------------------------------------------------------------------------------
 

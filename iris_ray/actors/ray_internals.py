@@ -26,12 +26,12 @@ def available_resources_by_node() -> dict[str, dict[str, float]]:
     return dict(ray._private.state.available_resources_per_node())
 
 
-def label_output(name: str) -> None:
+def label_output(name: str, stderr: bool = True) -> None:
     """Mark what this process prints from now on: Ray's driver shows ``(<name> pid=…, ip=…)`` before each line.
 
     Ray's log monitor takes the name of an actor from such a line; Ray itself writes it once, at the actor's start.
     """
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr) if stderr else (sys.stdout,):
         print(f"{ray_constants.LOG_PREFIX_ACTOR_NAME}{name}", file=stream, flush=True)
 
 

@@ -20,9 +20,10 @@ from collections.abc import Collection
 import ray
 from ray import cloudpickle
 
-from iris_ray.actors.host_processes import TOKEN_VARIABLE, host_directory, started_mark
+from iris_ray.actors.host_processes import TOKEN_VARIABLE, host_directory
 from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.ray_internals import label_output
+from iris_ray.actors.task_output import redirect_output, until_taken
 from iris_ray.actors.transport import Rebuilt
 from iris_ray.errors import ResultNotPicklableError
 from iris_ray.outcomes import EndKind, TaskEnd
@@ -55,9 +56,7 @@ class TaskProcess:
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run the user's function here and now. Never raises for what user code does."""
-        mark = started_mark(host_directory(), os.getpid())
-        mark.parent.mkdir(mode=0o700, exist_ok=True)
-        mark.touch()
+        pipe = redirect_output(host_directory(), launch)
         for held in self._held:
             held.close()
         changes = task_environment(os.environ, launch.env, launch.info, launch.multislice, launch.num_cpus)
@@ -67,7 +66,8 @@ class TaskProcess:
             else:
                 os.environ[name] = value
         os.environ[TOKEN_VARIABLE] = self._token
-        label_output(launch.label)
+        if pipe is None:
+            label_output(launch.label)
         try:
             result = cloudpickle.loads(launch.function)()
             end = _returned(result)
@@ -78,6 +78,8 @@ class TaskProcess:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):  # user code may have closed or replaced them
                 stream.flush()
+        if pipe is not None:
+            until_taken(pipe)
         return end
 
     def exit(self) -> None:

@@ -12,13 +12,14 @@ from iris_ray.cli.controller import controller
 from iris_ray.cli.demo import demo
 from iris_ray.cli.doctor import doctor
 from iris_ray.cli.exits import errors_as_lines
+from iris_ray.cli.logs import logs
 from iris_ray.cli.options import address_option
 from iris_ray.cli.run import run
 from iris_ray.cli.submit import submit
 
 SECTIONS: Mapping[str, tuple[click.Command, ...]] = {
     "Run": (run, submit, demo),
-    "Jobs": (jobs.ls, jobs.status, jobs.tasks, jobs.why, jobs.cancel),
+    "Jobs": (jobs.ls, jobs.status, jobs.tasks, logs, jobs.why, jobs.cancel),
     "Slices and hosts": (hosts.workers, hosts.drain, hosts.undrain, hosts.taint, hosts.untaint),
     "The cluster": (controller, doctor),
 }
@@ -29,6 +30,7 @@ Examples:
   iris-ray run train.py v4-32 --num-slices 2    run train.py on every host of two slices
   iris-ray submit train.py --tpu v4-32          the same without waiting for it
   iris-ray why train-1a2b3c4d                   why that job waits
+  iris-ray logs -f train-1a2b3c4d               what its tasks print, from the beginning until its end
   iris-ray workers                              which slices are free, and who has the others
 
 \b

@@ -1,0 +1,98 @@
+"""What tasks have printed."""
+
+import sys
+from collections.abc import Iterator
+
+import click
+
+from iris_ray.cli.options import address_option, cluster, json_option
+from iris_ray.cli.tables import print_json
+from iris_ray.connection import Controller
+from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.log_stream import LogLine, stream_logs
+from iris_ray.status import JobStatus, TaskStatus
+from iris_ray.task_logs import TaskLog, printable
+
+PIECE_BYTES = 1 << 20
+_FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("task", type=click.IntRange(min=0), required=False)
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job is over, through further attempts.")
+@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt.  [default: the latest]")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("--all-tasks", "-a", is_flag=True, help="All tasks, each line with its task before it.")
+@json_option
+@address_option
+def logs(
+    job: str, task: int | None, follow: bool, attempt: int | None, tail: int | None, all_tasks: bool, as_json: bool
+) -> None:
+    """What a task has printed, also after its end.
+
+    Without TASK it is the task that failed first, or task 0; with -f it is all tasks. What one task printed comes as it
+    is; of several tasks the rate is bounded.
+    """
+    if all_tasks and task is not None:
+        raise click.UsageError("give TASK or --all-tasks, not both.")
+    if as_json and (follow or all_tasks):
+        raise click.UsageError("--json is for one task, without --follow.")
+    with cluster():
+        controller = Controller()
+        status: JobStatus = controller.ask("job_status", job)
+        if task is None and not all_tasks:
+            several = sum(status.tasks.values()) > 1
+            task = None if follow and several else _most_telling(controller, status)
+        if as_json:
+            pieces = list(_pieces(controller, job, task or 0, attempt, tail))
+            data = b"".join(piece.data for piece in pieces)
+            first, last = pieces[0], pieces[-1]
+            fields = ("job_id", "task_index", "attempt", "latest_attempt", "finished", "job_finished", "from_host")
+            facts = {name: getattr(last, name) for name in fields}
+            print_json({**facts, "note": first.note, "text": data.decode(errors="backslashreplace")})
+        elif task is not None and not follow:
+            for piece in _pieces(controller, job, task, attempt, tail):
+                if piece.note:
+                    _say(piece.note)
+                _write(piece.data)
+        else:
+            for line in stream_logs(controller.ask, job, task, attempt=attempt, tail_lines=tail, follow=follow):
+                _show(line, prefixed=task is None)
+
+
+def _most_telling(controller: Controller, status: JobStatus) -> int:
+    if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
+        tasks: list[TaskStatus] = controller.ask("list_tasks", status.job_id)
+        return next((task.task_index for task in tasks if task.state in _FIRST_CAUSES), 0)
+    return 0
+
+
+def _pieces(controller: Controller, job: str, task: int, attempt: int | None, tail: int | None) -> Iterator[TaskLog]:
+    """All that is there now."""
+    piece: TaskLog = controller.ask("fetch_task_logs", job, task, attempt, 0, PIECE_BYTES, tail)
+    end = piece.end
+    yield piece
+    while piece.next_offset < end and piece.data:
+        piece = controller.ask("fetch_task_logs", job, task, piece.attempt, piece.next_offset, PIECE_BYTES, None)
+        yield piece
+
+
+def _show(line: LogLine, prefixed: bool) -> None:
+    if line.note:
+        _say(f"task {line.task_index}: {line.data.decode()}" if prefixed else line.data.decode())
+        return
+    _write((f"task-{line.task_index}| ".encode() if prefixed else b"") + line.data + b"\n")
+
+
+def _say(note: str) -> None:
+    sys.stdout.flush()
+    click.echo(f"iris-ray: {note}", err=True)
+
+
+def _write(data: bytes) -> None:
+    """As it is, unless a terminal would act on it."""
+    if sys.stdout.isatty():
+        data = b"\n".join(printable(line.rstrip(b"\r")).encode() for line in data.split(b"\n"))
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
