@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import contextlib
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +17,7 @@ from iris_ray.connection import Controller, connect
 from iris_ray.constraints import Constraint, ConstraintOp
 from iris_ray.errors import InvalidJobError, InvalidRequestError, IrisError, RemoteUserError, UnknownNameError
 from iris_ray.jobs import CoschedulingConfig, PriorityBand
+from iris_ray.log_stream import stream_logs
 from iris_ray.resources import BYTES_PER_GB, ResourceSpec
 from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 from iris_ray.status import JobStatus, TaskStatus, WorkerStatus
@@ -29,8 +32,11 @@ from iris_ray.submission import (
     slices_of,
     submit_detached,
 )
+from iris_ray.task_logs import TaskLog, printable
 from iris_ray.workers import TPU, TPU_NAME
 
+FIRST_WORD_S, REPEAT_S = 2.0, 30.0
+"""When `JobHandle.wait` says for the first time why a job waits, and how often it repeats that."""
 _OFF_SLICES = Constraint(TPU_NAME, ConstraintOp.NOT_EXISTS)
 
 
@@ -70,9 +76,34 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         """
         return self.result(timeout)
 
-    def wait(self, timeout: float | None = None) -> JobStatus:
-        """How the job stands at its end, or after ``timeout`` seconds. A failure of the job is not raised."""
-        concurrent.futures.wait([self], timeout)
+    def wait(
+        self, timeout: float | None = None, *, stream_logs: bool = False, stream_task_index: int | None = None
+    ) -> JobStatus:
+        """How the job stands at its end. A failure of the job is not raised. While it is in the queue, stderr says why.
+
+        Args:
+            timeout: seconds after which to return anyway; None waits for ever.
+            stream_logs: print what the tasks print, each line after its task (``task-3| …``), until the job ends.
+            stream_task_index: print what this task prints alone, and all of it.
+
+        Raises:
+            InvalidRequestError: a timeout and logs; the logs end when the job does.
+            UnknownNameError: there is no such task.
+        """
+        if stream_logs or stream_task_index is not None:
+            if timeout is not None:
+                raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
+            print_logs(self.job_id, stream_task_index)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        patience = FIRST_WORD_S
+        while not self.done():
+            left = patience if deadline is None else min(patience, deadline - time.monotonic())
+            if left <= 0:
+                break
+            concurrent.futures.wait([self], left)
+            if left == patience and not self.done() and (why := self.status().waiting):
+                print(f"{self.job_id}: {why}", file=sys.stderr)
+                patience = REPEAT_S
         return self.status()
 
     def status(self) -> JobStatus:
@@ -124,7 +155,7 @@ class IrisClient:
             raise InvalidRequestError(
                 "this process is connected to a Ray cluster already; use IrisClient(), or call ray.shutdown() before"
             )
-        connect(address, show_logs=True, **options)
+        connect(address, **options)
         client = cls()
         client._at_the_end.callback(ray.shutdown)
         return client
@@ -260,6 +291,30 @@ class IrisClient:
         status: TaskStatus = Controller().ask("task_status", job_id(job), index)
         return status
 
+    def fetch_task_logs(
+        self,
+        job: JobHandle | str,
+        index: int,
+        attempt: int | None = None,
+        offset: int = 0,
+        max_bytes: int = 1 << 20,
+        tail_lines: int | None = None,
+    ) -> TaskLog:
+        """A piece of what a task has printed, from its host; if that is gone, the last lines that left it.
+
+        Args:
+            job, index: which task.
+            attempt: its attempt, from 1; None for the latest.
+            offset: where the piece begins, in bytes; ``next_offset`` of the piece before.
+            max_bytes: how long it may be.
+            tail_lines: give the last lines instead, so many.
+
+        Raises:
+            UnknownNameError: there is no such job, task or attempt.
+        """
+        log: TaskLog = Controller().ask("fetch_task_logs", job_id(job), index, attempt, offset, max_bytes, tail_lines)
+        return log
+
     def explain(self, job: JobHandle | str) -> str:
         """Why a job waits, or what it does instead, in a sentence."""
         return self.job_status(job).explanation
@@ -275,6 +330,16 @@ class IrisClient:
         """All live hosts, by slice and number; hosts without TPU first."""
         workers: list[WorkerStatus] = Controller().ask("list_workers")
         return workers
+
+
+def print_logs(job: str, task_index: int | None) -> None:
+    """Print what a job's tasks print, until it ends."""
+    for line in stream_logs(Controller().ask, job, task_index):
+        text = printable(line.data)
+        if line.note:
+            print(f"{job} task {line.task_index}: {text}", file=sys.stderr, flush=True)
+        else:
+            print(text if task_index is not None else f"task-{line.task_index}| {text}", flush=True)
 
 
 def launch(job: RunRequest, detached: bool) -> JobHandle:

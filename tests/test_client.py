@@ -218,6 +218,32 @@ def test_unknown_job_or_task_is_refused_with_the_nearest(client: IrisClient) -> 
         client.explain(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.cluster
+def test_wait_streams_what_the_tasks_print_and_the_log_stays(
+    client: IrisClient, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def speak() -> None:
+        info = get_job_info()
+        assert info is not None
+        print(f"task {info.task_index} attempt {info.attempt}")
+        if info.attempt == 1 and info.task_index == 1:
+            raise ValueError("once")
+
+    job = client.submit(speak, resources=ResourceSpec(replicas=2))
+    assert job.wait(stream_logs=True).state is JobState.SUCCEEDED
+    lines = capfd.readouterr().out.splitlines()
+    for line in ("task-0| task 0 attempt 1", "task-1| task 1 attempt 1", "task-1| task 1 attempt 2"):
+        assert line in lines
+    assert client.fetch_task_logs(job, 1, attempt=1).text.splitlines()[0] == "task 1 attempt 1"
+    assert client.fetch_task_logs(job, 1).text == "task 1 attempt 2\n"
+    job.wait(stream_task_index=0)
+    assert "task 0 attempt 1" in capfd.readouterr().out.splitlines()
+    with pytest.raises(UnknownNameError):
+        job.wait(stream_task_index=2)
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        job.wait(1.0, stream_logs=True)
+
+
 # -- children and endpoints -----------------------------------------------------------------------------------------
 
 
