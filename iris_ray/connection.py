@@ -114,7 +114,7 @@ class Controller:
     """The cluster's Controller, for people: it is not started by asking.
 
     Args:
-        any_version: whether one will do that can only be asked for its versions, and ended.
+        any_version: whether one will do that can only be asked for its versions, or ended.
 
     Raises:
         ControllerUnavailableError: none runs.
@@ -126,11 +126,11 @@ class Controller:
         if handle is None:
             raise ControllerUnavailableError(NO_CONTROLLER)
         self._handle = handle
-        self.protocol, self.version = self._versions()
         if not any_version:
-            require_same_protocol(self.protocol, self.version, iris_ray.__version__)
+            require_same_protocol(*self.versions(), iris_ray.__version__)
 
-    def _versions(self) -> tuple[int, str]:
+    def versions(self) -> tuple[int, str]:
+        """The protocol that it speaks, and its version of iris_ray."""
         if not hasattr(self._handle, "versions"):
             return NO_PROTOCOL, SOME_OLDER_VERSION
         versions = self.ask("versions")

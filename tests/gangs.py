@@ -142,17 +142,22 @@ class Crowd:
         assert (job.failures, job.preemptions) == (int(failed), 0), f"seed {self.seed}"
 
 
-def controller_pid() -> int:
-    """The process of this cluster's Controller, once it answers."""
+def ask_controller(method: str, *args: Any) -> Any:
+    """The answer of this cluster's Controller, which may just be coming back."""
 
-    def ask() -> int | None:
+    def ask() -> Any:
         try:
             controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-            return ray.get(controller.about.remote(), timeout=10)["pid"]
+            return ray.get(getattr(controller, method).remote(*args), timeout=10)
         except (RayError, ValueError):
             return None
 
     return wait_until(ask)
+
+
+def controller_pid() -> int:
+    """The process of this cluster's Controller."""
+    return ask_controller("about")["pid"]
 
 
 def free_chips() -> float:
@@ -162,8 +167,7 @@ def free_chips() -> float:
 
 def job_view(job_id: str) -> JobView:
     """How the Controller sees a job."""
-    controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-    return ray.get(controller.report.remote(job_id, []))
+    return ask_controller("report", job_id, [])
 
 
 def alive(pid: int) -> bool:

@@ -662,6 +662,18 @@ def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: "Simu
 
 
 @pytest.mark.cluster
+def test_controller_that_does_not_answer_can_be_stopped(cluster: "SimulatedCluster") -> None:
+    pid = iris_json(cluster, "controller", "status")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        iris(cluster, "controller", "stop")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    iris(cluster, "controller", "start")
+    assert iris_json(cluster, "controller", "status")["pid"] != pid
+
+
+@pytest.mark.cluster
 def test_upgrade_that_could_not_go_on_from_the_records_leaves_the_controller(cluster: "SimulatedCluster") -> None:
     from iris_ray.actors.ray_internals import ClusterStore
 

@@ -64,17 +64,18 @@ def upgrade() -> None:
     """
     with cluster():
         old = Controller(any_version=True)
-        _require_successor(old)
+        protocol, version = old.versions()
+        _require_successor(protocol, version)
         old.end()
         _start()
         new = Controller()
-        if new.version != iris_ray.__version__:
-            raise ControllerUnavailableError(
-                f"a job of iris_ray {new.version} was faster and has started a Controller of that version; try again"
-            )
         about, jobs = new.about(), new.ask("list_jobs")
+    if about["version"] != iris_ray.__version__:
+        raise ControllerUnavailableError(
+            f"a job of iris_ray {about['version']} was faster and has started a Controller of that version; try again"
+        )
     left = Counter(job.state.value for job in jobs if not job.state.finished)
-    click.echo(f"the Controller is now {in_words(about)}; it was iris_ray {old.version}")
+    click.echo(f"the Controller is now {in_words(about)}; it was iris_ray {version}")
     click.echo(f"it has taken over {counted(left.total(), 'job')}{f': {_counts(left)}' if left else ''}")
 
 
@@ -84,8 +85,8 @@ def _start() -> None:
     asyncio.run(get_or_start_controller())
 
 
-def _require_successor(old: Controller) -> None:
-    """Could a Controller of the version that is installed here go on in place of this one?
+def _require_successor(protocol: int, version: str) -> None:
+    """Could a Controller of the version that is installed here go on in place of one of that protocol and version?
 
     Raises:
         UnknownRecordError: no, it can't read what the old one has put down.
@@ -93,15 +94,15 @@ def _require_successor(old: Controller) -> None:
     """
     from iris_ray.actors.journal import Journal
 
-    stays = f"the Controller stays as it is, of iris_ray {old.version}"
+    stays = f"the Controller stays as it is, of iris_ray {version}"
     try:
         records, _ = Journal().left_behind()
     except UnknownRecordError as error:
         raise UnknownRecordError(f"{stays}: {error}") from None
     unfinished = sum(not record.job.state.finished for record in records)
-    if old.protocol != PROTOCOL_VERSION and unfinished:
+    if protocol != PROTOCOL_VERSION and unfinished:
         raise VersionMismatchError(
-            f"{stays}: the processes of {counted(unfinished, 'job')} speak protocol {old.protocol}, and one of iris_ray"
+            f"{stays}: the processes of {counted(unfinished, 'job')} speak protocol {protocol}, and one of iris_ray"
             f" {iris_ray.__version__} speaks protocol {PROTOCOL_VERSION}; try again when they have ended"
         )
 
