@@ -4,7 +4,7 @@ import asyncio
 import dataclasses
 import inspect
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -37,7 +37,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     from iris_ray.actors.pool import SlicePoolManager
 
     methods = {
-        name: {method: list(inspect.signature(getattr(cls, method)).parameters)[1:] for method in METHODS[name]}
+        name: {method: parameters(getattr(cls, method)) for method in METHODS[name]}
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
     fields = {
@@ -46,12 +46,17 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     assert (PROTOCOL_VERSION, methods, fields) == (1, METHODS, FIELDS)
 
 
+def parameters(method: Any) -> list[str]:
+    """Without those that Ray adds to a class that it makes actors of."""
+    return [name for name in inspect.signature(method).parameters if name not in ("self", "_ray_trace_ctx")]
+
+
 METHODS: dict[str, dict[str, list[str]]] = {
     "Controller": {
         "versions": [],
         "ping": [],
         "submit": ["spec", "pool"],
-        "report": ["job_id", "events"],
+        "report": ["job_id", "events", "task_index"],
         "why": ["job_id"],
         "evidence": ["node_ids"],
         "about": [],
@@ -59,6 +64,10 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "list_workers": [],
         "job_status": ["job_id"],
         "list_tasks": ["job_id"],
+        "task_status": ["job_id", "index"],
+        "fetch_task_logs": ["job_id", "task_index", "attempt", "offset", "max_bytes", "tail_lines"],
+        "fetch_logs": ["job_id", "wanted", "max_bytes"],
+        "note_last_lines": ["batch"],
         "cancel": ["job_id", "reason"],
         "taint": ["target", "taint", "reason"],
         "lift_taint": ["target", "taint"],
@@ -68,13 +77,13 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "watched": [],
         "reconnect": ["epoch"],
         "assign": ["order"],
-        "stop_attempt": ["job_id", "attempt", "reason", "epoch"],
+        "stop_attempt": ["job_id", "first_task", "attempt", "reason", "epoch"],
         "job_ended": ["job_id"],
         "give_up_slice": ["name", "epoch"],
     },
 }
 FIELDS = {
-    "AttemptOrder": ["job_id", "attempt", "slices", "bundle", "epoch"],
+    "AttemptOrder": ["job_id", "attempt", "first_task", "slices", "bundle", "epoch"],
     "HostPlace": ["node_id", "address", "slice_name", "worker_id"],
     "JobView": ["state", "attempt", "failures", "preemptions", "error"],
 }

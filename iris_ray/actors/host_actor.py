@@ -43,6 +43,7 @@ class TPUHostActor:
         self._pool = pool
         self._ledger = ProcessLedger(host_directory(), exclusive)
         self._processes: dict[int, TaskWatch] = {}
+        self._cleared_up: asyncio.Task[None] | None = None
 
     async def healthy(self) -> bool:
         """Answering is the proof."""
@@ -54,8 +55,9 @@ class TPUHostActor:
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended.
         """
-        if not self._processes:
-            await self._clear_up()
+        if self._cleared_up is None or (self._cleared_up.done() and self._cleared_up.exception()):
+            self._cleared_up = asyncio.ensure_future(self._clear_up())
+        await asyncio.shield(self._cleared_up)  # once: what is found later is ours
         for old in [old for old, process in self._processes.items() if process.ended][:-ENDED_KEPT]:
             await asyncio.to_thread(self._processes[old].output.close)
             self._ledger.forget(old)
