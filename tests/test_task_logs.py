@@ -219,6 +219,20 @@ def test_disk_that_takes_nothing_harms_nobody_and_what_comes_later_is_kept(log: 
     assert piece.end == 4 + (1 << 20) + 4
 
 
+def test_hole_that_a_full_disk_left_is_passed_over(log: AttemptLog) -> None:
+    for offset, data in ((0, b"before"), (100, b"behind")):
+        writer = LogWriter(log)
+        writer.end = writer._next_file = offset
+        writer.write(data)
+        writer.close()
+    first = log.read(0, 1000)
+    assert first is not None
+    assert (first.data, first.end) == (b"before", 106)
+    then = log.read(6, 1000)
+    assert then is not None
+    assert (then.offset, then.data) == (100, b"behind")
+
+
 def test_prune_deletes_the_old_and_then_the_oldest_and_never_the_newest(tmp_path: Path) -> None:
     now = 1_000_000.0
     for number, age in enumerate((900.0, 50.0, 40.0, 30.0, 0.0)):
@@ -298,6 +312,12 @@ def test_pump_reports_the_last_lines_while_it_goes_on_and_at_the_end(pumped: Pum
     assert pumped.reports[-1].data.endswith(b"y\nlast words\n")
     assert len(pumped.reports[-1].data) == 4096
     assert pumped.reports[-1].end == 6 + 10_000 + 12
+
+
+def test_pump_holds_no_more_in_memory_than_the_last_lines(pumped: Pumped) -> None:
+    pumped.run("import os\nfor n in range(2000): os.write(1, b'x' * 1000 + b'\\n')")
+    pumped.pump.close()
+    assert sum(map(len, pumped.pump._last)) < 2 * 4096
 
 
 def test_pump_of_a_task_that_prints_nothing_reports_nothing_and_leaves_an_empty_log(pumped: Pumped) -> None:
