@@ -113,7 +113,7 @@ class OutputPump:
         """Take what is left in the FIFO, and end. Blocks until it is in the files, or for a few seconds."""
         if not self._closing:
             self._closing = True
-            os.write(self._woken, b".")
+            os.close(self._woken)
         self._thread.join(2 * DRAIN_S)
 
     def _run(self) -> None:
@@ -123,7 +123,8 @@ class OutputPump:
             logger.exception("the output of process %d can't be kept any more", self._pid)
         finally:
             self._path.unlink(missing_ok=True)
-            os.close(self._pipe)
+            for fd in (self._pipe, self._wake):
+                os.close(fd)
             if self._writer is not None:
                 self._writer.close()
 

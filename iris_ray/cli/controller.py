@@ -122,8 +122,7 @@ def status(as_json: bool) -> None:
         about, counts = running.about(), running.ask("statistics")
         jobs, workers = running.ask("list_jobs"), running.ask("list_workers")
     by_state = Counter(job.state.value for job in jobs)
-    slices = slices_of(workers)
-    slice_states = Counter(view.state.value for view in slices)
+    slice_states = Counter(view.state.value for view in slices_of(workers) if view.is_slice)
     if as_json:
         found = {"running": True, **about, "statistics": counts, "jobs": by_state, "slices": slice_states}
         print_json({**found, "hosts": len(workers)})
@@ -133,7 +132,8 @@ def status(as_json: bool) -> None:
             "controller": in_words(about),
             "node": about.get("node_id"),
             "jobs": _counts(by_state) or "none",
-            "slices": f"{_counts(slice_states) or 'none'} ({counted(len(workers), 'host')})",
+            "slices": _counts(slice_states) or "none",
+            "hosts": len(workers),
             "since it began": _counts({name: n for name, n in counts.items() if name != "epoch"}) or "nothing to tell",
         }
     )
