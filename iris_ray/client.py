@@ -350,8 +350,9 @@ def launch(job: RunRequest, detached: bool) -> JobHandle:
     """
     require_cluster()
     results, accepted = submit_detached(job) if detached else pool_of_this_process.submit(job)
-    ray.get(accepted)
     handle = JobHandle(job.spec.job_id, results)
+    if not ray.get(accepted):
+        handle.results()  # which raises the reason
     return handle
 
 

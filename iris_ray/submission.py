@@ -174,11 +174,11 @@ def require_cluster() -> None:
 _SlicePoolManager = ray.remote(num_cpus=0, max_concurrency=10_000)(SlicePoolManager)
 
 
-def submit_detached(request: RunRequest) -> "tuple[ray.ObjectRef[list[Any]], ray.ObjectRef[None]]":
+def submit_detached(request: RunRequest) -> "tuple[ray.ObjectRef[list[Any]], ray.ObjectRef[bool]]":
     """Have a job run that does not end with this process: in a pool of its own, which ends with the job.
 
     Returns:
-        The reference to its results, and one that is ready as soon as the Controller has the job.
+        The reference to its results, and one to whether the Controller has got the job.
     """
     spec = request.spec
     head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
@@ -198,7 +198,7 @@ class ProcessPool:
         self._cluster: str | None = None
         self._calls = 0
 
-    def submit(self, request: RunRequest) -> "tuple[ray.ObjectRef[list[Any]], ray.ObjectRef[None]]":
+    def submit(self, request: RunRequest) -> "tuple[ray.ObjectRef[list[Any]], ray.ObjectRef[bool]]":
         """Have a job run; the references as of `submit_detached`."""
         with self._lock:
             pool = self._current()

@@ -22,7 +22,7 @@ class JobRun:
 
     Attributes:
         job_id: the job's.
-        submitted: set when the Controller has the job, or will not get it.
+        accepted: whether the Controller has the job, once that is known.
     """
 
     def __init__(self, slices: SlicePool, controller: ControllerClient, request: RunRequest) -> None:
@@ -31,7 +31,7 @@ class JobRun:
         self._controller = controller
         self._spec = request.spec
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
-        self.submitted = asyncio.Event()
+        self.accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
 
     async def run(self) -> list[Any]:
@@ -39,7 +39,7 @@ class JobRun:
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             await self._controller.ask("submit", self._spec, ray.get_runtime_context().current_actor)
-            self.submitted.set()
+            self.accepted.set_result(True)
             runs = [asyncio.ensure_future(gang.run()) for gang in self._gangs]
             outcomes = await asyncio.gather(*runs)
         except BaseException as error:
@@ -47,8 +47,6 @@ class JobRun:
             reason = "cancelled by its owner" if cancelled else f"iris_ray failed: {type(error).__name__}: {error}"
             await asyncio.shield(asyncio.ensure_future(self._cancel(runs, reason)))
             raise
-        finally:
-            self.submitted.set()
         if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
             # Those that were only ended with the job do not say why it ended.
             raise next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])

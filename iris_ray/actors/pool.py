@@ -58,6 +58,8 @@ class SlicePoolManager:
             await self._controller.connect()
             return await run.run()
         finally:
+            if not run.accepted.done():
+                run.accepted.set_result(False)
             self._unsettled[run.job_id] = self._runs.pop(run.job_id)
             settling = asyncio.ensure_future(self._settle(run))
             self._settling.add(settling)
@@ -80,10 +82,10 @@ class SlicePoolManager:
         await asyncio.sleep(LAST_ANSWERS_S)
         ray.kill(ray.get_runtime_context().current_actor)
 
-    async def accepted(self, job_id: str) -> None:
-        """Returns when the Controller has that job, or it has ended without."""
-        if run := self._known(job_id):
-            await run.submitted.wait()
+    async def accepted(self, job_id: str) -> bool:
+        """Whether the Controller has that job; returns when that is known."""
+        run = self._known(job_id)
+        return run is None or await asyncio.shield(run.accepted)
 
     async def release(self) -> None:
         """Give up every slice that no job has a use for, those included whose last task is just being ended."""
