@@ -349,9 +349,9 @@ def launch(job: RunRequest, detached: bool) -> JobHandle:
         IrisError: it does not get there.
     """
     require_cluster()
-    results, accepted = submit_detached(job) if detached else pool_of_this_process.submit(job)
+    results, pool = submit_detached(job) if detached else pool_of_this_process.submit(job)
     handle = JobHandle(job.spec.job_id, results)
-    if not ray.get(accepted):
+    if not ray.get(pool.accepted.remote(job.spec.job_id)):
         handle.results()  # which raises the reason
     return handle
 

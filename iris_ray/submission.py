@@ -174,11 +174,11 @@ def require_cluster() -> None:
 _SlicePoolManager = ray.remote(num_cpus=0, max_concurrency=10_000)(SlicePoolManager)
 
 
-def submit_detached(request: RunRequest) -> "tuple[ray.ObjectRef[list[Any]], ray.ObjectRef[bool]]":
+def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", ActorHandle]:
     """Have a job run that does not end with this process: in a pool of its own, which ends with the job.
 
     Returns:
-        The reference to its results, and one to whether the Controller has got the job.
+        The reference to its results, and the pool that runs it.
     """
     spec = request.spec
     head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
@@ -186,7 +186,7 @@ def submit_detached(request: RunRequest) -> "tuple[ray.ObjectRef[list[Any]], ray
         resources=head, lifetime="detached", name=f"pool/{spec.job_id}", namespace=NAMESPACE
     ).remote()
     results = pool.run_alone.options(name=f"submit({spec.name})").remote(request)
-    return results, pool.accepted.remote(spec.job_id)
+    return results, pool
 
 
 class ProcessPool:
@@ -198,13 +198,13 @@ class ProcessPool:
         self._cluster: str | None = None
         self._calls = 0
 
-    def submit(self, request: RunRequest) -> "tuple[ray.ObjectRef[list[Any]], ray.ObjectRef[bool]]":
-        """Have a job run; the references as of `submit_detached`."""
+    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", ActorHandle]:
+        """Have a job run; the reference to its results, and the pool that runs it."""
         with self._lock:
             pool = self._current()
             self._calls += 1
             results = pool.run.options(name=f"run_on_pod({request.spec.name})").remote(request)
-            return results, pool.accepted.remote(request.spec.job_id)
+            return results, pool
 
     def release(self) -> None:
         with self._lock:
