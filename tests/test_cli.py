@@ -755,3 +755,47 @@ def test_ctrl_c_cancels_the_job(cluster: "SimulatedCluster", tmp_path: Path) -> 
     (job,) = [job for job in iris_json(cluster, "ls", "--all") if job["name"] == "sleep"]
     assert job["state"] == "KILLED"
     wait_until(lambda: free_chips() == 24.0)
+
+
+@pytest.mark.cluster
+def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
+    cluster: "SimulatedCluster", tmp_path: Path
+) -> None:
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import sys, pathlib, time, iris_ray\n"
+        "print('hello', iris_ray.get_job_info().task_index, flush=True)\n"
+        "while not pathlib.Path(sys.argv[1], 'finish').exists(): time.sleep(0.05)\n"
+        "sys.exit(3 if sys.argv[2] == 'fail' else 0)\n"
+    )
+    job_id = iris(cluster, "submit", str(script), "--cpu", "0.5", "--replicas", "2", "--", str(tmp_path), "fine").stdout
+    job_id = job_id.strip()
+    from tests.gangs import wait_until
+
+    wait_until(lambda: [t["state"] for t in iris_json(cluster, "tasks", job_id)] == ["RUNNING"] * 2)
+    assert {"RUNNING"} == {job["state"] for job in iris_json(cluster, "ls") if job["job_id"] == job_id}
+    (tmp_path / "finish").touch()
+    followed = iris(cluster, "logs", "-f", job_id).stdout.splitlines()
+    assert sorted(followed) == ["task-0| hello 0", "task-1| hello 1"]
+    on_a_slice = iris(cluster, "submit", str(script), "--tpu", "v4-16", "--follow", "--", str(tmp_path), "fine")
+    assert sorted(on_a_slice.stdout.splitlines()[1:]) == ["task-0| hello 0", "task-1| hello 1"]
+    fails = ("submit", str(script), "--max-retries-failure", "0", "--follow", "--", str(tmp_path), "fail")
+    assert "has ended: failed" in iris(cluster, *fails, code=FAILED).stderr
+
+
+@pytest.mark.cluster
+def test_ctrl_c_leaves_a_submitted_job_running_if_nobody_is_asked(cluster: "SimulatedCluster", tmp_path: Path) -> None:
+    script = tmp_path / "work.py"
+    script.write_text("import time; print('up', flush=True); time.sleep(600)")
+    running = subprocess.Popen(
+        command_line("submit", str(script), "-f"),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(cluster),
+    )  # fmt: skip
+    assert running.stdout is not None
+    job_id = running.stdout.readline().strip()
+    assert running.stdout.readline() == "task-0| up\n"
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=60)
+    assert (running.returncode, f"{job_id} goes on" in said) == (INTERRUPTED, True)
+    assert {job["state"] for job in iris_json(cluster, "ls") if job["job_id"] == job_id} == {"RUNNING"}
+    iris(cluster, "cancel", job_id)

@@ -20,18 +20,25 @@ logger = logging.getLogger(__name__)
 class JobRun:
     """Runs one request: as one gang if it is coscheduled, else as one for every task.
 
-    Attributes:
-        job_id: the job's.
-        accepted: whether the Controller has the job, once that is known.
+    Args:
+        slices, controller: as for `GangRun`.
+        request: the job.
+        accepted: set to True when the Controller has it.
     """
 
-    def __init__(self, slices: SlicePool, controller: ControllerClient, request: RunRequest) -> None:
+    def __init__(
+        self,
+        slices: SlicePool,
+        controller: ControllerClient,
+        request: RunRequest,
+        accepted: "asyncio.Future[bool]",
+    ) -> None:
         request = replace(request, spec=replace(request.spec, owner=slices.owner))
         self.job_id = request.spec.job_id
         self._controller = controller
         self._spec = request.spec
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
-        self.accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._accepted = accepted
         self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
 
     async def run(self) -> list[Any]:
@@ -39,7 +46,7 @@ class JobRun:
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             await self._controller.ask("submit", self._spec, ray.get_runtime_context().current_actor)
-            self.accepted.set_result(True)
+            self._accepted.set_result(True)
             runs = [asyncio.ensure_future(gang.run()) for gang in self._gangs]
             outcomes = await asyncio.gather(*runs)
         except BaseException as error:

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 IDLE_CHECK_S = 0.5
 LONG_IDLE_S = 10.0
+LATEST_QUESTION_S = 60.0
+"""How long after a job's end it is known whether the Controller had it."""
 LAST_ANSWERS_S = 2.0
 """How long a pool without a caller stays after its job, for whoever waits for the results."""
 
@@ -37,6 +39,7 @@ class SlicePoolManager:
         self._last_lines = LastLinesRelay(self._controller)
         self._runs: dict[str, JobRun] = {}
         self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
+        self._acceptances: dict[str, asyncio.Future[bool]] = {}
         self._settling: set[asyncio.Task[None]] = set()
         self._epoch = 0
         self._done = 0
@@ -52,14 +55,16 @@ class SlicePoolManager:
     async def run(self, request: RunRequest) -> list[Any]:
         """Run one job to its end; its tasks' results by index, or the job's own error."""
         self._start_keeper()
-        run = JobRun(self._slices, self._controller, request)
+        accepted = self._acceptance(request.spec.job_id)
+        run = JobRun(self._slices, self._controller, request, accepted)
         self._runs[run.job_id] = run
         try:
             await self._controller.connect()
             return await run.run()
         finally:
-            if not run.accepted.done():
-                run.accepted.set_result(False)
+            if not accepted.done():
+                accepted.set_result(False)
+            asyncio.get_running_loop().call_later(LATEST_QUESTION_S, self._acceptances.pop, run.job_id)
             self._unsettled[run.job_id] = self._runs.pop(run.job_id)
             settling = asyncio.ensure_future(self._settle(run))
             self._settling.add(settling)
@@ -84,8 +89,7 @@ class SlicePoolManager:
 
     async def accepted(self, job_id: str) -> bool:
         """Whether the Controller has that job; returns when that is known."""
-        run = self._known(job_id)
-        return run is None or await asyncio.shield(run.accepted)
+        return await asyncio.shield(self._acceptance(job_id))
 
     async def release(self) -> None:
         """Give up every slice that no job has a use for, those included whose last task is just being ended."""
@@ -156,6 +160,10 @@ class SlicePoolManager:
             await self._give_back(lambda held: held.name == name)
         await self._slices.left(name)
         return name not in self._slices
+
+    def _acceptance(self, job_id: str) -> "asyncio.Future[bool]":
+        """Whether the Controller has a job; who asks may be faster than the job itself."""
+        return self._acceptances.setdefault(job_id, asyncio.get_running_loop().create_future())
 
     def _known(self, job_id: str) -> JobRun | None:
         return self._runs.get(job_id) or self._unsettled.get(job_id)

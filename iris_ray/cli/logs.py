@@ -58,7 +58,7 @@ def logs(
                 _write(piece.data)
         else:
             for line in stream_logs(controller.ask, job, task, attempt=attempt, tail_lines=tail, follow=follow):
-                _show(line, prefixed=task is None)
+                show(line, prefixed=task is None)
 
 
 def _most_telling(controller: Controller, status: JobStatus) -> int:
@@ -78,7 +78,8 @@ def _pieces(controller: Controller, job: str, task: int, attempt: int | None, ta
         yield piece
 
 
-def _show(line: LogLine, prefixed: bool) -> None:
+def show(line: LogLine, prefixed: bool) -> None:
+    """Print a line of a task; what is said about it goes to stderr."""
     if line.note:
         _say(f"task {line.task_index}: {line.data.decode()}" if prefixed else line.data.decode())
         return

@@ -181,7 +181,7 @@ def _wait(ref: Any, name: str) -> list[Any]:
             results: list[Any] = ray.get(ref)
             return results
         except KeyboardInterrupt:
-            if _really():
+            if not on_a_terminal() or really_cancel():
                 _cancel(ref)
                 say_error(f"{name} is cancelled")
                 raise click.exceptions.Exit(INTERRUPTED) from None
@@ -205,10 +205,8 @@ def users_part(text: str) -> str:
     return frames[0] + "".join(frames[ours[-1] + 1 :]) if ours else text
 
 
-def _really() -> bool:
-    """Asks once if there is somebody to ask; a second Ctrl-C is an answer, too."""
-    if not on_a_terminal():
-        return True
+def really_cancel() -> bool:
+    """Asks once; a second Ctrl-C is an answer, too."""
     try:
         return click.confirm("\nCancel the job?", default=True, err=True)
     except click.Abort:

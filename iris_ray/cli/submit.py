@@ -4,13 +4,20 @@ from typing import Any
 
 import click
 
+from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
+from iris_ray.cli.logs import show
 from iris_ray.cli.options import address_option, cluster, json_option
-from iris_ray.cli.run import ScriptCommand, as_task, environment_option, slice_counts_option
+from iris_ray.cli.questions import on_a_terminal
+from iris_ray.cli.run import ScriptCommand, as_task, environment_option, really_cancel, slice_counts_option
 from iris_ray.cli.script import find_target
-from iris_ray.cli.tables import print_json
+from iris_ray.cli.tables import one_line, print_json
+from iris_ray.connection import Controller
 from iris_ray.errors import InvalidRequestError
 from iris_ray.jobs import CoschedulingConfig, PriorityBand
+from iris_ray.lifecycle import JobState
+from iris_ray.log_stream import stream_logs
 from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
+from iris_ray.status import JobStatus
 
 _BANDS = [band.name.lower() for band in PriorityBand]
 
@@ -36,6 +43,7 @@ _BANDS = [band.name.lower() for band in PriorityBand]
               help="An environment variable of the tasks; may be repeated.")  # fmt: skip
 @click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",
               help="Send this directory to the hosts, and run there.")  # fmt: skip
+@click.option("--follow", "-f", is_flag=True, help="Stay, and print what its tasks print until it ends.")
 @json_option
 @address_option
 def submit(
@@ -52,12 +60,14 @@ def submit(
     max_retries_preemption: int,
     env: dict[str, str],
     working_dir: str | None,
+    follow: bool,
     as_json: bool,
 ) -> None:
     """Put a job into the queue and leave it to the cluster.
 
     It goes on when this command has ended, which prints the job's id. `iris-ray status`, `why`, `logs` and `cancel`
-    take that id.
+    take that id. With --follow it stays until the job's end, which is its exit code then; Ctrl-C asks whether to cancel
+    the job or to leave it running.
 
     \b
       iris-ray submit train.py --tpu v4-32 --num-slices 2,4 -- --steps 1000
@@ -84,7 +94,28 @@ def submit(
             keep_warm=0,
             detached=True,
         )
-    if as_json:
-        print_json({"job_id": job.job_id})
-    else:
-        click.echo(job.job_id)
+        if as_json:
+            print_json({"job_id": job.job_id})
+        else:
+            click.echo(job.job_id)
+        if follow:
+            _follow(job.job_id)
+
+
+def _follow(job_id: str) -> None:
+    """Print what the job's tasks print until it ends; ends the command if it did not succeed, or at Ctrl-C."""
+    controller = Controller()
+    try:
+        for line in stream_logs(controller.ask, job_id):
+            show(line, prefixed=True)
+    except KeyboardInterrupt:
+        if on_a_terminal() and really_cancel():
+            controller.ask("cancel", job_id, "cancelled with Ctrl-C")
+            say_error(f"{job_id} is cancelled")
+        else:
+            say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    status: JobStatus = controller.ask("job_status", job_id)
+    if status.state is not JobState.SUCCEEDED:
+        say_error(f"{job_id} has ended: {status.state.value}: {one_line(status.error or '')}")
+        raise click.exceptions.Exit(FAILED)
