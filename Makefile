@@ -3,9 +3,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check lint quick bench bench-scheduling bench-controller clean
+.PHONY: demo test check lint quick bench bench-scheduling bench-controller bench-faults chaos clean
 
-demo: $(READY)  ## a JAX training run on simulated TPU slices that loses one of them
+demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
 test: $(READY)  ## all tests, real Ray clusters included
@@ -29,6 +29,12 @@ bench-scheduling: $(READY)  ## what a scheduling cycle, an event and the state c
 
 bench-controller: $(READY)  ## a storm of tasks through the real Controller, and its recovery; about two minutes
 	$(BIN)/python benchmarks/controller.py
+
+bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spare at hand; about five minutes
+	$(BIN)/python -m benchmarks.faults
+
+chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.chaos --minutes 30
+	$(BIN)/python -m tests.chaos
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'

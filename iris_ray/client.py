@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +14,26 @@ import ray
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.messages import RunRequest
-from iris_ray.connection import Controller, connect
+from iris_ray.connection import RESTART_S, Controller, connect
 from iris_ray.constraints import Constraint, ConstraintOp
-from iris_ray.errors import InvalidJobError, InvalidRequestError, IrisError, RemoteUserError, UnknownNameError
-from iris_ray.jobs import CoschedulingConfig, PriorityBand
-from iris_ray.log_stream import stream_logs
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    InvalidJobError,
+    InvalidRequestError,
+    IrisError,
+    JobCancelledError,
+    RemoteUserError,
+    UnknownNameError,
+)
+from iris_ray.job_info import get_job_info
+from iris_ray.jobs import GROW_AFTER_S, CoschedulingConfig, PriorityBand
+from iris_ray.log_stream import FIRST_WORD_S, REPEAT_S, stream_logs
 from iris_ray.resources import BYTES_PER_GB, ResourceSpec
 from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 from iris_ray.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.submission import (
     KEEP_WARM_S,
+    REPEATED,
     current_user,
     identified,
     make_job,
@@ -33,10 +44,11 @@ from iris_ray.submission import (
     submit_detached,
 )
 from iris_ray.task_logs import TaskLog, printable
+from iris_ray.waiting import Waiting
 from iris_ray.workers import TPU, TPU_NAME
 
-FIRST_WORD_S, REPEAT_S = 2.0, 30.0
-"""When `JobHandle.wait` says for the first time why a job waits, and how often it repeats that."""
+SETTLED_S = 20.0
+"""How long the Controller may take to hear of a job's end after its results have come."""
 _OFF_SLICES = Constraint(TPU_NAME, ConstraintOp.NOT_EXISTS)
 
 
@@ -81,18 +93,23 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     ) -> JobStatus:
         """How the job stands at its end. A failure of the job is not raised. While it is in the queue, stderr says why.
 
+        A Controller that is stopped or replaced meanwhile is waited for.
+
         Args:
             timeout: seconds after which to return anyway; None waits for ever.
             stream_logs: print what the tasks print, each line after its task (``task-3| …``), until the job ends.
             stream_task_index: print what this task prints alone, and all of it.
 
         Raises:
-            InvalidRequestError: a timeout and logs; the logs end when the job does.
+            InvalidRequestError: no number of a task; or a timeout and logs: the logs end when the job does.
+            ControllerUnavailableError: in the end none came back within 20 s, so that nobody can tell.
             UnknownNameError: there is no such task.
         """
         if stream_logs or stream_task_index is not None:
             if timeout is not None:
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
+            if stream_task_index is not None:
+                require_number("stream_task_index", stream_task_index)
             print_logs(self.job_id, stream_task_index)
         deadline = None if timeout is None else time.monotonic() + timeout
         patience = FIRST_WORD_S
@@ -101,19 +118,34 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
             if left <= 0:
                 break
             concurrent.futures.wait([self], left)
-            if left == patience and not self.done() and (why := self.status().waiting):
+            if left == patience and not self.done() and (why := self._why()):
                 print(f"{self.job_id}: {why}", file=sys.stderr)
                 patience = REPEAT_S
-        return self.status()
+        status, settled_by = self.status(), time.monotonic() + SETTLED_S
+        while self.done() and not status.state.finished and time.monotonic() < settled_by:
+            time.sleep(0.1)
+            status = self.status()
+        return status
+
+    def _why(self) -> Waiting | None:
+        """Why it waits; None if it does not, or if nobody can tell now."""
+        try:
+            return Controller().ask("job_status", self.job_id).waiting  # type: ignore[no-any-return]
+        except ControllerUnavailableError:
+            return None
 
     def status(self) -> JobStatus:
         """How the job stands."""
-        status: JobStatus = Controller().ask("job_status", self.job_id)
+        status: JobStatus = ask("job_status", self.job_id)
         return status
+
+    def cancelled(self) -> bool:
+        """Whether the job has ended because somebody cancelled it; `result` raises JobCancelledError then."""
+        return self.done() and isinstance(self.exception(), JobCancelledError)
 
     def cancel(self) -> bool:
         """End the job, whether it waits or runs. Returns whether it had not ended before."""
-        before: JobStatus = Controller().ask("cancel", self.job_id, f"cancelled by {current_user()}")
+        before: JobStatus = ask("cancel", self.job_id, f"cancelled by {current_user()}")
         return not before.state.finished
 
     def __repr__(self) -> str:
@@ -202,11 +234,15 @@ class IrisClient:
         coscheduling: CoschedulingConfig | None = None,
         max_retries_failure: int = MAX_RETRIES_FAILURE,
         max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
+        max_task_failures: int | None = None,
         priority: PriorityBand = PriorityBand.INTERACTIVE,
         scheduling_timeout: float | None = None,
         env: Mapping[str, str] | None = None,
         keep_warm: float = KEEP_WARM_S,
         preload: Sequence[str] = (),
+        spares: int = 0,
+        grow_after: float | None = GROW_AFTER_S,
+        stall_timeout: float | None = None,
         detached: bool = False,
     ) -> JobHandle:
         """Put a job into the cluster's queue; returns as soon as it is there.
@@ -223,11 +259,16 @@ class IrisClient:
             tolerations: names of taints that do not keep the job away.
             coscheduling: for several slices: ``CoschedulingConfig(num_groups=2)``, or ``[2, 4]``.
             max_retries_failure, max_retries_preemption: further attempts of a gang, or of a single task.
+            max_task_failures: failed attempts of all tasks in all, retried ones too, that the job survives. None: it
+                fails with the first task, or gang, whose retries are used up.
             priority: which jobs it goes before.
             scheduling_timeout: seconds by which every task must have run, or the job is given up.
-            env: environment variables of the tasks.
-            keep_warm, preload: as for `run_on_pod`; of no use without TPU.
-            detached: the job goes on when this process ends.
+            env: environment variables of the tasks. Those that act when a process starts (``LD_…``, ``PYTHON…``,
+                ``RAY_…`` and their kind, see `task_env.py`) travel as Ray's ``runtime_env``, whose values Ray's own
+                logs show: no secrets in them.
+            keep_warm, preload, spares, grow_after: as for `run_on_pod`; of no use without TPU.
+            stall_timeout: as for `run_on_pod`.
+            detached: the job goes on when this process ends; not for what a task submits, which ends with that task.
 
         Raises:
             InvalidRequestError: something can't work as written; nothing was acquired.
@@ -239,6 +280,11 @@ class IrisClient:
             isinstance(env, Mapping) and all(isinstance(part, str) for item in env.items() for part in item)
         ):
             raise InvalidRequestError("env must be a mapping of names to values, all str")
+        if detached and (parent := get_job_info()) is not None:
+            raise InvalidRequestError(
+                f"detached=True in {parent.task_id}: a job that a task submits is a part of its job and ends with that"
+                " task. Leave detached out and wait for the job's results, or submit it from outside"
+            )
         need = ResourceSpec() if resources is None else resources
         if not isinstance(need, ResourceSpec):
             raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
@@ -250,6 +296,7 @@ class IrisClient:
             env or {},
             keep_warm,
             preload,
+            stall_timeout,
             **what
             | {
                 "constraints": (*what["constraints"], *constraints),
@@ -258,8 +305,11 @@ class IrisClient:
             tolerations=tuple(tolerations),
             max_retries_failure=max_retries_failure,
             max_retries_preemption=max_retries_preemption,
+            max_task_failures=max_task_failures,
             priority=priority,
             scheduling_timeout=scheduling_timeout,
+            spares=spares,
+            grow_after=grow_after,
         )
         return launch(identified(job), detached)
 
@@ -274,27 +324,29 @@ class IrisClient:
         Raises:
             UnknownNameError: there is none of that id; the message has the nearest. So for all that take a job.
         """
-        status: JobStatus = Controller().ask("job_status", job_id(job))
+        status: JobStatus = ask("job_status", job_id(job))
         return status
 
     def list_tasks(self, job: JobHandle | str) -> list[TaskStatus]:
         """The tasks of a job, by index."""
-        tasks: list[TaskStatus] = Controller().ask("list_tasks", job_id(job))
+        tasks: list[TaskStatus] = ask("list_tasks", job_id(job))
         return tasks
 
-    def task_status(self, job: JobHandle | str, index: int) -> TaskStatus:
+    def task_status(self, job: JobHandle | str, task_index: int) -> TaskStatus:
         """How one task stands.
 
         Raises:
+            InvalidRequestError: ``task_index`` is no number.
             UnknownNameError: the job has no such task, or there is no such job.
         """
-        status: TaskStatus = Controller().ask("task_status", job_id(job), index)
+        require_number("task_index", task_index)
+        status: TaskStatus = ask("task_status", job_id(job), task_index)
         return status
 
     def fetch_task_logs(
         self,
         job: JobHandle | str,
-        index: int,
+        task_index: int,
         attempt: int | None = None,
         offset: int = 0,
         max_bytes: int = 1 << 20,
@@ -303,16 +355,22 @@ class IrisClient:
         """A piece of what a task has printed, from its host; if that is gone, the last lines that left it.
 
         Args:
-            job, index: which task.
+            job, task_index: which task.
             attempt: its attempt, from 1; None for the latest.
             offset: where the piece begins, in bytes; ``next_offset`` of the piece before.
             max_bytes: how long it may be.
             tail_lines: give the last lines instead, so many.
 
         Raises:
+            InvalidRequestError: one of the numbers is none.
             UnknownNameError: there is no such job, task or attempt.
         """
-        log: TaskLog = Controller().ask("fetch_task_logs", job_id(job), index, attempt, offset, max_bytes, tail_lines)
+        numbers = {"task_index": task_index, "offset": offset, "max_bytes": max_bytes}
+        numbers |= {} if attempt is None else {"attempt": attempt}
+        numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
+        for what, number in numbers.items():
+            require_number(what, number)
+        log: TaskLog = ask("fetch_task_logs", job_id(job), task_index, attempt, offset, max_bytes, tail_lines)
         return log
 
     def explain(self, job: JobHandle | str) -> str:
@@ -321,7 +379,7 @@ class IrisClient:
 
     def cancel(self, job: JobHandle | str) -> JobStatus:
         """End a job, whether it waits or runs; how it stood before."""
-        before: JobStatus = Controller().ask("cancel", job_id(job), f"cancelled by {current_user()}")
+        before: JobStatus = ask("cancel", job_id(job), f"cancelled by {current_user()}")
         return before
 
     # -- hosts -----------------------------------------------------------------------------------------------------
@@ -332,12 +390,18 @@ class IrisClient:
         return workers
 
 
+def ask(method: str, *args: Any) -> Any:
+    """Something about a job: where there is one there was a Controller, so it is worth waiting until one runs again."""
+    return Controller(patience_s=RESTART_S).ask(method, *args)
+
+
 def print_logs(job: str, task_index: int | None) -> None:
     """Print what a job's tasks print, until it ends."""
-    for line in stream_logs(Controller().ask, job, task_index):
+    for line in stream_logs(Controller(patience_s=math.inf).ask, job, task_index):
         text = printable(line.data)
         if line.note:
-            print(f"{job} task {line.task_index}: {text}", file=sys.stderr, flush=True)
+            whose = job if line.task_index is None else f"{job} task {line.task_index}"
+            print(f"{whose}: {text}", file=sys.stderr, flush=True)
         else:
             print(text if task_index is not None else f"task-{line.task_index}| {text}", flush=True)
 
@@ -351,7 +415,7 @@ def launch(job: RunRequest, detached: bool) -> JobHandle:
     require_cluster()
     results, pool = submit_detached(job) if detached else pool_of_this_process.submit(job)
     handle = JobHandle(job.spec.job_id, results)
-    if not ray.get(pool.accepted.remote(job.spec.job_id)):
+    if not ray.get(pool.accepted.options(**REPEATED).remote(job.spec.job_id)):
         handle.results()  # which raises the reason
     return handle
 
@@ -399,3 +463,9 @@ def job_id(job: JobHandle | str) -> str:
     if not isinstance(job, (JobHandle, str)):
         raise UnknownNameError(f"a job is named by its id or its handle, not by a {type(job).__name__}")
     return job if isinstance(job, str) else job.job_id
+
+
+def require_number(what: str, number: object) -> None:
+    """Refuse, by its name, what is no int of 0 or more."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise InvalidRequestError(f"{what} is {number!r}; give an int of 0 or more")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import iris_ray
-from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, IrisError, NoClusterError
+from iris_ray.errors import ControllerUnavailableError, DeposedError, InvalidRequestError, IrisError, NoClusterError
 from iris_ray.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 
 AUTO = "auto"
@@ -26,6 +26,10 @@ NO_CONTROLLER = (
     "no Controller runs in this cluster: no job has needed one yet, or it was stopped. The next job starts one, and so"
     " does: iris-ray controller start"
 )
+GONE = (
+    f"the Controller is gone and has not come back for {RESTART_S:g} s; jobs that run go on. The next job starts"
+    " another one, and so does: iris-ray controller start"
+)
 
 
 def connect(address: str, show_logs: bool = False, **options: Any) -> None:
@@ -38,11 +42,12 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
 
     Raises:
         NoClusterError: there is none, or it can't be reached from here.
-        InvalidRequestError: the address makes no sense.
+        InvalidRequestError: the address makes no sense, or the working directory can't travel.
     """
     if address != AUTO:
         _require_answer(address)
     import ray
+    from ray.exceptions import RuntimeEnvSetupError
 
     if ray.is_initialized():
         return
@@ -52,6 +57,13 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
     except InvalidRequestError:
         raise
     except (Exception, SystemExit) as error:  # Ray ends the process if what answers is no GCS
+        if isinstance(error, RuntimeEnvSetupError) and isinstance(error.__cause__, (ValueError, OSError)):
+            ray.shutdown()  # it is half connected
+            directory, why = options["runtime_env"]["working_dir"], str(error.__cause__).partition(". ")[0]
+            raise InvalidRequestError(
+                f"the working directory {directory} can't travel to the hosts: {why}; what its .gitignore or .rayignore"
+                " names stays here"
+            ) from None
         where = "on this machine" if address == AUTO else f"at {address}"
         why = " ".join(str(error).split())[:300]
         if isinstance(error, ConnectionError) and address == AUTO:
@@ -61,8 +73,12 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
         ) from None
 
 
-def _require_answer(address: str) -> None:
-    """Ask for a connection first: Ray itself would wait for minutes, and then end the process."""
+def host_and_port(address: str) -> tuple[str, int]:
+    """The two parts of an address.
+
+    Raises:
+        InvalidRequestError: it makes no sense.
+    """
     if "://" in address:
         raise InvalidRequestError(
             f"the address is {address}; give HOST:PORT of the cluster's head (Ray's port, 6379 unless set otherwise)."
@@ -72,12 +88,18 @@ def _require_answer(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
         raise InvalidRequestError(f"the address is {address!r}; give HOST:PORT, such as 10.0.0.2:6379")
+    return host, int(port)
+
+
+def _require_answer(address: str) -> None:
+    """Ask for a connection first: Ray itself would wait for minutes, and then end the process."""
+    host, port = host_and_port(address)
     if host in ("localhost", "127.0.0.1", "::1"):
         import ray
 
         host = ray.util.get_node_ip_address()  # as Ray does
     try:
-        probe = socket.create_connection((host.strip("[]"), int(port)), _PROBE_S)
+        probe = socket.create_connection((host.strip("[]"), port), _PROBE_S)
     except OSError as error:
         why = error.strerror or "no answer"
         raise NoClusterError(f"nothing answers at {address} ({why}); {TRY_A_CLUSTER}") from None
@@ -115,19 +137,31 @@ class Controller:
 
     Args:
         any_version: whether one will do that can only be asked for its versions, or ended.
+        patience_s: for how many seconds to wait until one runs. One that dies later is waited for `RESTART_S` at least.
 
     Raises:
         ControllerUnavailableError: none runs.
         VersionMismatchError: it is of a version that can't be talked to from here.
     """
 
-    def __init__(self, any_version: bool = False) -> None:
+    def __init__(self, any_version: bool = False, patience_s: float = 0.0) -> None:
+        self._any_version = any_version
+        self._patience_s = max(patience_s, RESTART_S)
+        self._handle: Any = None
+        deadline = time.monotonic() + patience_s
+        while not self._look_up():
+            if time.monotonic() > deadline:
+                raise ControllerUnavailableError(NO_CONTROLLER)
+            time.sleep(_ASK_AGAIN_S)
+
+    def _look_up(self) -> bool:
+        """Whether one runs; it may be another one than before, of another version."""
         handle = find_controller()
-        if handle is None:
-            raise ControllerUnavailableError(NO_CONTROLLER)
-        self._handle = handle
-        if not any_version:
-            require_same_protocol(*self.versions(), iris_ray.__version__)
+        if handle is not None and handle != self._handle:
+            self._handle = handle
+            if not self._any_version:
+                require_same_protocol(*self.versions(), iris_ray.__version__)
+        return handle is not None
 
     def versions(self) -> tuple[int, str]:
         """The protocol that it speaks, and its version of iris_ray."""
@@ -137,38 +171,34 @@ class Controller:
         return versions["protocol"], versions["version"]
 
     def ask(self, method: str, *args: Any) -> Any:
-        """Its answer, or the error that it raises.
+        """Its answer, or the error that it raises. If it dies or is replaced, its successor is asked.
 
         Raises:
             ControllerUnavailableError: no answer.
         """
         import ray
-        from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-        deadline = time.monotonic() + RESTART_S
+        deadline = time.monotonic() + self._patience_s
         while True:
             try:
                 return ray.get(getattr(self._handle, method).remote(*args), timeout=ANSWER_TIMEOUT_S)
             except RayTaskError as error:
-                if isinstance(error.cause, IrisError):
-                    raise error.cause from None
-                raise ControllerUnavailableError(
-                    f"the Controller failed: {type(error.cause).__name__}: {error.cause}"
-                ) from error
-            except ActorUnavailableError:
-                if time.monotonic() > deadline:
+                if not isinstance(error.cause, IrisError):
                     raise ControllerUnavailableError(
-                        f"the Controller has not come back for {RESTART_S:g} s; see: iris-ray doctor"
-                    ) from None
-                time.sleep(_ASK_AGAIN_S)
+                        f"the Controller failed: {type(error.cause).__name__}: {error.cause}"
+                    ) from error
+                if not isinstance(error.cause, DeposedError):  # another one has replaced it
+                    raise error.cause from None
+                trouble = GONE
             except GetTimeoutError:
-                raise ControllerUnavailableError(
-                    f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
-                ) from None
-            except RayError as error:
-                raise ControllerUnavailableError(
-                    f"the Controller is gone ({type(error).__name__}); the next job starts another one"
-                ) from None
+                trouble = f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
+            except RayError:  # it is being restarted, was stopped, or is being replaced
+                trouble = GONE
+            if time.monotonic() > deadline:
+                raise ControllerUnavailableError(trouble)
+            time.sleep(_ASK_AGAIN_S)
+            self._look_up()
 
     def about(self) -> dict[str, Any]:
         """Epoch, version, process and node."""

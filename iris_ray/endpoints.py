@@ -9,7 +9,7 @@ import time
 
 from iris_ray.actors.journal import endpoint_key
 from iris_ray.actors.ray_internals import ClusterStore
-from iris_ray.connection import Controller
+from iris_ray.connection import RESTART_S, Controller
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
 from iris_ray.job_info import JobInfo, get_job_info
 from iris_ray.lifecycle import ACTIVE
@@ -41,10 +41,11 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
 
     Raises:
         EndpointNotFoundError: nobody has, or whoever did has ended.
+        ControllerUnavailableError: nobody can tell: no Controller ran, neither within the timeout nor for 20 s.
         InvalidRequestError: called outside a task.
     """
     me, deadline = _task(name), time.monotonic() + timeout
-    while (address := _registered(me, name)) is None:
+    while (address := _registered(me, name, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:
             waited = f" within {timeout:g} s" if timeout else ""
             raise EndpointNotFoundError(f"no task of {me.namespace} that runs has registered {name!r}{waited}")
@@ -52,14 +53,14 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
     return address
 
 
-def _registered(me: JobInfo, name: str) -> str | None:
+def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
     found = ClusterStore().get(_key(me, name))
     if found is None:
         return None
     index, attempt, address = pickle.loads(found)
     if (index, attempt) == (me.task_index, me.attempt):
         return str(address)
-    holder: TaskStatus = Controller().ask("task_status", me.job_id, index)
+    holder: TaskStatus = Controller(patience_s=max(left_s, RESTART_S)).ask("task_status", me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 
 

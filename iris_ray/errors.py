@@ -19,10 +19,13 @@
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
+    ├── ResultsLostError (RuntimeError)      it succeeded, but the process that had its results died
     ├── JobCancelledError (RuntimeError)
     ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
     ├── VersionMismatchError (RuntimeError)  the Controller is of another version, which speaks differently
+    ├── ProviderError (RuntimeError)         the cloud provider's API refused, or could not be reached
+    ├── NotYetError (RuntimeError)           between processes: ask again in a moment
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
     └── IllegalTransitionError (RuntimeError)  a defect of ours: the state machine was asked for the impossible
 
@@ -98,8 +101,15 @@ class PreemptedTooManyTimesError(IrisError, RuntimeError):
     """The gang lost its hosts more often than ``max_retries_preemption`` allows."""
 
 
+class ResultsLostError(IrisError, RuntimeError):
+    """The job succeeded, but the process that had its results died before it could hand them over."""
+
+
 class JobCancelledError(IrisError, RuntimeError):
-    """The job was cancelled, by its owner or because its owner is gone."""
+    """The job was cancelled, by its owner or because its owner is gone.
+
+    No ``concurrent.futures.CancelledError``: if an actor raises one, Ray (2.60) takes the call for cancelled.
+    """
 
 
 class JobUnschedulableError(IrisError, RuntimeError):
@@ -112,6 +122,14 @@ class UnknownRecordError(IrisError, RuntimeError):
 
 class VersionMismatchError(IrisError, RuntimeError):
     """The cluster's Controller is of another version of iris_ray, and the two can't talk to each other."""
+
+
+class ProviderError(IrisError, RuntimeError):
+    """The cloud provider's API refused what was asked, or could not be reached."""
+
+
+class NotYetError(IrisError, RuntimeError):
+    """What is asked for is not there yet; ask again in a moment."""
 
 
 class DeposedError(IrisError, RuntimeError):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from iris_ray.constraints import Attributes
 from iris_ray.jobs import JobSpec
 from iris_ray.lifecycle import TaskState
+from iris_ray.notices import NoticeKind
 from iris_ray.records import JobRecord
 
 
@@ -40,7 +41,14 @@ class JobCancelledEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegisteredEvent:
-    """A worker appeared, or what is known about it changed. Its occupants are kept."""
+    """A worker appeared, or what is known about it changed. Its occupants are kept.
+
+    Args:
+        worker_id, address, attributes, resources: see `Worker`.
+        draining: the notice that it has, in words, or None.
+        foreign: who outside iris_ray uses it, or None.
+        deadline: when it is to go, if it has a notice that says so; seconds.
+    """
 
     worker_id: str
     address: str
@@ -48,14 +56,31 @@ class WorkerRegisteredEvent:
     resources: dict[str, float]
     draining: str | None = None
     foreign: str | None = None
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDrainedEvent:
-    """The worker takes nothing new; what runs there goes on."""
+    """The worker is to go: it takes nothing new, and gangs that run there are told.
+
+    Args:
+        worker_id: which.
+        reason: why, for people.
+        kind: why, for programs.
+        deadline: when it will be gone at the latest, or None if nobody knows; seconds.
+    """
 
     worker_id: str
     reason: str
+    kind: NoticeKind = NoticeKind.PREEMPTION
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceCalledOffEvent:
+    """A maintenance that the worker had notice of is not planned any more; drains and preemptions stay as they are."""
+
+    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +93,13 @@ class TaintedEvent:
         target: a worker's id or a slice's name; it need not be there yet.
         taint: its name, without the prefix.
         reason: why, for people.
+        until: when it is lifted by itself; None: never; seconds.
     """
 
     target: str
     taint: str
     reason: str
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +180,55 @@ class TaskStateChangedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class GangMovedEvent:
+    """An attempt was ended so that the gang can run elsewhere, by its own leave: back to the queue, uncharged."""
+
+    job_id: str
+    attempt: int
+    reason: str
+    task_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GangReturnedEvent:
+    """Its caller has the results of an attempt that was taken back: a host was lost after its task had returned."""
+
+    job_id: str
+    attempt: int
+    task_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBlamedEvent:
+    """A task process could not be started on the worker, or crashed there and nowhere else in the gang before.
+
+    Args:
+        worker_id: which.
+        job_id: whose task it was.
+        reason: what happened, in words.
+        by_user_code: whether user code ran in it; the worker is only to blame if the job's tasks live elsewhere.
+    """
+
+    worker_id: str
+    job_id: str
+    reason: str
+    by_user_code: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptEndConfirmedEvent:
     """No process of the attempt is left on any host: its capacity is free."""
 
     job_id: str
     attempt: int
     task_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRestartedEvent:
+    """The process of a pool died and was started anew: all that ran there is gone, and results that it had."""
+
+    owner: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +254,7 @@ Event = (
     | JobCancelledEvent
     | WorkerRegisteredEvent
     | WorkerDrainedEvent
+    | MaintenanceCalledOffEvent
     | TaintedEvent
     | TaintLiftedEvent
     | WorkerSuspectedEvent
@@ -193,7 +264,11 @@ Event = (
     | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent
+    | GangMovedEvent
+    | GangReturnedEvent
+    | WorkerBlamedEvent
     | AttemptEndConfirmedEvent
+    | PoolRestartedEvent
     | SliceHeldEvent
     | SliceReleasedEvent
 )

@@ -1,4 +1,6 @@
-"""In which order pending jobs are looked at: priority band, then fair share between users, then age."""
+"""In which order pending jobs are looked at: priority band, then fair share between users, then age.
+
+A gang that has just lost its hosts, and runs again as soon as it gets others, comes before all of them."""
 
 import heapq
 from collections import defaultdict, deque
@@ -12,8 +14,9 @@ Usage = Mapping[str, Mapping[str, float]]
 
 
 class Urgency(IntEnum):
-    """Who goes before others of the same band."""
+    """Who goes before others: those that return before all, the rest before others of the same band."""
 
+    RETURNING = -1
     BY_AGE = 0
     BY_SHARE = 1
     NONE = 2
@@ -43,11 +46,12 @@ class FairQueue:
         self._again = False
 
     def __iter__(self) -> Iterator[Job]:
-        turns: defaultdict[tuple[int, Urgency], list[Job]] = defaultdict(list)
+        turns: defaultdict[tuple[bool, int, Urgency], list[Job]] = defaultdict(list)
         for job in self._pending:
-            turns[job.spec.priority, self._urgency(job)].append(job)
-        for (_, urgency), jobs in sorted(turns.items()):
-            if urgency is Urgency.BY_AGE:
+            urgency = self._urgency(job)
+            turns[urgency is not Urgency.RETURNING, job.spec.priority, urgency].append(job)
+        for (_, _, urgency), jobs in sorted(turns.items()):
+            if urgency <= Urgency.BY_AGE:
                 for job in jobs:
                     yield from self._until_done(job)
             else:

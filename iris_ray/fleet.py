@@ -4,9 +4,10 @@ Nothing is rebuilt from the whole fleet when something happens: a change is note
 was noted when it is next read.
 """
 
+import heapq
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from iris_ray.candidates import Candidates
 from iris_ray.constraints import TAINT_PREFIX, Attributes, AttributeValue
@@ -17,6 +18,19 @@ from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker
 UNUSED_CANDIDATES_KEPT = 32
 
 
+@dataclass(frozen=True, slots=True)
+class Taint:
+    """What keeps jobs away that don't tolerate it.
+
+    Attributes:
+        reason: why, for people.
+        until: when it ends by itself, or None; seconds.
+    """
+
+    reason: str
+    until: float | None = None
+
+
 class Fleet:
     """The workers of the cluster. Changed by `ControllerState` alone; the scheduler only reads.
 
@@ -24,14 +38,15 @@ class Fleet:
         workers: by worker id; only those that are alive.
         holders: slice name → owner that keeps actors on it, busy or warm.
         totals: what all workers have together, by Ray's resource names.
-        taints: what was set on workers and slices: target → name → reason.
+        taints: what was set on workers and slices: target → name → taint.
     """
 
     def __init__(self) -> None:
         self.workers: dict[str, Worker] = {}
         self.holders: dict[str, str] = {}
         self.totals: Counter[str] = Counter()
-        self.taints: dict[str, dict[str, str]] = {}
+        self.taints: dict[str, dict[str, Taint]] = {}
+        self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may be over, its target and its name
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
         self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
         self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
@@ -96,6 +111,8 @@ class Fleet:
             worker = replace(
                 worker,
                 draining=worker.draining or known.draining,
+                notice=worker.notice or known.notice,
+                final=worker.final or known.final,
                 suspected=known.suspected,
                 suspected_until=known.suspected_until,
                 occupants=known.occupants,
@@ -103,9 +120,11 @@ class Fleet:
             )
         self.put(worker)
 
-    def taint(self, target: str, name: str, reason: str) -> None:
+    def taint(self, target: str, name: str, taint: Taint) -> None:
         """Set a taint on a worker or a slice, also on one that is not there yet."""
-        self.taints.setdefault(target, {})[name] = reason
+        self.taints.setdefault(target, {})[name] = taint
+        if taint.until is not None:
+            heapq.heappush(self._expiries, (taint.until, target, name))
         self._taints_changed(target)
 
     def lift_taint(self, target: str, name: str) -> None:
@@ -115,6 +134,14 @@ class Fleet:
         if not self.taints[target]:
             del self.taints[target]
         self._taints_changed(target)
+
+    def lift_expired(self, now: float) -> None:
+        """Take back the taints whose time is over."""
+        while self._expiries and self._expiries[0][0] <= now:
+            until, target, name = heapq.heappop(self._expiries)
+            taint = self.taints.get(target, {}).get(name)
+            if taint is not None and taint.until == until:  # else it was lifted, or set anew
+                self.lift_taint(target, name)
 
     def _taints_changed(self, target: str) -> None:
         for worker_id in {target, *(worker.worker_id for worker in self.slice_workers(target))}:
@@ -126,7 +153,10 @@ class Fleet:
         taints = {**self.taints.get(worker.slice_name or "", {}), **self.taints.get(worker.worker_id, {})}
         if not taints:
             return worker.reported
-        return {**worker.reported, **{TAINT_PREFIX + name: AttributeValue(why) for name, why in taints.items()}}
+        return {
+            **worker.reported,
+            **{TAINT_PREFIX + name: AttributeValue(taint.reason) for name, taint in taints.items()},
+        }
 
     def put(self, worker: Worker) -> None:
         """A worker that is new, or that replaces what was known of it."""

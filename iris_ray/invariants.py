@@ -70,6 +70,7 @@ def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
     assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
     assert not (job.state.finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
     if not gang.placed:
+        assert gang.notice is None, f"{who}: a notice for a gang that does not run"
         return
     live = {TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED}
     assert {task.state for task in gang.tasks} <= live, f"{who}: gang is placed in part"

@@ -1,10 +1,18 @@
-"""JAX on a gang: one call that joins all processes."""
+"""JAX on a gang: one call that joins all processes, and one that has them save the same step."""
 
+import os
+import signal
+import time
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 from iris_ray.job_info import get_job_info
+from iris_ray.preemption import PreemptionNotice, preemption_notice
+
+NOTICE_TIMEOUT_S = 5.0
+"""How much later than its peers a process may hear of a notice that JAX has told all of them."""
 
 
 def initialize(**kwargs: Any) -> None:
@@ -34,3 +42,28 @@ def initialize(**kwargs: Any) -> None:
         process_id=info.task_index,
         **kwargs,
     )
+    if preemption_notice() is not None:  # it came before JAX listened
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def agreed_notice(step: int) -> PreemptionNotice | None:
+    """The notice that this gang has had, at a step that is the same in all its processes; until then None.
+
+    To be called once in every step, by all processes. JAX agrees on the step by itself, because each process gets
+    SIGTERM with the notice. In a process that runs alone this is `preemption_notice`.
+
+    Example::
+
+        if notice := iris_ray.jax.agreed_notice(step):
+            save(step, params)
+            notice.saved()
+    """
+    info = get_job_info()
+    if info is None or info.num_tasks == 1:
+        return preemption_notice()
+    if not multihost_utils.reached_preemption_sync_point(step):
+        return None
+    deadline = time.monotonic() + NOTICE_TIMEOUT_S
+    while (notice := preemption_notice()) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return notice

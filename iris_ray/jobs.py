@@ -8,13 +8,14 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any
 
 from iris_ray.constraints import Constraint
 from iris_ray.errors import InvalidJobError
 from iris_ray.lifecycle import JobState, TaskState
 from iris_ray.multislice import slice_counts
+from iris_ray.notices import Notice, NoticeKind
 from iris_ray.requirement import Requirement, make_requirement
 from iris_ray.topology import get_tpu_config
 from iris_ray.workers import TPU_NAME
@@ -57,6 +58,25 @@ class CoschedulingConfig:
         return tuple(self.num_groups)  # type: ignore[arg-type]
 
 
+GROW_AFTER_S = 12 * 3600.0
+
+
+class SparePurpose(Enum):
+    """Why slices are held ready for a gang that runs."""
+
+    SPARE = "spare"  # its owner asked for them
+    REPLACEMENT = "replacement"  # for a slice that is about to go
+    GROWTH = "growth"  # it can use more
+
+
+@dataclass(frozen=True, slots=True)
+class SpareFor:
+    """For which job slices are held ready, and why."""
+
+    job_id: str
+    purpose: SparePurpose
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a job asks for; never changes. Its tasks are called ``<job id>/task-<index>``.
@@ -84,6 +104,10 @@ class JobSpec:
             gang whose retries are used up fails the job.
         scheduling_timeout: seconds after submission by which every task must have run, or the job is given up as
             unschedulable; None: it waits.
+        spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
+        grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
+            free; None: it never does. After a loss it does not wait so long.
+        spare_for: set if it only holds slices ready for another job's gang; such jobs are made by the state itself.
 
     Raises:
         InvalidJobError: something that can't work as written.
@@ -107,6 +131,9 @@ class JobSpec:
     max_retries_preemption: int = 100
     max_task_failures: int | None = None
     scheduling_timeout: float | None = None
+    spares: int = 0
+    grow_after: float | None = GROW_AFTER_S
+    spare_for: SpareFor | None = None
 
     def __post_init__(self) -> None:
         for name in ("constraints", "preferences", "tolerations"):
@@ -154,6 +181,11 @@ class Gang:
         not_before: seconds on the caller's clock; the gang is not scheduled earlier.
         waiting_since: when it came into the queue for the last time, on the same clock.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
+        returning_until: until then it comes before all that wait: it ran a moment ago, and lost its hosts; seconds.
+        running_since: when the first task of its latest attempt began to run; infinite before that; seconds.
+        quick_ends: attempts in a row that were over soon after they had begun.
+        groups_wanted: on how many groups it ran before it lost some.
+        notice: what it was told about its current attempt's end, or None.
         started: whether any attempt ever ran.
         error: the first cause of the latest attempt's end, in words.
     """
@@ -167,6 +199,11 @@ class Gang:
     not_before: float = 0.0
     waiting_since: float = 0.0
     groups: tuple[str, ...] = ()
+    returning_until: float = 0.0
+    running_since: float = 0.0
+    quick_ends: int = 0
+    groups_wanted: int = 0
+    notice: Notice | None = None
     started: bool = False
     error: str | None = None
 
@@ -182,6 +219,11 @@ class Gang:
         state = self.tasks[0].state
         live = state is _S.ASSIGNED or state is _S.RUNNING or state is _S.SUCCEEDED
         return live and self.succeeded < len(self.tasks)
+
+    @property
+    def is_to_grow(self) -> bool:
+        """Whether its tasks were told that it moves to more slices."""
+        return self.notice is not None and self.notice.kind is NoticeKind.GROWTH
 
 
 LeaseKey = tuple[int, int]  # position of the gang in its job, attempt
@@ -199,6 +241,7 @@ class Job:
         counts: how many tasks are in each state.
         pending: positions of the gangs that wait for hosts, in the order in which they are looked at.
         failures, preemptions: charged to any of its gangs so far.
+        spares_made: how many jobs have been made to hold slices ready for it, so that each has another id.
         error: why its latest attempt, or the job, ended, in words.
     """
 
@@ -211,6 +254,7 @@ class Job:
     pending: dict[int, None]
     failures: int = 0
     preemptions: int = 0
+    spares_made: int = 0
     error: str | None = None
 
     @property
@@ -236,6 +280,8 @@ class Job:
     def state(self) -> JobState:
         """Derived from the counts of the tasks' states, whatever the number of tasks."""
         counts = self.counts
+        if len(counts) == 1:
+            return _ALONE[next(iter(counts))]
         if counts[_S.FAILED] and not self._tolerates_failures:
             return JobState.FAILED
         for task_state, job_state in _DECISIVE:
@@ -265,7 +311,9 @@ _ALONE = {
     _S.KILLED: JobState.KILLED,
     _S.WORKER_FAILED: JobState.WORKER_FAILED,
     _S.UNSCHEDULABLE: JobState.UNSCHEDULABLE,
+    _S.COSCHED_FAILED: JobState.FAILED,
 }
+"""The state of a job whose tasks are all in one state."""
 
 _DECISIVE = (
     (_S.WORKER_FAILED, JobState.WORKER_FAILED),
@@ -289,6 +337,11 @@ def _require_valid(spec: JobSpec) -> None:
     _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
     if spec.max_task_failures is not None:
         _require_int(who, "max_task_failures", spec.max_task_failures, 0)
+    _require_int(who, "spares", spec.spares, 0)
+    if spec.spares and spec.coscheduling is None:
+        raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
+    if spec.grow_after is not None and not _is_amount(spec.grow_after):
+        raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
     if spec.scheduling_timeout is not None and not _is_amount(spec.scheduling_timeout):
         raise InvalidJobError(
             f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"

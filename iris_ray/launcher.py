@@ -8,7 +8,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.messages import RunRequest
 from iris_ray.errors import InvalidFunctionError, IrisError, RemoteUserError
-from iris_ray.jobs import CoschedulingConfig
+from iris_ray.jobs import GROW_AFTER_S, CoschedulingConfig
 from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 from iris_ray.submission import KEEP_WARM_S, identified, make_job, pool_of_this_process, require_cluster, slices_of
 from iris_ray.topology import get_tpu_config
@@ -25,6 +25,9 @@ def run_on_pod(
     max_retries_failure: int = MAX_RETRIES_FAILURE,
     keep_warm: float = KEEP_WARM_S,
     preload: Sequence[str] = (),
+    spares: int = 0,
+    grow_after: float | None = GROW_AFTER_S,
+    stall_timeout: float | None = None,
 ) -> list[Any]:
     """Run a function on every host of TPU slices and wait for its results.
 
@@ -42,6 +45,11 @@ def run_on_pod(
         keep_warm: seconds that the slices and their processes are kept for the next call; 0 gives them back at once.
         preload: modules that the waiting task processes import ahead, such as ``["jax"]``. They must not read
             environment variables at import that the gang's setting changes.
+        spares: slices to hold ready beside those that it runs on, each to take the place of a lost one at once.
+        grow_after: seconds after which a run on fewer slices than it can use moves to more, once they are free; it is
+            told before, see `preemption_notice`. After a loss it does not wait so long. None: it never grows.
+        stall_timeout: seconds; if no task has called `heartbeat` for so long, the stacks of all are printed to their
+            logs and the gang starts again, at the cost of one failure. The start of the function counts, too.
 
     Returns:
         One result per host, ordered by slice id, then worker id.
@@ -66,6 +74,9 @@ def run_on_pod(
         max_retries_failure=max_retries_failure,
         keep_warm=keep_warm,
         preload=preload,
+        spares=spares,
+        grow_after=grow_after,
+        stall_timeout=stall_timeout,
     )
     try:
         results: list[Any] = ray.get(ref)
@@ -96,10 +107,22 @@ class _RunOnPodRay:
         *,
         keep_warm: float = KEEP_WARM_S,
         preload: Sequence[str] = (),
+        spares: int = 0,
+        grow_after: float | None = GROW_AFTER_S,
+        stall_timeout: float | None = None,
     ) -> "ray.ObjectRef[list[Any]]":
         """Start the job; arguments and errors for bad ones as in `run_on_pod`."""
         request = make_request(
-            remote_fn, tpu_type, num_slices, max_retries_preemption, max_retries_failure, keep_warm, preload
+            remote_fn,
+            tpu_type,
+            num_slices,
+            max_retries_preemption,
+            max_retries_failure,
+            keep_warm,
+            preload,
+            stall_timeout,
+            spares=spares,
+            grow_after=grow_after,
         )
         require_cluster()
         results, _ = pool_of_this_process.submit(identified(request))
@@ -122,18 +145,19 @@ def run_on_pod_resumable(
     *,
     max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
     max_retries_failure: int = MAX_RETRIES_FAILURE,
-    keep_warm: float = KEEP_WARM_S,
-    preload: Sequence[str] = (),
+    **options: Any,
 ) -> list[Any]:
-    """`run_on_pod` for a function that resumes from its own checkpoints: a million preemptions are fine."""
+    """`run_on_pod` for a function that resumes from its own checkpoints: a million preemptions are fine.
+
+    Takes all that `run_on_pod` does.
+    """
     return run_on_pod(
         remote_fn,
         tpu_type,
         num_slices=num_slices,
         max_retries_preemption=max_retries_preemption,
         max_retries_failure=max_retries_failure,
-        keep_warm=keep_warm,
-        preload=preload,
+        **options,
     )
 
 
@@ -141,9 +165,7 @@ def run_on_pod_multislice(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int],
-    *,
-    keep_warm: float = KEEP_WARM_S,
-    preload: Sequence[str] = (),
+    **options: Any,
 ) -> list[Any]:
     """`run_on_pod` on several slices without any retry: the first lost host or error ends the job."""
     return run_on_pod(
@@ -152,8 +174,7 @@ def run_on_pod_multislice(
         num_slices=num_slices,
         max_retries_preemption=0,
         max_retries_failure=0,
-        keep_warm=keep_warm,
-        preload=preload,
+        **options,
     )
 
 
@@ -164,8 +185,7 @@ def run_on_pod_multislice_resumable(
     *,
     max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
     max_retries_failure: int = MAX_RETRIES_FAILURE,
-    keep_warm: float = KEEP_WARM_S,
-    preload: Sequence[str] = (),
+    **options: Any,
 ) -> list[Any]:
     """`run_on_pod_resumable` with the slice counts as an argument that must be given."""
     return run_on_pod_resumable(
@@ -174,8 +194,7 @@ def run_on_pod_multislice_resumable(
         num_slices=num_slices,
         max_retries_preemption=max_retries_preemption,
         max_retries_failure=max_retries_failure,
-        keep_warm=keep_warm,
-        preload=preload,
+        **options,
     )
 
 
@@ -195,6 +214,9 @@ def make_request(
     max_retries_failure: int,
     keep_warm: float,
     preload: Sequence[str],
+    stall_timeout: float | None = None,
+    name: str | None = None,
+    **spec: Any,
 ) -> RunRequest:
     """Check everything that can be checked without a cluster.
 
@@ -209,11 +231,13 @@ def make_request(
     return make_job(
         remote_fn,
         config,
-        None,
+        name,
         {},
         keep_warm,
         preload,
+        stall_timeout,
         **slices_of(config, CoschedulingConfig(num_groups=num_slices)),
-        max_retries_failure=max_retries_failure,
         max_retries_preemption=max_retries_preemption,
+        max_retries_failure=max_retries_failure,
+        **spec,
     )

@@ -16,6 +16,8 @@ BACKLOG_BYTES = 4 << 20
 """Of several tasks, one that is further behind is taken up again near its end."""
 TAKEN_UP_BYTES = 64 << 10
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
+FIRST_WORD_S, REPEAT_S = 2.0, 30.0
+"""When it is said for the first time why a job waits, and how often that is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,12 @@ class LogLine:
     """One line of one task.
 
     Attributes:
-        task_index, attempt: whose.
+        task_index, attempt: whose; a note about the whole job has no task.
         data: the line without its end, as it was printed.
-        note: whether it is ours, about the log.
+        note: whether it is ours, about the log or why the job waits.
     """
 
-    task_index: int
+    task_index: int | None
     attempt: int
     data: bytes
     note: bool = False
@@ -43,7 +45,7 @@ def stream_logs(
     tail_lines: int | None = None,
     follow: bool = True,
 ) -> Iterator[LogLine]:
-    """The lines of one task, or of all tasks of a job, from the beginning.
+    """The lines of one task, or of all tasks of a job, from the beginning; and why it waits, if it is followed.
 
     One task's lines are all given. Those of several tasks are bounded in their rate, as on a driver's terminal.
 
@@ -60,14 +62,21 @@ def stream_logs(
     """
     readers: dict[int, _TaskReader] = {}
     pause_s = SHORTEST_PAUSE_S
+    next_word = time.monotonic() + FIRST_WORD_S
     if task_index is not None:
         ask("fetch_task_logs", job_id, task_index, attempt, 0, 1, None)  # whether there is such a task
     while True:
         status: JobStatus = ask("job_status", job_id)
+        if status.waiting is None:
+            next_word = time.monotonic() + FIRST_WORD_S
+        elif follow and time.monotonic() >= next_word:
+            next_word = time.monotonic() + REPEAT_S
+            yield LogLine(None, status.attempt, str(status.waiting).encode(), True)
         count = sum(status.tasks.values())
         for index in range(count) if task_index is None else (task_index,):
             if index not in readers:
-                readers[index] = _TaskReader(job_id, index, attempt, tail_lines, follow, task_index is None)
+                shared_by = count if task_index is None else None
+                readers[index] = _TaskReader(job_id, index, attempt, tail_lines, follow, shared_by)
         wanted = {index: reader.position for index, reader in readers.items() if not reader.done and index < count}
         logs: dict[int, TaskLog] = ask("fetch_logs", job_id, wanted, PIECE_BYTES // max(1, len(wanted)))
         came = False
@@ -85,14 +94,14 @@ def stream_logs(
 
 @dataclass(slots=True)
 class _TaskReader:
-    """How far one task has been read."""
+    """How far one task has been read; ``shared_by``: how many tasks' lines are shown, if not this one's alone."""
 
     job_id: str
     index: int
     attempt: int | None
     tail_lines: int | None
     follow: bool
-    throttled: bool
+    shared_by: int | None
     done: bool = False
     behind: bool = False
     _offset: int = 0
@@ -124,7 +133,7 @@ class _TaskReader:
         self.tail_lines, self._offset = None, log.next_offset
         yield from self._lines(log, log.data, now)
         self.behind = log.more
-        if self.throttled and self.follow and log.end - self._offset > BACKLOG_BYTES:
+        if self.shared_by is not None and self.follow and log.end - self._offset > BACKLOG_BYTES:
             left_out = log.end - TAKEN_UP_BYTES - self._offset
             self._offset += left_out
             self._splitter = LineSplitter()
@@ -145,11 +154,11 @@ class _TaskReader:
             self.done = log.job_finished or not self.follow or self._only
 
     def _lines(self, log: TaskLog, data: bytes, now: float) -> Iterator[LogLine]:
-        if not self.throttled:
+        if self.shared_by is None:
             yield from (LogLine(self.index, log.attempt, line) for line in self._splitter.feed(data))
             return
         if self._throttle is None:
-            self._throttle = LineThrottle.for_task_of(1, f"iris-ray logs {self.job_id} {self.index}")
+            self._throttle = LineThrottle.for_task_of(self.shared_by, f"iris-ray logs {self.job_id} {self.index}")
         shown = self._throttle.feed(data, now) if data else self._throttle.flush(now)
         yield from (LogLine(self.index, log.attempt, text.encode()) for text in shown)
 

@@ -25,19 +25,30 @@ class TpuFailed:
     error: str
 
 
+class RunErrorKind(Enum):
+    """What a job did to itself."""
+
+    APPLICATION = "application error"
+    CRASH = "crash"
+    OUT_OF_MEMORY = "out of memory"
+    HANG = "hang"
+
+
 @dataclass(frozen=True, slots=True)
 class TpuRunError:
-    """The job's own doing: an exception, an exit code, or a crash on a healthy host.
+    """The job's own doing: an exception, an exit code, a crash on a healthy host, memory used up, or a hang.
 
     Attributes:
         error: one line for people.
         traceback: the remote traceback, if there was an exception.
         exception: the pickled exception, if there was one and it can be pickled.
+        kind: which of these.
     """
 
     error: str
     traceback: str = ""
     exception: bytes | None = None
+    kind: RunErrorKind = RunErrorKind.APPLICATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +66,16 @@ class EndKind(Enum):
 
     RETURNED = "returned"
     RAISED = "raised"
+    EXITED = "exited"  # by sys.exit(), with a code that is not 0
     CRASHED = "crashed"
+    OUT_OF_MEMORY = "out of memory"  # its own MemoryError, or killed because the host had none left
     NEVER_STARTED = "never started"  # the waiting process had died before any user code ran
+    DEVICE_BUSY = "device busy"  # somebody else holds the host's chips, so no user code ran
     STOPPED = "stopped"  # by us
+
+
+DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.DEVICE_BUSY})
+"""No user code ran in this task; that is nobody's fault, and explains whatever the others of its gang did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +97,23 @@ class TaskEnd:
     traceback: str = ""
 
 
+class ProviderState(Enum):
+    """What the provider's API makes of a slice."""
+
+    PREEMPTED = "preempted"  # taken by the provider
+    FAILED = "failed"  # broken, or under maintenance
+    READY = "ready"
+    UNKNOWN = "unknown"  # it could not be asked, or its answer decides nothing
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderWord:
+    """What the provider says about the slice of a host, and in which words."""
+
+    state: ProviderState
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class HostEvidence:
     """What is known about a host at the moment of judgement.
@@ -86,10 +121,12 @@ class HostEvidence:
     Attributes:
         lost: why the host counts as lost, or None if it answers.
         draining: the notice that the host had, or None.
+        provider: what the provider says about a lost host's slice; None if it was not asked.
     """
 
     lost: str | None = None
     draining: str | None = None
+    provider: ProviderWord | None = None
 
 
 @dataclass(frozen=True, slots=True)

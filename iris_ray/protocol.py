@@ -2,7 +2,7 @@
 
 from iris_ray.errors import VersionMismatchError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """To be raised whenever a Controller and a client of the version before could misunderstand each other: another
 signature or meaning of a method that one calls on the other, other fields of what travels between them."""
 

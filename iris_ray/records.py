@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from iris_ray.errors import UnknownRecordError
 from iris_ray.jobs import Job, Lease, LeaseKey
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 """To be raised whenever the fields of a class that records hold change; a test compares them with a list."""
 
 _HEADER = b"iris_ray job record %d" % RECORD_VERSION

@@ -12,6 +12,7 @@ from iris_ray.constraints import Constraint
 from iris_ray.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent, TaskUnschedulableEvent
 from iris_ray.fair_queue import FairQueue, Urgency, Usage
 from iris_ray.fleet import Fleet
+from iris_ray.groups import Group
 from iris_ray.jobs import Gang, Job
 from iris_ray.remaining import Plan, Remaining
 from iris_ray.requirement import Requirement
@@ -44,11 +45,12 @@ class SchedulingResult:
 class Scheduler:
     """Stateless: everything it knows comes in through the arguments.
 
-    Order: priority band, then fair share between users, then age. A job that does not fit lets those behind it pass,
-    but not for ever. Once it has waited for ``backfill_bound_s`` seconds, the groups that it needs are kept for it as
-    they become free, for one job at a time among those that compete. And a gang whose hosts may never get together by
-    themselves then comes before others of its band: gangs of several groups by age, those of one group with several
-    hosts by fair share. So it waits no longer than that, plus as long as what runs on those groups still takes.
+    Order: gangs that have just lost their hosts, then priority band, fair share between users, age. A job that does
+    not fit lets those behind it pass, but not for ever. Once it has waited for ``backfill_bound_s`` seconds, the groups
+    that it needs are kept for it as they become free, for one job at a time among those that compete. And a gang whose
+    hosts may never get together by themselves then comes before others of its band: gangs of several groups by age,
+    those of one group with several hosts by fair share. So it waits no longer than that, plus as long as what runs on
+    those groups still takes.
 
     Args:
         backfill_bound_s: how long a job may be passed by others that came later; seconds.
@@ -94,8 +96,14 @@ class _Cycle:
     def _waited_long(self, gang: Gang) -> bool:
         return self._now - gang.waiting_since > self._bound
 
+    def _returns(self, job: Job) -> bool:
+        """Whether its gang ran a moment ago: it is not to lose its place to others because it lost a host."""
+        return job.spec.coscheduling is not None and self._now < job.gang.returning_until
+
     def _urgency(self, job: Job) -> Urgency:
         """What a gang of several hosts needs may never get together by itself, if others use it in part."""
+        if self._returns(job):
+            return Urgency.RETURNING
         if job.spec.coscheduling is None or not self._waited_long(job.gang):
             return Urgency.NONE
         if _counts(job)[0] > 1:
@@ -226,24 +234,37 @@ class _Cycle:
         self._result.waiting.setdefault(job_id, paused)
 
     def _keep(self, job: Job, gang: Gang, remaining: Remaining) -> tuple[str, ...]:
-        """Keep groups for a gang that has waited too long: free ones, then those that are nearest to being free."""
-        if not self._waited_long(gang):
+        """Keep groups for a gang that has waited too long, or returns: free ones, then the nearest to being free.
+
+        As few as can be, for one job at a time; but for each gang that returns as many as it had, if there are so many,
+        also while some of them do not answer.
+        """
+        returns = self._returns(job)
+        if not (returns or self._waited_long(gang)):
             return ()
-        candidates, needed = remaining.candidates, _counts(job)[0]
-        buckets = self._buckets(job, remaining)
-        enough = sum(candidates.sound[bucket] for bucket in buckets) >= needed
-        if not enough or not remaining.kept.isdisjoint(buckets):
+        candidates, buckets = remaining.candidates, self._buckets(job, remaining)
+        sound = sum(candidates.sound[bucket] for bucket in buckets)
+        needed = _counts(job)[0]
+        if returns:
+            sound += sum(candidates.away[bucket] for bucket in buckets)
+            needed = max([needed, *(count for count in _counts(job) if count <= min(sound, len(gang.groups)))])
+        if sound < needed or not (returns or remaining.kept.isdisjoint(buckets)):
             return ()
         names: list[str] = []
         for bucket in buckets:
             wanted = min(needed - len(names), remaining.free(bucket))
             names += remaining.best(bucket, wanted, self._fleet.held_by(job.spec.owner))
-        names += islice(remaining.nearest(buckets), needed - len(names))
+        others = (name for name in remaining.nearest(buckets) if not self._is_kept(remaining.group(name)))
+        names += islice(others, needed - len(names))
         for name in names:
             for worker in remaining.group(name).workers:
                 self._plan.keep(worker, job.spec.job_id)
-        self._result.starving.append(job.spec.job_id)
+        if not returns:
+            self._result.starving.append(job.spec.job_id)
         return tuple(names)
+
+    def _is_kept(self, group: Group) -> bool:
+        return not self._plan.kept.keys().isdisjoint(group.worker_ids)
 
     def _shortage(self, remaining: Remaining) -> Shortage:
         candidates = remaining.candidates

@@ -5,19 +5,26 @@ events bring the time, and what is to be done outside comes back as `Effects`.
 """
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 
+from iris_ray import charges
+from iris_ray.effects import DropSpare, Effects, NotifyGang, ReclaimSlice, StopAttempt
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
     GangAssignedEvent,
+    GangMovedEvent,
+    GangReturnedEvent,
     JobCancelledEvent,
     JobRestoredEvent,
     JobSubmittedEvent,
+    MaintenanceCalledOffEvent,
+    PoolRestartedEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
     TaintedEvent,
@@ -26,49 +33,30 @@ from iris_ray.events import (
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     TaskUnschedulableEvent,
+    TimePassedEvent,
+    WorkerBlamedEvent,
     WorkerDrainedEvent,
     WorkerFailedEvent,
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.fleet import Fleet
+from iris_ray.fleet import Fleet, Taint
 from iris_ray.invariants import check_state
-from iris_ray.jobs import Gang, Job, Lease, LeaseKey, Task
+from iris_ray.jobs import Gang, Job, Lease, SparePurpose, Task
+from iris_ray.leases import Leases
 from iris_ray.lifecycle import ACTIVE, TRANSITIONS, TaskState
+from iris_ray.notices import Notice, NoticeKind, is_as_urgent
+from iris_ray.quarantine import QUARANTINE, Blame, BlameBook
 from iris_ray.records import JobRecord
-from iris_ray.retry import SUSPICION_S, dispatch_backoff_s
+from iris_ray.retry import GROWTH_NOTICE_S, NOTICE_S, SUSPICION_S
+from iris_ray.spares import Spares
 from iris_ray.workers import Worker, index_of, job_of
 
 logger = logging.getLogger(__name__)
 
 FINISHED_JOBS_KEPT = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class StopAttempt:
-    """End every task of this attempt; the reason is for people. ``task_index`` is any task of the gang."""
-
-    job_id: str
-    attempt: int
-    reason: str
-    task_index: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReclaimSlice:
-    """The slice goes to another owner: the one that keeps it warm must let go first."""
-
-    slice_name: str
-    holder: str
-
-
-@dataclass(slots=True)
-class Effects:
-    """What is to be done outside because of an event."""
-
-    stop: list[StopAttempt] = field(default_factory=list)
-    reclaim: list[ReclaimSlice] = field(default_factory=list)
-    finished: list[str] = field(default_factory=list)
+_TO_SUCCESS = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
+_WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCCESS)}
 
 
 class ControllerState:
@@ -77,7 +65,6 @@ class ControllerState:
     Attributes:
         jobs: by job id, in the order of submission.
         fleet: all live workers, and who holds what of them.
-        usage: what each user's gangs hold, by Ray's resource names.
         queue_version: counts the changes to what waits.
         unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
     """
@@ -85,15 +72,15 @@ class ControllerState:
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.fleet = Fleet()
-        self.usage: dict[str, Counter[str]] = {}
         self.queue_version = 0
         self.unrecorded: set[str] = set()
         self._submitted = 0
         self._now = 0.0
         self._pending: dict[str, Job] = {}
         self._finished: dict[str, None] = {}  # job ids, the first to finish first
-        # job id → (position of its gang, attempt) → what it holds until its end is confirmed.
-        self._leases: dict[str, dict[LeaseKey, Lease]] = {}
+        self._spares = Spares()
+        self._blames = BlameBook()
+        self._leases = Leases(self.fleet)
 
     @property
     def workers(self) -> Mapping[str, Worker]:
@@ -105,6 +92,11 @@ class ControllerState:
         """Slice name → owner that keeps actors on it, busy or warm."""
         return self.fleet.holders
 
+    @property
+    def usage(self) -> Mapping[str, Mapping[str, float]]:
+        """What each user's gangs hold, by Ray's resource names."""
+        return self._leases.usage
+
     def handle_event(self, event: Event) -> Effects:
         """Apply one event.
 
@@ -113,6 +105,7 @@ class ControllerState:
         """
         effects = Effects()
         self._now = max(self._now, getattr(event, "now", 0.0))
+        self._spares.time_passed(self._now)
         match event:
             case JobSubmittedEvent():
                 self._on_job_submitted(event)
@@ -123,14 +116,21 @@ class ControllerState:
             case TaskUnschedulableEvent():
                 self._on_unschedulable(event, effects)
             case WorkerRegisteredEvent():
-                self._on_worker_registered(event)
+                self._on_worker_registered(event, effects)
+            case TimePassedEvent():
+                self.fleet.lift_expired(self._now)
             case WorkerDrainedEvent():
-                if worker := self.workers.get(event.worker_id):
-                    self.fleet.put(replace(worker, draining=event.reason))
+                self._on_worker_drained(event, effects)
+            case MaintenanceCalledOffEvent():
+                self._on_maintenance_called_off(event, effects)
+            case WorkerBlamedEvent():
+                self._on_worker_blamed(event)
             case TaintedEvent():
-                self.fleet.taint(event.target, event.taint, event.reason)
+                self.fleet.taint(event.target, event.taint, Taint(event.reason, event.until))
             case TaintLiftedEvent():
                 self.fleet.lift_taint(event.target, event.taint)
+                if event.taint == QUARANTINE:
+                    self._blames.forgive(event.target)
             case WorkerSuspectedEvent():
                 if worker := self.workers.get(event.worker_id):
                     until = max(worker.suspected_until, event.now + SUSPICION_S)
@@ -143,10 +143,16 @@ class ControllerState:
                 self._on_task_assigned(event, effects)
             case TaskDispatchFailedEvent():
                 self._on_dispatch_failed(event)
+            case GangMovedEvent():
+                self._on_gang_moved(event)
+            case GangReturnedEvent():
+                self._on_gang_returned(event, effects)
             case TaskStateChangedEvent():
                 self._on_task_state_changed(event, effects)
             case AttemptEndConfirmedEvent():
                 self._on_end_confirmed(event)
+            case PoolRestartedEvent():
+                self._on_pool_restarted(event.owner, effects)
             case SliceHeldEvent():
                 if event.slice_name not in self.holders:
                     self.fleet.hold(event.slice_name, event.owner)
@@ -157,6 +163,9 @@ class ControllerState:
             self._finished[job_id] = None
             self._pending.pop(job_id, None)
             self.queue_version += 1
+            self._spares.look_at(self.jobs[job_id])
+        if not isinstance(event, JobRestoredEvent):  # a job comes back before its spares do
+            self._settle_spares(effects)
         if effects.finished:
             self._forget_old_jobs()
         return effects
@@ -188,7 +197,7 @@ class ControllerState:
     def record(self, job_id: str) -> JobRecord | None:
         """What must outlive this process about a job; None if the job is forgotten."""
         job = self.jobs.get(job_id)
-        return None if job is None else JobRecord(job, self._leases.get(job_id, {}))
+        return None if job is None else JobRecord(job, self._leases.of(job_id))
 
     def _on_job_restored(self, record: JobRecord, effects: Effects) -> None:
         job, job_id = record.job, record.job.spec.job_id
@@ -196,12 +205,16 @@ class ControllerState:
             return
         self.jobs[job_id] = job
         self._submitted = max(self._submitted, job.number)
+        if job.spec.spare_for is not None:
+            self._spares.restored(job)
         if job.state.finished:
             self._finished[job_id] = None
         elif job.pending:
             self._pending[job_id] = job
         for (position, attempt), lease in record.leases.items():
             self._restore_lease(job, position, attempt, lease, effects)
+        if job.spec.coscheduling and job.gang.placed:
+            self._spares.gang_runs(job)
         self.unrecorded.add(job_id)
 
     def _restore_lease(self, job: Job, position: int, attempt: int, lease: Lease, effects: Effects) -> None:
@@ -209,13 +222,9 @@ class ControllerState:
         gang = job.gangs[position]
         current = gang.placed and gang.attempt == attempt
         there = tuple(place for place in lease if place[0] in self.workers)
-        self._leases.setdefault(job.spec.job_id, {})[position, attempt] = there
-        for worker_id, task_id, demand in there:
-            self.fleet.occupy(worker_id, (task_id, attempt), demand)
-            self.usage.setdefault(job.spec.user, Counter()).update(demand)
-            if not current:
-                self.fleet.mark_ending(worker_id, (task_id, attempt))
+        self._leases.add(job, (position, attempt), there)
         if not current:
+            self._leases.mark_ending(job, (position, attempt))
             reason = gang.error or "the job is over"
             effects.stop.append(StopAttempt(job.spec.job_id, attempt, reason, job.first_index(position)))
             return
@@ -225,10 +234,14 @@ class ControllerState:
             reason = f"{lost.worker_id} was lost while no Controller was there to see it"
             started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
             self._on_member_ended(job, position, lost, TaskState.WORKER_FAILED, reason, effects, started)
+            return
+        if gang.notice is not None:  # nobody may have heard of it
+            effects.notices.append(NotifyGang(job.spec.job_id, attempt, gang.notice, gang.tasks[0].index))
+        self._tell_of_its_hosts(job, gang, effects)
 
     def _on_job_cancelled(self, event: JobCancelledEvent, effects: Effects) -> None:
         job = self.jobs.get(event.job_id)
-        if job is not None and not job.state.finished:
+        if job is not None and not job.state.finished and job.spec.spare_for is None:  # spares end with their jobs
             self._end_other_gangs(job, None, event.reason, effects)
             job.error = event.reason
             effects.finished.append(event.job_id)
@@ -270,8 +283,7 @@ class ControllerState:
         if len(gang.tasks) != len(worker_ids):  # another count of slices: another set of tasks
             gang.tasks = _new_tasks(event.job_id, len(worker_ids))
             job.counts = Counter({TaskState.PENDING: len(worker_ids)})
-        self._assign(job, 0, event.group_names, worker_ids)
-        self._take_slices(job, worker_ids, effects)
+        self._assign(job, 0, event.group_names, worker_ids, effects)
 
     def _on_task_assigned(self, event: TaskAssignedEvent, effects: Effects) -> None:
         job = self._known(event.job_id)
@@ -280,8 +292,7 @@ class ControllerState:
         position = self._position(job, event.task_index)
         self._require_room(job, position, (event.worker_id,))
         slice_name = self.workers[event.worker_id].slice_name
-        self._assign(job, position, (slice_name or event.worker_id,), (event.worker_id,))
-        self._take_slices(job, (event.worker_id,), effects)
+        self._assign(job, position, (slice_name or event.worker_id,), (event.worker_id,), effects)
 
     def _require_room(self, job: Job, position: int, worker_ids: tuple[str, ...]) -> None:
         """The last line of defence against two tasks on one host."""
@@ -296,24 +307,26 @@ class ControllerState:
             if worker is None or not job.requirement.has_room(worker):
                 raise IllegalTransitionError(f"job {who}: worker {worker_id} is gone or full")
 
-    def _assign(self, job: Job, position: int, groups: tuple[str, ...], worker_ids: tuple[str, ...]) -> None:
+    def _assign(
+        self, job: Job, position: int, groups: tuple[str, ...], worker_ids: tuple[str, ...], effects: Effects
+    ) -> None:
         gang = job.gangs[position]
         gang.attempt += 1
         gang.groups = groups
-        usage = self.usage.setdefault(job.spec.user, Counter())
+        gang.running_since = math.inf
         lease = []
         for task, worker_id in zip(gang.tasks, worker_ids, strict=True):
-            demand = job.requirement.demand(self.workers[worker_id])
-            self.fleet.occupy(worker_id, (task.task_id, gang.attempt), demand)
-            usage.update(demand)
-            lease.append((worker_id, task.task_id, demand))
+            lease.append((worker_id, task.task_id, job.requirement.demand(self.workers[worker_id])))
             _move(job, gang, task, TaskState.ASSIGNED)
             task.worker_id = worker_id
-        self._leases.setdefault(job.spec.job_id, {})[position, gang.attempt] = tuple(lease)
+        self._leases.add(job, (position, gang.attempt), tuple(lease))
         self.unrecorded.add(job.spec.job_id)
         job.pending.pop(position, None)
         if not job.pending:
             self._pending.pop(job.spec.job_id, None)
+        self._take_slices(job, worker_ids, effects)
+        self._tell_of_its_hosts(job, gang, effects)
+        self._spares.look_at(job)
 
     def _take_slices(self, job: Job, worker_ids: tuple[str, ...], effects: Effects) -> None:
         """The job's owner keeps actors on the slices from now on, unless somebody else must let go first."""
@@ -332,9 +345,38 @@ class ControllerState:
         if found is None:
             return
         job, position, gang = found
-        gang.dispatch_failures += 1
-        gang.not_before = event.now + dispatch_backoff_s(gang.dispatch_failures)
+        charges.returns_after_failed_launch(gang, event.now)
         self._requeue(job, position, event.error)
+
+    def _on_gang_moved(self, event: GangMovedEvent) -> None:
+        found = self._gang_in_attempt(event.job_id, event.task_index, event.attempt)
+        if found is not None:
+            job, position, gang = found
+            charges.returns_to_move(job, gang, self._now)
+            self._requeue(job, position, event.reason)
+
+    def _on_gang_returned(self, event: GangReturnedEvent, effects: Effects) -> None:
+        """Nothing of it is left to do, wherever it stands by now."""
+        job = self.jobs.get(event.job_id)
+        if job is None or job.state.finished or job.spec.spare_for is not None:
+            return
+        position = self._position(job, event.task_index)
+        gang = job.gangs[position]
+        if event.attempt > gang.attempt or not (gang.placed or gang.pending):
+            return
+        if gang.placed:
+            self._end_attempt(job, position, f"attempt {event.attempt} has returned all results", effects)
+        for task in gang.tasks:
+            for state in _WAY_TO_SUCCESS[task.state]:
+                _move(job, gang, task, state)
+        job.pending.pop(position, None)
+        if not job.pending:
+            self._pending.pop(event.job_id, None)
+        self.queue_version += 1
+        self.unrecorded.add(event.job_id)
+        self._spares.look_at(job)
+        if job.state.finished:
+            effects.finished.append(event.job_id)
 
     def _on_task_state_changed(self, event: TaskStateChangedEvent, effects: Effects) -> None:
         found = self._gang_in_attempt(event.job_id, event.task_index, event.attempt)
@@ -351,11 +393,15 @@ class ControllerState:
                 error = event.error or "unknown cause"
                 self._on_member_ended(job, position, task, event.new_state, error, effects, started=True)
             case TaskState.SUCCEEDED:
+                if job.spec.spare_for is not None:
+                    raise IllegalTransitionError(f"{task.task_id} only holds a slice; it has nothing to return")
                 if task.state is TaskState.ASSIGNED:  # the RUNNING report may be late or lost
                     _move(job, gang, task, TaskState.RUNNING)
                 _move(job, gang, task, TaskState.SUCCEEDED)
                 gang.started = True
+                gang.running_since = min(gang.running_since, self._now)
                 self.unrecorded.add(event.job_id)
+                self._spares.look_at(job)
                 if gang.succeeded == len(gang.tasks):
                     self._mark_ending(job, position)
                 if job.state.finished:
@@ -365,7 +411,10 @@ class ControllerState:
                     _move(job, gang, task, TaskState.RUNNING)
                     gang.dispatch_failures = 0
                     gang.started = True
+                    gang.running_since = min(gang.running_since, self._now)
                     self.unrecorded.add(event.job_id)
+                    if job.spec.coscheduling and job.counts[TaskState.RUNNING] == len(gang.tasks):
+                        self._on_gang_runs(job, gang, effects)
             case _:
                 raise IllegalTransitionError(f"{task.task_id}: a task does not report {event.new_state.name}")
 
@@ -373,25 +422,19 @@ class ControllerState:
         self, job: Job, position: int, cause: Task, state: TaskState, error: str, effects: Effects, started: bool
     ) -> None:
         """One member's end is the gang's: charge one budget once, then requeue everybody or end the gang."""
-        spec, gang = job.spec, job.gangs[position]
-        self.unrecorded.add(spec.job_id)
+        gang = job.gangs[position]
+        self.unrecorded.add(job.spec.job_id)
         gang.started = gang.started or started
-        if state is TaskState.FAILED:
-            gang.failures += 1
-            job.failures += 1
-            limit = spec.max_task_failures
-            exhausted = gang.failures > spec.max_retries_failure or (limit is not None and job.failures > limit)
-        else:
-            gang.preemptions += started  # a host lost before any task ran there charges nothing
-            job.preemptions += started
-            exhausted = gang.preemptions > spec.max_retries_preemption
+        if started:
+            charges.count_quick_end(gang, self._now)
+            if charges.is_its_own_doing(gang, cause, self.workers.get(cause.worker_id or "")):
+                state = TaskState.FAILED
+        exhausted = charges.charge(job, gang, state, started)
+        self._end_attempt(job, position, error, effects)
         if not exhausted:
-            effects.stop.append(StopAttempt(spec.job_id, gang.attempt, error, gang.tasks[0].index))
-            if started:  # else it is as if it had not left the queue
-                gang.waiting_since = self._now
+            charges.returns_after_end(job, gang, state, started, self._now)
             self._requeue(job, position, error)
             return
-        self._end_attempt(job, position, error, effects)
         job.error = gang.error = error
         _move(job, gang, cause, state, error)
         for sibling in gang.tasks:
@@ -400,17 +443,19 @@ class ControllerState:
                 _move(job, gang, sibling, TaskState.COSCHED_FAILED, reason)
         if job.state.finished:
             self._end_other_gangs(job, gang, f"{cause.task_id} ended the job: {error}", effects)
-            effects.finished.append(spec.job_id)
+            effects.finished.append(job.spec.job_id)
 
     def _end_attempt(self, job: Job, position: int, reason: str, effects: Effects) -> None:
         gang = job.gangs[position]
-        effects.stop.append(StopAttempt(job.spec.job_id, gang.attempt, reason, gang.tasks[0].index))
+        if gang.placed:  # else all has returned, and is lost now
+            effects.stop.append(StopAttempt(job.spec.job_id, gang.attempt, reason, gang.tasks[0].index))
         self._mark_ending(job, position)
 
     def _requeue(self, job: Job, position: int, error: str) -> None:
         self._mark_ending(job, position)
         gang = job.gangs[position]
         job.error = gang.error = error
+        self._spares.look_at(job)
         for task in gang.tasks:
             _move(job, gang, task, TaskState.PENDING, error)
             task.worker_id = None
@@ -418,6 +463,36 @@ class ControllerState:
         self._pending[job.spec.job_id] = job
         self.queue_version += 1
         self.unrecorded.add(job.spec.job_id)
+
+    def _on_pool_restarted(self, owner: str, effects: Effects) -> None:
+        """Its gangs start again, those included whose results nobody has had yet.
+
+        Nobody can say what the process died of. It lives beside the driver, not on the gang's hosts, so to a gang that
+        is a preemption, also if its results had come: a job whose results don't fit into memory must not be tried for
+        ever. A gang to which it happens several times in a row, within seconds after its start, is charged failures,
+        like one that loses tasks on hosts that are there: a machine short of memory would not wait for that moment.
+        """
+        reason = "the process of its SlicePoolManager died"
+        for end in self.attempts_of(owner):
+            job = self.jobs.get(end.job_id)
+            if job is None or job.spec.spare_for is not None:
+                continue  # dropped with its parent's attempt
+            found = self._gang_in_attempt(end.job_id, end.task_index, end.attempt)
+            if found is not None:
+                _, position, gang = found
+                started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
+                cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
+                self._on_member_ended(job, position, cause, TaskState.WORKER_FAILED, reason, effects, started)
+                self._spares.look_at(job)
+            self._on_end_confirmed(end)
+        for job in self.jobs_of(owner):
+            for position, gang in enumerate(job.gangs):
+                if gang.succeeded == len(gang.tasks) and not job.state.finished:
+                    lost = "its results were lost: " + reason
+                    self._on_member_ended(job, position, gang.tasks[0], TaskState.WORKER_FAILED, lost, effects, True)
+        self._settle_spares(effects)  # before it is seen who is still on the slices
+        for name in [name for name, holder in self.holders.items() if holder == owner]:
+            self._on_slice_released(SliceReleasedEvent(name, owner))
 
     def _known(self, job_id: str) -> Job:
         if job_id not in self.jobs:
@@ -453,42 +528,19 @@ class ControllerState:
             raise IllegalTransitionError(
                 f"attempt {event.attempt} of {event.job_id} still has active tasks; it can't be free"
             )
-        leases = self._leases.get(event.job_id, {})
-        lease = leases.pop((position, event.attempt), None)
-        if lease is None:
-            return
-        self.unrecorded.add(event.job_id)
-        for worker_id, task_id, demand in lease:
-            self.fleet.vacate(worker_id, (task_id, event.attempt))
-            self._give_back(job.spec.user, demand)
-        if not leases:
-            del self._leases[event.job_id]
-
-    def _let_go(self, worker_id: str, task_id: str, attempt: int) -> None:
-        """What an attempt held of a lost worker is gone with it."""
-        job = self.jobs[job_of(task_id)]
-        leases, key = self._leases[job.spec.job_id], (job.position_of(index_of(task_id)), attempt)
-        self._give_back(job.spec.user, next(demand for place, _, demand in leases[key] if place == worker_id))
-        leases[key] = tuple(held for held in leases[key] if held[0] != worker_id)
-        self.unrecorded.add(job.spec.job_id)
-
-    def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
-        usage = self.usage.get(user, Counter())  # whose tasks ask for nothing has none
-        usage.subtract(demand)
-        if not any(amount > 1e-9 for amount in usage.values()):
-            self.usage.pop(user, None)  # and with it what fractions have left behind
+        if self._leases.end(job, (position, event.attempt)):
+            self.unrecorded.add(event.job_id)
 
     def _mark_ending(self, job: Job, position: int) -> None:
         gang = job.gangs[position]
-        lease = self._leases.get(job.spec.job_id, {}).get((position, gang.attempt))
-        for worker_id, task_id, _ in lease or ():
-            self.fleet.mark_ending(worker_id, (task_id, gang.attempt))
+        gang.notice = None
+        self._leases.mark_ending(job, (position, gang.attempt))
 
     def _forget_old_jobs(self) -> None:
         excess = len(self._finished) - FINISHED_JOBS_KEPT
         if excess > 0:
             for job_id in list(islice(self._finished, excess)):
-                if job_id not in self._leases:
+                if not self._leases.of(job_id):
                     del self._finished[job_id], self.jobs[job_id]
                     self.unrecorded.add(job_id)
 
@@ -507,18 +559,148 @@ class ControllerState:
 
     # -- workers ---------------------------------------------------------------------------------------------------
 
-    def _on_worker_registered(self, event: WorkerRegisteredEvent) -> None:
+    def _on_worker_registered(self, event: WorkerRegisteredEvent, effects: Effects) -> None:
         self.fleet.register(
             Worker(
                 event.worker_id,
                 event.address,
                 event.attributes,
                 event.resources,
-                event.draining,
+                None,
                 event.foreign,
                 reported=event.attributes,
             )
         )
+        if event.draining:
+            drained = WorkerDrainedEvent(event.worker_id, event.draining, deadline=event.deadline)
+            self._on_worker_drained(drained, effects)
+
+    def _on_worker_drained(self, event: WorkerDrainedEvent, effects: Effects) -> None:
+        """The worker takes nothing new. Gangs on it are told, once, and get replacements."""
+        worker = self.workers.get(event.worker_id)
+        if worker is None:
+            return
+        known, deadline = worker.notice, event.deadline
+        if deadline is None:
+            deadline = self._now + NOTICE_S if known is None else known.deadline
+        place = f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
+        notice = Notice(event.kind, f"{place}: {event.reason}", deadline)
+        is_final = event.kind is not NoticeKind.MAINTENANCE
+        if is_final and (worker.final is None or not is_as_urgent(worker.final[1], event.deadline)):
+            worker.final = event.reason, notice
+        if known is not None and is_as_urgent(known, event.deadline):
+            return
+        self.fleet.put(replace(worker, draining=event.reason, notice=notice))
+        for task_id, attempt in worker.occupants:
+            found = self._gang_in_attempt(job_of(task_id), index_of(task_id), attempt)
+            if found is not None:
+                job, _, gang = found
+                self._spares.look_at(job)
+                self._notify(job, gang, notice, effects)
+
+    def _on_maintenance_called_off(self, event: MaintenanceCalledOffEvent, effects: Effects) -> None:
+        """The worker is as it was, unless it is to go anyway. Who was told keeps it, and hears of what is left.
+
+        Gangs may know of the maintenance though the worker does not: from their records.
+        """
+        worker = self.workers.get(event.worker_id)
+        if worker is None:
+            return
+        if worker.notice is not None and worker.notice.kind is NoticeKind.MAINTENANCE:
+            draining, notice = worker.final or (None, None)
+            self.fleet.put(replace(worker, draining=draining, notice=notice))
+        for task_id, attempt in worker.occupants:
+            found = self._gang_in_attempt(job_of(task_id), index_of(task_id), attempt)
+            if found is not None:
+                job, _, gang = found
+                self._spares.look_at(job)
+                self._look_again_at_notice(job, gang, effects)
+
+    def _look_again_at_notice(self, job: Job, gang: Gang, effects: Effects) -> None:
+        """The maintenance that a gang was told of may be called off, or be that of another of its hosts."""
+        told = gang.notice
+        if told is None or told.kind is not NoticeKind.MAINTENANCE:
+            return
+        hosts = (self.workers.get(task.worker_id or "") for task in gang.tasks)
+        left = [worker.notice for worker in hosts if worker is not None and worker.notice is not None]
+        if any((notice.kind, notice.deadline) == (told.kind, told.deadline) for notice in left):
+            return
+        gang.notice = None
+        self.unrecorded.add(job.spec.job_id)
+        if left:
+            self._notify(job, gang, min(left, key=lambda notice: notice.deadline), effects)
+
+    def _notify(self, job: Job, gang: Gang, notice: Notice, effects: Effects) -> None:
+        """Tell a gang that it is to move, unless it knows of something that is as urgent; not spares, which go."""
+        known = gang.notice
+        if known is not None and known.kind is not NoticeKind.GROWTH and is_as_urgent(known, notice.deadline):
+            return
+        if job.spec.spare_for is not None:
+            return
+        gang.notice = notice
+        self.unrecorded.add(job.spec.job_id)
+        effects.notices.append(NotifyGang(job.spec.job_id, gang.attempt, notice, gang.tasks[0].index))
+
+    def _tell_of_its_hosts(self, job: Job, gang: Gang, effects: Effects) -> None:
+        """Some of them may have had notice before the gang came there, or before its record was read."""
+        for task in gang.tasks:
+            worker = self.workers.get(task.worker_id or "")
+            if worker is not None and worker.notice is not None:
+                self._notify(job, gang, worker.notice, effects)
+
+    def _on_worker_blamed(self, event: WorkerBlamedEvent) -> None:
+        if event.worker_id not in self.workers:
+            return
+        job = self.jobs.get(event.job_id)
+        blame = Blame(event.worker_id, job.spec.user if job else event.job_id, event.by_user_code, self._now)
+        if (taint := self._blames.add(blame, event.reason)) is not None:
+            self.fleet.taint(event.worker_id, QUARANTINE, taint)
+        for worker_id, taint in self._blames.acquitted().items():
+            if self.fleet.taints.get(worker_id, {}).get(QUARANTINE) == taint:
+                self.fleet.lift_taint(worker_id, QUARANTINE)
+
+    # -- spares ----------------------------------------------------------------------------------------------------
+
+    def _on_gang_runs(self, job: Job, gang: Gang, effects: Effects) -> None:
+        """All its tasks run."""
+        if len(gang.groups) >= gang.groups_wanted:
+            gang.groups_wanted = 0
+        self._spares.gang_runs(job)
+        spare_for = job.spec.spare_for
+        if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH:
+            parent = self.jobs[spare_for.job_id]
+            have = len(parent.gang.groups)
+            reason = f"{have + len(gang.groups)} slices are there for it instead of {have}"
+            self._notify(parent, parent.gang, Notice(NoticeKind.GROWTH, reason, self._now + GROWTH_NOTICE_S), effects)
+
+    def _settle_spares(self, effects: Effects) -> None:
+        """Make the spares that jobs need now, and drop those that they don't. Who can't grow any more need not move."""
+        for job, superfluous, missing in self._spares.changes(self.jobs, self.workers, self._now):
+            for spare in superfluous:
+                self._drop_spare(spare, effects)
+            for spec in missing:
+                assert spec.spare_for is not None
+                self._on_job_submitted(JobSubmittedEvent(spec, self._now))
+                self.unrecorded.add(spec.spare_for.job_id)  # it counts them
+                gang = self.jobs[spec.job_id].gang
+                gang.started = True  # its job did; so it waits, whatever happens, and is never given up
+                if spec.spare_for.purpose is SparePurpose.REPLACEMENT:
+                    gang.returning_until = math.inf
+            if job is not None and job.gang.is_to_grow and not self._spares.room_is_ready(job, self.jobs):
+                job.gang.notice = None  # its pool asks before it moves
+                self.unrecorded.add(job.spec.job_id)
+
+    def _drop_spare(self, spare: Job, effects: Effects) -> None:
+        """Nothing runs on what it holds, so that is free at once. Its owner keeps it warm."""
+        job_id = spare.spec.job_id
+        if spare.gang.placed:
+            effects.dropped.append(DropSpare(job_id, spare.spec.owner))
+        for key in list(self._leases.of(job_id)):
+            self._leases.end(spare, key)
+        del self.jobs[job_id]
+        self._pending.pop(job_id, None)
+        self.queue_version += 1
+        self.unrecorded.add(job_id)
 
     def _on_worker_failed(self, event: WorkerFailedEvent, effects: Effects) -> None:
         worker = self.workers.get(event.worker_id)
@@ -526,7 +708,8 @@ class ControllerState:
             return
         self.fleet.remove(event.worker_id)
         for task_id, attempt in worker.occupants:
-            self._let_go(event.worker_id, task_id, attempt)
+            self._leases.let_go(self.jobs[job_of(task_id)], event.worker_id, task_id, attempt)
+            self.unrecorded.add(job_of(task_id))
             found = self._gang_in_attempt(job_of(task_id), index_of(task_id), attempt)
             if found is not None:
                 job, position, gang = found
@@ -548,20 +731,20 @@ class ControllerState:
         """What is still to be confirmed of one owner's attempts, as the events that would do it."""
         return [
             AttemptEndConfirmedEvent(job_id, attempt, self.jobs[job_id].gangs[position].tasks[0].index)
-            for job_id, leases in self._leases.items()
+            for job_id, (position, attempt) in self._leases
             if self.jobs[job_id].spec.owner == owner
-            for position, attempt in leases
         ]
 
     def holds_capacity(self, job_id: str, attempt: int, task_index: int = 0) -> bool:
         """Whether the attempt's end is still to be confirmed."""
         job = self.jobs.get(job_id)
-        return job is not None and (job.position_of(task_index), attempt) in self._leases.get(job_id, {})
+        return job is not None and (job.position_of(task_index), attempt) in self._leases.of(job_id)
 
     def knows(self, worker: WorkerRegisteredEvent) -> bool:
         """Whether this registration would change nothing."""
         known = self.workers.get(worker.worker_id)
-        if known is not None and worker.draining is None:
+        heard = known is not None and known.final is not None and is_as_urgent(known.final[1], worker.deadline)
+        if known is not None and (worker.draining is None or heard):
             worker = replace(worker, draining=known.draining)
         return known is not None and (
             known.address, known.reported, known.resources, known.draining, known.foreign
@@ -569,7 +752,8 @@ class ControllerState:
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""
-        check_state(self.jobs, self.fleet, self.usage, self._leases, self._pending, self._finished)
+        check_state(self.jobs, self.fleet, self.usage, self._leases.all_of(), self._pending, self._finished)
+        self._spares.check(self.jobs)
 
 
 def _new_tasks(job_id: str, count: int) -> list[Task]:
@@ -596,7 +780,5 @@ def apply_all(state: ControllerState, events: Iterable[Event], total: Effects | 
         except IllegalTransitionError:
             logger.exception("refused %s", event)
             continue
-        total.stop += effects.stop
-        total.reclaim += effects.reclaim
-        total.finished += effects.finished
+        total.add(effects)
     return total

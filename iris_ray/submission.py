@@ -5,7 +5,9 @@ import contextlib
 import functools
 import getpass
 import inspect
+import math
 import os
+import pickle
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +21,10 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.controller_client import NAMESPACE
-from iris_ray.actors.messages import ProcessSpec, RunRequest
+from iris_ray.actors.messages import HOST_SILENCE_S, ProcessSpec, RunRequest
 from iris_ray.actors.pool import SlicePoolManager
 from iris_ray.actors.ray_internals import is_client_mode
+from iris_ray.actors.transport import INLINE_BYTES, stored_if_large
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, NoClusterError
 from iris_ray.job_info import get_job_info
@@ -33,6 +36,15 @@ from iris_ray.workers import TPU, TPU_TOPOLOGY
 
 KEEP_WARM_S = 60.0
 
+MAX_NAME_LENGTH = 100
+"""Of a job's name: it is a part of ids, of keys and of file names."""
+MAX_SPEC_BYTES = 100_000
+"""Of all that the Controller gets to know of a job, and puts down in the cluster's key-value store."""
+MAX_ENV_BYTES = 1 << 20
+"""Of a job's variables in all, names included: they travel to every host with every attempt."""
+MAX_VARIABLE_BYTES = 128 * 1024 - 1
+"""Of one variable, ``NAME=value``: Linux starts no process with a longer one (MAX_ARG_STRLEN, less the NUL)."""
+
 
 def make_job(
     fn: Callable[[], Any] | Any,
@@ -41,6 +53,7 @@ def make_job(
     env: Mapping[str, str],
     keep_warm: float,
     preload: Sequence[str],
+    stall_timeout: float | None = None,
     **spec: Any,
 ) -> RunRequest:
     """Check everything that can be checked without a cluster, and pack it up.
@@ -52,6 +65,7 @@ def make_job(
         env: environment variables of the tasks, besides those in a remote function's ``runtime_env``.
         keep_warm: seconds that idle slices are kept.
         preload: modules that waiting task processes import ahead.
+        stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
         spec: the rest of `JobSpec`.
 
     Raises:
@@ -59,6 +73,8 @@ def make_job(
     """
     if isinstance(keep_warm, bool) or not isinstance(keep_warm, (int, float)) or not keep_warm >= 0:
         raise InvalidRequestError(f"keep_warm is {keep_warm!r}; give seconds, 0 or more")
+    if stall_timeout is not None and not _is_positive(stall_timeout):
+        raise InvalidRequestError(f"stall_timeout is {stall_timeout!r}; give seconds, more than 0, or None")
     if not isinstance(preload, (list, tuple)) or not all(isinstance(module, str) for module in preload):
         raise InvalidRequestError(f'preload is {preload!r}; give a list of module names, such as ["jax"]')
     if wrong := [m for m in preload if not all(part.isidentifier() for part in m.split("."))]:
@@ -67,6 +83,10 @@ def make_job(
     inner = function.func if isinstance(function, functools.partial) else function
     own_name = getattr(inner, "__name__", type(inner).__name__)
     name = name or options.name or own_name.strip("<>")
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidRequestError(
+            f"the job's name ({name[:20]}…) has {len(name)} characters, and the limit is {MAX_NAME_LENGTH}"
+        )
     job = JobSpec(
         job_id=name,
         name=name,
@@ -76,13 +96,43 @@ def make_job(
         resources=spec.pop("resources", {}) | options.resources,
         **spec,
     )
+    if (size := len(pickle.dumps(job))) > MAX_SPEC_BYTES:
+        raise InvalidRequestError(
+            f"what job {name} asks for takes {size:,} bytes, and the limit is {MAX_SPEC_BYTES:,}; name fewer or shorter"
+            " constraints, preferences, tolerations and resources"
+        )
     require_no_arguments(function, own_name)
-    at_start, at_run = split_by_start(options.env | dict(env))
+    env = options.env | dict(env)
+    require_env_travels(env)
+    at_start, at_run = split_by_start(env)
     runtime_env = dict(options.runtime_env)
     if at_start:
         runtime_env["env_vars"] = at_start
     process = ProcessSpec(runtime_env, tuple(preload))
-    return RunRequest(job, pickle_function(function, own_name), at_run, process, float(keep_warm))
+    payload = pickle_function(function, own_name)
+    return RunRequest(job, payload, at_run, process, float(keep_warm), stall_timeout, host_silence_s())
+
+
+def host_silence_s(environ: Mapping[str, str] = os.environ) -> float:
+    """How long a host may be silent before it counts as lost: ``$IRIS_RAY_HOST_SILENCE_S``, or 5 seconds.
+
+    Raises:
+        InvalidRequestError: the variable is no number of 2 or more; a host is asked once a second.
+    """
+    written = environ.get("IRIS_RAY_HOST_SILENCE_S")
+    if written is None:
+        return HOST_SILENCE_S
+    try:
+        seconds = float(written)
+    except ValueError:
+        seconds = 0.0
+    if not seconds >= 2.0:
+        raise InvalidRequestError(f"IRIS_RAY_HOST_SILENCE_S is {written!r}; give seconds, 2 or more")
+    return seconds
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def slices_of(config: TPUConfig, coscheduling: CoschedulingConfig) -> dict[str, Any]:
@@ -135,6 +185,28 @@ def require_no_arguments(function: Callable[..., Any], name: str) -> None:
         ) from None
 
 
+def require_env_travels(env: Mapping[str, str]) -> None:
+    """Refuse variables that no process can have, or that are too much for a launch. No message has their values."""
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidRequestError(
+                f"the environment variable {name!r} can't be set: its name is empty or holds =, or there is a NUL in it"
+            )
+    sizes = {name: len(f"{name}={value}".encode(errors="replace")) for name, value in env.items()}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    instead = "put it into a file, or let the function close over it: that travels by Ray's object store"
+    if sizes.get(largest, 0) > MAX_VARIABLE_BYTES:
+        raise InvalidRequestError(
+            f"the environment variable {largest[:100]} takes {sizes[largest]:,} bytes, and the limit is"
+            f" {MAX_VARIABLE_BYTES:,}: Linux starts no process with a longer one; {instead}"
+        )
+    if (total := sum(sizes.values())) > MAX_ENV_BYTES:
+        raise InvalidRequestError(
+            f"the job's {len(sizes)} environment variables take {total:,} bytes in all, and the limit is"
+            f" {MAX_ENV_BYTES:,}; the largest is {largest[:100]} ({sizes[largest]:,} bytes); {instead}"
+        )
+
+
 def pickle_function(function: Callable[..., Any], name: str) -> bytes:
     """Pickle a function by value where it needs to be, or say what stands in the way."""
     try:
@@ -171,7 +243,9 @@ def require_cluster() -> None:
 
 
 # Made once: Ray exports a class anew for each ray.remote(...).
-_SlicePoolManager = ray.remote(num_cpus=0, max_concurrency=10_000)(SlicePoolManager)
+# A pool whose process dies is started anew, and the runs in it are repeated there; nothing else is.
+_SlicePoolManager = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)(SlicePoolManager)
+REPEATED: dict[str, Any] = {"max_task_retries": -1}
 
 
 def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", ActorHandle]:
@@ -182,10 +256,17 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Ac
     """
     spec = request.spec
     head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
+    large = len(request.function) > INLINE_BYTES  # what a pool is made with is kept by the cluster, for its restarts
     pool = _SlicePoolManager.options(
-        resources=head, lifetime="detached", name=f"pool/{spec.job_id}", namespace=NAMESPACE
-    ).remote()
-    results = pool.run_alone.options(name=f"submit({spec.name})").remote(request)
+        max_restarts=0 if large else -1,
+        resources=head,
+        lifetime="detached",
+        name=f"pool/{spec.job_id}",
+        namespace=NAMESPACE,
+    ).remote(None if large else request)
+    if large:
+        ray.get(pool.begin.remote(request))
+    results = pool.results.options(name=f"submit({spec.name})", **REPEATED).remote()
     return results, pool
 
 
@@ -203,7 +284,8 @@ class ProcessPool:
         with self._lock:
             pool = self._current()
             self._calls += 1
-            results = pool.run.options(name=f"run_on_pod({request.spec.name})").remote(request)
+            request = replace(request, function=stored_if_large(request.function))
+            results = pool.run.options(name=f"run_on_pod({request.spec.name})", **REPEATED).remote(request)
             return results, pool
 
     def release(self) -> None:
@@ -237,7 +319,7 @@ class ProcessPool:
         No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
         """
         calls = max(1, self._calls)
-        idle = pool.until_idle.remote(calls).future()
+        idle = pool.until_idle.options(**REPEATED).remote(calls).future()
 
         def idle_or_gone(done: "concurrent.futures.Future[None]") -> None:
             follow_up = self._forget if done.exception() else self._end_if_unused

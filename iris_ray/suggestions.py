@@ -10,7 +10,9 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist, with the nearest ones that do."""
     there_are = list(known)
     near = (
-        difflib.get_close_matches(name, there_are, n=3, cutoff=0.5) or [n for n in there_are if name and name in n][:3]
+        difflib.get_close_matches(name, there_are, n=3, cutoff=0.5)
+        or [n for n in there_are if name and name in n][:3]
+        or [n for n in there_are if difflib.get_close_matches(name, [n.rpartition("-")[0]], cutoff=0.6)][-3:]
     )
     if near:
         return UnknownNameError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")

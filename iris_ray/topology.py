@@ -22,6 +22,7 @@ import reprlib
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import isqrt
 from typing import Final
 
@@ -50,13 +51,14 @@ class _Generation:
     spellings: tuple[str, ...] = ()
     google_name: str = ""
 
-    def sizes(self) -> list[int]:
+    @cache  # noqa: B019 - the rules stay for as long as the process
+    def sizes(self) -> tuple[int, ...]:
         """Every number that may follow the hyphen, ascending."""
         if self.dimensions == 3:
             larger = list(range(2 * _CHIPS_PER_VM, self.max_chips + 1, _CHIPS_PER_VM))
         else:
             larger = [2**n for n in range(4, self.max_chips.bit_length())]
-        return [chips * self.cores_per_chip for chips in (*self.single_vm_chips, *larger)]
+        return tuple(chips * self.cores_per_chip for chips in (*self.single_vm_chips, *larger))
 
     def nearest(self, size: int) -> list[str]:
         """The type of this size if there is one, else its neighbours on both sides."""

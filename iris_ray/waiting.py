@@ -86,7 +86,7 @@ class Waiting:
 
     def __str__(self) -> str:
         if self.pause is not None:
-            return f"pausing {self.pause[0]:.0f} s after a launch that failed: {self.pause[1]}"
+            return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
         assert self.shortage is not None
         found = self.shortage
         parts = [f"waiting for {self._wish}; {self.free} free"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from iris_ray.constraints import Attributes, Scalar
+from iris_ray.notices import Notice
 
 TPU = "TPU"
 """Ray's resource name for chips."""
@@ -29,6 +30,9 @@ class Worker:
         resources: what the host has in all, by Ray's resource names.
         draining: why the host takes nothing new, or None.
         foreign: who outside iris_ray uses the chips, or None.
+        notice: what gangs on it are told, if it is to go.
+        final: ``draining`` and ``notice`` of a drain or a preemption, if it had such a word; while a maintenance is
+            nearer, they are those of the maintenance, which may be called off.
         suspected: why the host may be gone, or None.
         suspected_until: seconds on the caller's clock; later the suspicion counts no more.
         occupants: tasks that hold resources here until their end is confirmed.
@@ -47,6 +51,8 @@ class Worker:
     resources: Resources
     draining: str | None = None
     foreign: str | None = None
+    notice: Notice | None = None
+    final: tuple[str, Notice] | None = None
     suspected: str | None = None
     suspected_until: float = 0.0
     occupants: dict[Occupant, Resources] = field(default_factory=dict)

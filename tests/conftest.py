@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tests.gangs import Trace
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
+os.environ.setdefault("IRIS_RAY_HOST_SILENCE_S", "10")  # machines that run tests are often busy with something else
 
 # Whoever runs the tests in the background may ignore these, and every process that a test starts would, too.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

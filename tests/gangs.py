@@ -5,15 +5,20 @@ import os
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError
 
-from iris_ray import run_on_pod_ray
+from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod_ray, tpu_device
 from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.messages import JobView
+from iris_ray.submission import pool_of_this_process
+from iris_ray.testing import SimulatedCluster
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
@@ -90,6 +95,13 @@ class Trace:
         return traced
 
 
+def slice_of_this_task() -> str:
+    """The name of the slice that the calling task runs on."""
+    info = get_job_info()
+    assert info is not None
+    return info.slice_name
+
+
 class Crowd:
     """Four random jobs at a time on three v4-16 slices: some wait, some fail once and are tried again."""
 
@@ -98,48 +110,88 @@ class Crowd:
         self.seed = random.randrange(10**6)
         self.chance = random.Random(self.seed)
         self._started = 0
-        self._jobs: dict[int, tuple[Any, Trace, int]] = {}
+        self._seen = 0
+        self._jobs: dict[int, CrowdJob] = {}
         print(f"seed {self.seed}")
 
     def fill_up(self) -> None:
         while len(self._jobs) < 4:
-            self._jobs[self._started] = self._start(self._started)
+            directory = self._directory / str(self._started)
+            directory.mkdir()
+            self._jobs[self._started] = self._start(self._started, Trace(directory))
             self._started += 1
+
+    def keep_busy_until_a_task_starts(self, timeout_s: float = 120.0) -> None:
+        """Returns when one has started since the last time; so that whoever kills something lets the jobs get on."""
+
+        def has_started() -> bool:
+            self.check_ended()
+            self.fill_up()
+            return len(list(self._directory.glob("*/start-*.json"))) > self._seen
+
+        wait_until(has_started, timeout_s)
+        self._seen = len(list(self._directory.glob("*/start-*.json")))
 
     def check_ended(self) -> None:
         """The jobs that have ended since the last time ended as they should."""
-        for number in [n for n, (ref, *_) in self._jobs.items() if ray.wait([ref], timeout=0)[0]]:
-            self._check(number, *self._jobs.pop(number))
+        for number in [number for number, job in self._jobs.items() if job.results.done()]:
+            self._check(number, self._jobs.pop(number))
 
     def check_all(self) -> None:
         """All jobs end, and as they should."""
         for number, job in self._jobs.items():
-            self._check(number, *job)
+            self._check(number, job)
         print(f"{self._started} jobs")
 
-    def _start(self, number: int) -> tuple[Any, Trace, int]:
-        directory = self._directory / str(number)
-        directory.mkdir()
-        seconds, fails = self.chance.uniform(0.0, 2.0), self.chance.random() < 0.3
-        trace = Trace(directory)
+    def _start(self, number: int, trace: Trace) -> "CrowdJob":
+        slices = self.chance.choice([1, 2, 3])
+        work = self._work(number, trace, {0} if self.chance.random() < 0.3 else set())
+        ref = run_on_pod_ray.remote(work, "v4-16", num_slices=slices, max_retries_failure=1)
+        return CrowdJob(ref.future(), trace, 2 * slices, gangs=1)
 
-        def work(start: dict[str, object]) -> int:
+    def _work(self, number: int, trace: Trace, failing: set[int]) -> Callable[[], Any]:
+        """A function that returns the number after a while; the tasks of these indices fail first."""
+        seconds, directory = self.chance.uniform(0.0, 2.0), trace.directory
+
+        def work(start: dict[str, Any]) -> int:
             time.sleep(seconds)
-            if fails and start["index"] == 0 and not (directory / "failed").exists():
-                (directory / "failed").touch()
+            failed = directory / f"failed-{start['index']}"
+            if start["index"] in failing and not failed.exists():
+                failed.touch()
                 raise ValueError("once")
             return number
 
-        slices = self.chance.choice([1, 2, 3])
-        ref = run_on_pod_ray.remote(trace.gang(work), "v4-16", num_slices=slices, max_retries_failure=1)
-        return ref, trace, 2 * slices
+        return trace.gang(work)
 
-    def _check(self, number: int, ref: Any, trace: Trace, tasks: int) -> None:
-        """The right results; charged for its failure and for nothing else."""
-        assert ray.get(ref, timeout=120) == [number] * tasks, f"seed {self.seed}"
-        job = job_view(trace.starts()[0]["job"])
-        failed = (trace.directory / "failed").exists()
-        assert (job.failures, job.preemptions) == (int(failed), 0), f"seed {self.seed}"
+    def _check(self, number: int, job: "CrowdJob") -> None:
+        """The right results; as many starts as attempts; each gang charged for its failure and for nothing else."""
+        assert job.results.result(timeout=120) == [number] * job.tasks, f"seed {self.seed}"
+        for first_task in range(job.gangs):
+            starts = [start for start in job.trace.starts() if start["index"] == first_task]
+            view = ask_controller("report", starts[0]["job"], [], first_task)
+            failed = (job.trace.directory / f"failed-{first_task}").exists()
+            assert (view.failures, view.preemptions, len(starts)) == (failed, 0, 1 + failed), f"seed {self.seed}"
+            assert starts[-1]["attempt"] == view.attempt, f"seed {self.seed}"
+
+
+class CrowdOfTasks(Crowd):
+    """Four random jobs at a time whose tasks fail by themselves: on a part of a host, or on one of two v4-8 slices."""
+
+    def _start(self, number: int, trace: Trace) -> "CrowdJob":
+        tasks = self.chance.choice([1, 2])
+        failing = {index for index in range(tasks) if self.chance.random() < 0.3}
+        device = self.chance.choice([None, tpu_device("v4-8")])
+        need = ResourceSpec(cpu=0.5, replicas=tasks, device=device)
+        work = self._work(number, trace, failing)
+        return CrowdJob(IrisClient().submit(work, resources=need, max_retries_failure=1), trace, tasks, gangs=tasks)
+
+
+@dataclass(frozen=True)
+class CrowdJob:
+    results: "Future[list[Any]]"
+    trace: Trace
+    tasks: int
+    gangs: int
 
 
 def ask_controller(method: str, *args: Any) -> Any:
@@ -168,6 +220,24 @@ def free_chips() -> float:
 def job_view(job_id: str) -> JobView:
     """How the Controller sees a job."""
     return ask_controller("report", job_id, [])
+
+
+def pool_pid() -> int:
+    """The process of this driver's SlicePoolManager."""
+    return ray.get(pool_of_this_process._pool.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: str) -> int:
+    """The process of one of our actors on a simulated host, by the name of its class."""
+
+    def title(pid: int) -> str:
+        try:
+            return " ".join(psutil.Process(pid).cmdline())
+        except psutil.NoSuchProcess:
+            return ""
+
+    (found,) = [pid for pid in cluster.host_pids(slice_name, worker_id) if title(pid).startswith(f"ray::{kind}")]
+    return found
 
 
 def alive(pid: int) -> bool:

@@ -46,7 +46,8 @@ class ReferencePlan:
     """One plan; its results have the names of those of `SchedulingResult`, with job ids instead of explanations.
 
     Attributes:
-        kept: for each starving job the groups that are kept for it.
+        kept: for each job that has waited too long, or returns, the groups that are kept for it.
+        starving: jobs among them that have waited too long.
     """
 
     def __init__(self, pending: Iterable[Job], fleet: Fleet, usage: Usage, now: float, bound: float) -> None:
@@ -60,14 +61,21 @@ class ReferencePlan:
         self.unschedulable: set[str] = set()
         self.kept: dict[str, list[str]] = {}
         self.unplaced = {job.spec.job_id: [job.gangs[position] for position in job.pending] for job in pending}
+        pending = list(pending)
         self.schedule_all(list(pending))
         given_up = self.timed_out | self.unschedulable
+        returning = {job.spec.job_id for job in pending if self.returns(job)}
+        self.starving = self.kept.keys() - returning
         self.waiting = {job_id for job_id, gangs in self.unplaced.items() if gangs and job_id not in given_up}
 
     # -- order -----------------------------------------------------------------------------------------------------
 
     def schedule_all(self, pending: list[Job]) -> None:
         pending.sort(key=lambda job: (job.spec.priority, job.number))
+        returning = [job for job in pending if self.returns(job)]
+        for job in returning:
+            self.place_one_gang(job)
+        pending = [job for job in pending if job not in returning]
         for band in sorted({job.spec.priority for job in pending}):
             jobs = [job for job in pending if job.spec.priority == band]
             late = [job for job in jobs if job.spec.coscheduling and self.waited_long(job.gang)]
@@ -85,6 +93,9 @@ class ReferencePlan:
             job = min(jobs, key=lambda job: (self.share(job.spec.user), oldest(jobs, job.spec.user), job.number))
             if not self.place_one_gang(job):
                 jobs.remove(job)
+
+    def returns(self, job: Job) -> bool:
+        return bool(job.spec.coscheduling) and self.now < job.gang.returning_until
 
     def waited_long(self, gang: Gang) -> bool:
         return self.now - gang.waiting_since > self.bound
@@ -156,14 +167,37 @@ class ReferencePlan:
             self.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, worker_ids[0][0]))
 
     def keep(self, job: Job, gang: Gang, options: list[Option]) -> None:
-        """Keep groups from all jobs that come later, for a gang that has waited too long."""
-        competes = any(worker.worker_id in self.kept_hosts for option in options for worker in option.hosts)
-        if len(options) < counts(job)[0] or competes or not self.waited_long(gang):
+        """Keep groups from all jobs that come later, for a gang that has waited too long or returns."""
+        least, kept_already = counts(job)[0], [option for option in options if self.is_kept(option)]
+        if self.returns(job):
+            there = self.in_time(job, options)
+            least = max(count for count in counts(job) if count <= max(least, min(len(gang.groups), there)))
+        elif kept_already or not self.waited_long(gang):
             return
-        in_use = sorted((o for o in options if not o.free), key=lambda option: self.distance(job.spec, option))
-        kept = (self.best_first(job.spec, options) + in_use)[: counts(job)[0]]
+        else:
+            there = len(options)
+        if there < least:
+            return
+        others = [option for option in options if not option.free and option not in kept_already]
+        in_use = sorted(others, key=lambda option: self.distance(job.spec, option))
+        kept = (self.best_first(job.spec, options) + in_use)[:least]
         self.kept_hosts.update(worker.worker_id for option in kept for worker in option.hosts)
         self.kept[job.spec.job_id] = [option.name for option in kept]
+
+    def in_time(self, job: Job, options: list[Option]) -> int:
+        """How many groups there are, with those that are of no use for now only."""
+        if not job.spec.coscheduling:
+            return len(options)
+        later = [self.option(job.spec, name, hosts, later=True) for name, hosts in self.groups(job.spec)]
+        found = [option for option in later if option is not None]
+        if job.spec.whole_groups:
+            size = options[0].wanted if options else job.spec.replicas
+            return sum(option.wanted == size for option in found)
+        exact = [option for option in found if option.exact]
+        return len(exact if len(exact) >= counts(job)[0] else found)
+
+    def is_kept(self, option: Option) -> bool:
+        return any(worker.worker_id in self.kept_hosts for worker in option.hosts)
 
     # -- groups ----------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,13 @@
 """`IrisClient` on a simulated cluster: jobs of every kind, what can be asked about them, and their ends."""
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from iris_ray import (
     register_endpoint,
     tpu_device,
 )
+from iris_ray.cli.exits import OK
+from iris_ray.connection import Controller
 from iris_ray.errors import (
     EndpointNotFoundError,
     InvalidJobError,
@@ -35,7 +38,9 @@ from iris_ray.errors import (
     UnknownNameError,
     UnknownTPUTypeError,
 )
+from iris_ray.log_stream import FIRST_WORD_S
 from iris_ray.testing import SimulatedCluster
+from tests.command_line import command_line, environment, iris
 from tests.gangs import Trace, alive, wait_until
 
 V4_8, V4_16 = tpu_device("v4-8"), tpu_device("v4-16")
@@ -176,11 +181,24 @@ def test_task_that_fails_is_retried_alone_and_then_fails_the_job(client: IrisCli
 
 
 @pytest.mark.cluster
+def test_failures_of_all_tasks_together_end_the_job_though_each_has_retries_left(client: IrisClient) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    job = client.submit(fail, resources=ResourceSpec(replicas=2), max_retries_failure=9, max_task_failures=2)
+    with pytest.raises(ValueError, match="no"):
+        job.results(120)
+    status = job.wait()
+    assert (status.state, status.failures) == (JobState.FAILED, 3)
+
+
+@pytest.mark.cluster
 def test_handle_is_a_future(client: IrisClient) -> None:
     jobs = [client.submit(me, f"f{i}") for i in range(2)]
     done, _ = wait(jobs, timeout=120)
     assert done == set(jobs)
     assert [job.exception() for job in jobs] == [None, None]
+    assert not any(job.cancelled() for job in jobs)
 
 
 # -- what can be asked ----------------------------------------------------------------------------------------------
@@ -194,7 +212,14 @@ def test_job_that_no_host_can_run_says_so_at_once_and_can_be_cancelled(client: I
     assert job.cancel()
     with pytest.raises(JobCancelledError):
         job.results(60)
+    assert job.cancelled()
     assert not job.cancel()
+
+    async def awaited() -> None:
+        await asyncio.wrap_future(job)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(awaited())
 
 
 @pytest.mark.cluster
@@ -213,7 +238,7 @@ def test_unknown_job_or_task_is_refused_with_the_nearest(client: IrisClient) -> 
         client.job_status(job.job_id[:-1])
     with pytest.raises(UnknownNameError, match="task"):
         client.task_status(job, 7)
-    assert client.task_status(job, 0).state is TaskState.SUCCEEDED
+    assert client.task_status(job, task_index=0).state is TaskState.SUCCEEDED
     with pytest.raises(UnknownNameError, match="int"):
         client.explain(3)  # type: ignore[arg-type]
 
@@ -235,13 +260,54 @@ def test_wait_streams_what_the_tasks_print_and_the_log_stays(
     for line in ("task-0| task 0 attempt 1", "task-1| task 1 attempt 1", "task-1| task 1 attempt 2"):
         assert line in lines
     assert client.fetch_task_logs(job, 1, attempt=1).text.splitlines()[0] == "task 1 attempt 1"
-    assert client.fetch_task_logs(job, 1).text == "task 1 attempt 2\n"
+    assert client.fetch_task_logs(job, task_index=1).text == "task 1 attempt 2\n"
     job.wait(stream_task_index=0)
     assert "task 0 attempt 1" in capfd.readouterr().out.splitlines()
     with pytest.raises(UnknownNameError):
         job.wait(stream_task_index=2)
     with pytest.raises(InvalidRequestError, match="timeout"):
         job.wait(1.0, stream_logs=True)
+
+
+@pytest.mark.cluster
+def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_nor_logs(
+    client: IrisClient, small: SimulatedCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def serve_or_ask() -> str:
+        info = get_job_info()
+        assert info is not None
+        if info.task_index == 1:
+            register_endpoint("server", "10.0.0.1:80")
+        print("up", flush=True)
+        while not (tmp_path / "stopped").exists():
+            time.sleep(0.02)
+        found = lookup_endpoint("server") if info.task_index == 0 else ""
+        print(f"found {found}", flush=True)
+        while not (tmp_path / "finish").exists():
+            time.sleep(0.02)
+        return found
+
+    job = client.submit(serve_or_ask, resources=ResourceSpec(replicas=2), max_retries_failure=0)
+    printed = tmp_path / "printed"
+    with printed.open("wb") as out, ThreadPoolExecutor() as threads:
+        following = subprocess.Popen(
+            command_line("logs", "-f", job.job_id), stdout=out, stderr=subprocess.STDOUT, env=environment(small)
+        )
+        wait_until(lambda: printed.read_bytes().count(b"| up\n") == 2)
+        streaming = threads.submit(job.wait, stream_logs=True)
+        Controller().end()
+        waiting = threads.submit(job.wait)
+        asked = threads.submit(client.task_status, job, 1)
+        (tmp_path / "stopped").touch()
+        time.sleep(FIRST_WORD_S + 1.0)  # so that the waiting one has asked in vain
+        iris(small, "controller", "start")
+        wait_until(lambda: b"task-0| found 10.0.0.1:80\n" in printed.read_bytes())
+        (tmp_path / "finish").touch()
+        assert job.results(60) == ["10.0.0.1:80", ""]
+        assert following.wait(60) == OK, printed.read_text()
+        assert asked.result(60).state is TaskState.RUNNING
+        assert [found.result(60).state for found in (waiting, streaming)] == [JobState.SUCCEEDED] * 2
+    assert "task-0| found 10.0.0.1:80" in capfd.readouterr().out.splitlines()
 
 
 # -- children and endpoints -----------------------------------------------------------------------------------------
@@ -263,8 +329,8 @@ def test_job_of_a_job_is_under_it_and_ends_with_it(client: IrisClient, tmp_path:
     (below,) = [other for other in client.list_jobs() if other.job_id.startswith(f"{job.job_id}/")]
     assert below.state is JobState.RUNNING
     job.cancel()
-    wait_until(lambda: not alive(int(pid_file.read_text())))
-    wait_until(lambda: client.job_status(below.job_id).state is JobState.KILLED)
+    wait_until(lambda: not alive(int(pid_file.read_text())), 10)
+    wait_until(lambda: client.job_status(below.job_id).state is JobState.KILLED, 10)
 
 
 @pytest.mark.cluster
@@ -334,8 +400,8 @@ def test_detached_job_outlives_a_killed_driver_and_an_attached_one_ends_with_it(
         driver.send_signal(signal.SIGKILL)
         driver.wait()
     if kind == "attached":
-        wait_until(lambda: not alive(pid))
-        wait_until(lambda: client.job_status(job_id).state is JobState.KILLED)
+        wait_until(lambda: not alive(pid), 10)
+        wait_until(lambda: client.job_status(job_id).state is JobState.KILLED, 10)
         return
     time.sleep(5.0)  # long enough for Ray to have cleared up after the driver
     assert alive(pid)

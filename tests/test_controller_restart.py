@@ -15,8 +15,9 @@ from iris_ray.actors.controller import Controller
 from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
 from iris_ray.errors import DeposedError
 from iris_ray.lifecycle import JobState
+from iris_ray.status import JobStatus
 from iris_ray.testing import SimulatedCluster
-from tests.gangs import Crowd, Trace, alive, controller_pid, wait_until
+from tests.gangs import Crowd, CrowdOfTasks, Trace, alive, ask_controller, controller_pid, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -99,11 +100,31 @@ def test_controller_killed_twenty_times_in_a_busy_minute_costs_nobody_anything(t
     crowd.check_all()
 
 
+def test_controller_killed_ten_times_under_independent_tasks_costs_none_of_them_anything(
+    cluster: SimulatedCluster, tmp_path: Path
+) -> None:
+    """Each task runs as often as its attempts say, and is charged for its own failures alone."""
+    for _ in range(2):
+        cluster.add_slice("v4-8")
+    crowd = CrowdOfTasks(tmp_path)
+    for _ in range(10):
+        crowd.fill_up()
+        time.sleep(crowd.chance.uniform(0.5, 4.0))
+        kill_controller()
+        crowd.check_ended()
+    crowd.check_all()
+
+
 def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
     """Stop one, start another, thaw the first: only one is obeyed."""
     job = run_on_pod_ray.remote(trace.gang(), "v4-16")
     trace.wait_for_tasks(2)
     first = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+
+    def live() -> list[JobStatus]:
+        return [status for status in ask_controller("list_jobs") if not status.state.finished]
+
+    wait_until(lambda: len(live()) == 1)  # of earlier tests it may still have to hear that their jobs are over
     pid = controller_pid()
     os.kill(pid, signal.SIGSTOP)
     second = ray.remote(Controller).options(num_cpus=0, max_concurrency=100).remote()
@@ -111,8 +132,9 @@ def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
         (status,) = [status for status in ray.get(second.list_jobs.remote()) if not status.state.finished]
         assert status.state is JobState.RUNNING
         os.kill(pid, signal.SIGCONT)
-        ray.get(first.cancel.remote(status.job_id, "an old Controller's wish"), timeout=30)
-        wait_until(lambda: refuses(first), 30)
+        with pytest.raises(RayTaskError, match="was replaced"):  # it acknowledges nothing
+            ray.get(first.cancel.remote(status.job_id, "an old Controller's wish"), timeout=30)
+        assert refuses(first)
         trace.finish()
         assert len(ray.get(job, timeout=60)) == 2
     finally:

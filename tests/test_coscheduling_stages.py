@@ -9,11 +9,12 @@ import pytest
 import iris_ray
 from iris_ray import events
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.effects import Effects, StopAttempt
 from iris_ray.events import GangAssignedEvent, TaskAssignedEvent, WorkerRegisteredEvent
 from iris_ray.jobs import Gang, Job, JobSpec, Task
 from iris_ray.lifecycle import JobState, TaskState
 from iris_ray.scheduler import SchedulingResult
-from iris_ray.state import ControllerState, Effects, StopAttempt
+from iris_ray.state import ControllerState
 from tests.worlds import World, host, tagged, task_states
 
 OP = ConstraintOp
@@ -201,6 +202,7 @@ def test_coscheduled_failures_count_once_an_attempt_towards_max_task_failures_th
     job = world.submit(tpu_type="v4-32", max_retries_failure=9, max_task_failures=limit)
     for _ in range(limit + 1):
         assert job.state is JobState.PENDING
+        world.now = max(world.now, job.gang.not_before)
         world.schedule()
         for index in range(4):  # peers crash together
             world.report(job, S.FAILED, index, attempt=job.gang.attempt)

@@ -1,6 +1,7 @@
 """The examples do what the README says they do."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,14 +31,26 @@ def test_hello_says_hello_from_every_host() -> None:
 
 
 @pytest.mark.cluster
-def test_demo_loses_a_slice_resumes_from_its_checkpoint_and_finishes() -> None:
+def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
+    rows = [line.split() for line in run("three_users.py").splitlines() if line.startswith("train-")]
+    meanwhile, afterwards = rows[:3], rows[3:]
+    for table in (meanwhile, afterwards):
+        assert sorted(row[1] for row in table) == ["ann", "ben", "cleo"]
+    assert [row[2] for row in afterwards] == ["succeeded"] * 3
+
+
+@pytest.mark.cluster
+def test_demo_loses_one_slice_with_notice_and_one_without_and_finishes() -> None:
     output = run("demo.py")
     assert "process 3 of 4 on v4-16-1 worker 1, attempt 1: starts at step 0" in output
+    stopped = {int(step) for step in re.findall(r"stops after step (\d+)", output)}
+    assert len(stopped) == 1, "all processes save the same step"
+    started = re.findall(r"process \d of 4 on \S+ worker \d, attempt 2: starts at step (\d+)", output)
+    assert [int(step) for step in started] == [*stopped] * 4, "and lose none"
+    assert "TpuPreempted" in output
     assert "TpuFailed" in output
-    assert "process 3 of 4 on v4-16-2 worker 1, attempt 2: starts at step" in output
     assert "step  300 of 300" in output
-    summary = output[output.index("=== done") :]
-    assert "attempts                  2" in summary
+    assert "attempt 3 " in output[output.index("=== done") :]
 
 
 def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from iris_ray.actors.host_processes import ProcessLedger, end_task, family, host_directory
+from iris_ray.actors.family import Family, stat_of
+from iris_ray.actors.host_processes import ProcessLedger, end_task, host_directory
 from iris_ray.actors.pidfd import how_it_ended
 
 # Starts the children that it is told to, says their pids, and stays: without waiting for them, so that they are zombies
@@ -38,15 +39,24 @@ class Nursery:
         self._started.append(process)
         return psutil.Process(process.pid)
 
-    def tree(self, *kinds: str, **environ: str) -> tuple[psutil.Process, list[psutil.Process]]:
-        """A parent and its children: "child" or "daemon", which has a session of its own."""
+    def tree(self, *kinds: str, leads: bool = False, **environ: str) -> tuple[psutil.Process, list[psutil.Process]]:
+        """A parent, which may lead a process group, and its children: "child" or "daemon", of a session of its own."""
         command = [sys.executable, "-c", PARENT, *kinds]
-        parent = subprocess.Popen(command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True)
+        env, group = {**os.environ, **environ}, 0 if leads else None
+        parent = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, process_group=group)
         self._started.append(parent)
         assert parent.stdout is not None
         children = [psutil.Process(int(parent.stdout.readline())) for _ in kinds]
         self._children += children
         return psutil.Process(parent.pid), children
+
+    def script(self, script: str, *arguments: str) -> psutil.Process:
+        """A Python script that has printed its first line."""
+        process = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+        self._started.append(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        return psutil.Process(process.pid)
 
     def reap(self, process: psutil.Process) -> None:
         next(started for started in self._started if started.pid == process.pid).wait(10)
@@ -70,6 +80,16 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
+def family(process: psutil.Process) -> Family:
+    stat = stat_of(process.pid)
+    assert stat is not None
+    return Family(stat.pid, stat.started)
+
+
+def by_pid(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return sorted(processes, key=lambda process: process.pid)
+
+
 @pytest.fixture
 def nursery() -> Iterator[Nursery]:
     nursery = Nursery()
@@ -82,7 +102,7 @@ def nursery() -> Iterator[Nursery]:
 
 def test_end_task_takes_the_whole_tree_along(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
-    end_task(family(parent), "token", timeout_s=1.0)
+    end_task(family(parent).gather(), "token", timeout_s=1.0)
     assert not any(map(alive, [parent, *children]))
 
 
@@ -108,7 +128,6 @@ def test_end_task_of_what_is_gone_already_is_nobody_left(nursery: Nursery) -> No
     process.kill()
     nursery.reap(process)
     assert end_task([process], "token") == []
-    assert family(process) == []
 
 
 def test_end_task_counts_a_process_that_nobody_reaps_as_gone(nursery: Nursery) -> None:
@@ -117,21 +136,74 @@ def test_end_task_counts_a_process_that_nobody_reaps_as_gone(nursery: Nursery) -
     assert end_task([child], "token", timeout_s=0.5) == []
 
 
+# -- who belongs to it ----------------------------------------------------------------------------------------------
+
+
+def test_family_that_was_noted_is_known_after_its_parent_has_gone(nursery: Nursery) -> None:
+    parent, children = nursery.tree("child", "daemon")
+    noted = family(parent)
+    assert noted.look()
+    assert not noted.look(), "nothing is new"
+    parent.kill()
+    nursery.reap(parent)
+    assert noted.look()
+    assert by_pid(noted.members()) == by_pid(noted.gather()) == by_pid(children)
+    assert end_task(noted.members(), "token") == []
+    assert not any(map(alive, children))
+
+
+def test_family_includes_a_group_that_its_first_process_leads_while_the_number_can_be_nobody_elses(
+    nursery: Nursery,
+) -> None:
+    parent, (unseen, daemon) = nursery.tree("child", "daemon", leads=True)
+    ended, earlier = family(parent), family(parent)
+    parent.kill()
+    nursery.reap(parent)
+    assert ended.gather(just_ended=True) == [unseen], "the daemon had left it, and nobody had seen it"
+    assert ended.gather() == [unseen], "one of the group is known"
+    assert earlier.gather() == [], "the group may be another's by now"
+    assert alive(daemon)
+
+
+def test_family_does_not_take_a_group_whose_leader_has_got_the_pid_of_its_first_process(nursery: Nursery) -> None:
+    leader, _ = nursery.tree("child", leads=True)
+    assert Family(leader.pid, family(leader).started - 1).gather(just_ended=True) == []
+
+
+def test_family_does_not_take_who_got_the_pid_of_a_relative_for_one(nursery: Nursery) -> None:
+    stranger = nursery.sleeper()
+    noted = Family(2**22 + 1, 1, [(stranger.pid, family(stranger).started + 1)])
+    assert noted.members() == noted.gather() == []
+
+
 # -- what earlier actors left behind --------------------------------------------------------------------------------
 
 
 def test_ledger_ends_what_an_earlier_actor_left_behind(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
-    ProcessLedger(tmp_path).record(process, "token")
+    ProcessLedger(tmp_path).record(family(process), "token")
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(process)
     assert list(tmp_path.rglob("*.json")) == []
 
 
+@pytest.mark.parametrize("handler", ["lambda *_: (open(sys.argv[1], 'x'), sys.exit())", "signal.SIG_IGN"])
+def test_ledger_asks_what_was_left_behind_to_end_before_it_kills_it(
+    nursery: Nursery, tmp_path: Path, handler: str
+) -> None:
+    asked = tmp_path / "asked"
+    script = f"import signal, sys, time; signal.signal(15, {handler}); print(flush=True); time.sleep(60)"
+    process = nursery.script(script, str(asked))
+    ProcessLedger(tmp_path).record(family(process), "token")
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not alive(process)
+    assert asked.exists() == (handler != "signal.SIG_IGN")
+
+
 def test_ledger_does_not_touch_what_it_was_told_to_forget(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(process, "token")
+    ledger.record(family(process), "token")
     ledger.forget(process.pid)
     ledger.forget(process.pid)
     assert ledger.end_leftovers() == []
@@ -141,7 +213,7 @@ def test_ledger_does_not_touch_what_it_was_told_to_forget(nursery: Nursery, tmp_
 def test_ledger_does_not_touch_a_process_that_got_the_pid_of_a_task(nursery: Nursery, tmp_path: Path) -> None:
     stranger = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(stranger, "token")
+    ledger.record(family(stranger), "token")
     (entry,) = tmp_path.rglob("*.json")
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"started": stranger.create_time() - 100.0}))
     assert ledger.end_leftovers() == []
@@ -155,7 +227,7 @@ def test_ledger_with_an_entry_that_makes_no_sense_still_ends_the_others(
 ) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(process, "token")
+    ledger.record(family(process), "token")
     (entry,) = tmp_path.rglob("*.json")
     entry.with_name("1.json").write_text(text)
     entry.with_name("99999999.json").write_text(text)
@@ -166,11 +238,35 @@ def test_ledger_with_an_entry_that_makes_no_sense_still_ends_the_others(
 def test_ledger_ends_a_daemon_of_a_task_whose_own_process_is_gone(nursery: Nursery, tmp_path: Path) -> None:
     """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
     parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN="token-1")
-    ProcessLedger(tmp_path).record(parent, "token-1")
+    ProcessLedger(tmp_path).record(family(parent), "token-1")
     parent.kill()
     nursery.reap(parent)
     ProcessLedger(tmp_path).end_leftovers()
     assert not alive(daemon)
+
+
+def test_ledger_ends_descendants_without_a_token_that_were_noted_while_their_parent_lived(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Forked ones and those with an environment of their own; nobody's children once the task's process is gone."""
+    parent, children = nursery.tree("child", "daemon")
+    ledger, one = ProcessLedger(tmp_path), family(parent)
+    ledger.record(one, "token")
+    ledger.note_family(one, "token")
+    parent.kill()
+    nursery.reap(parent)
+    assert all(map(ProcessLedger(tmp_path).owns, children))
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, children))
+
+
+def test_ledger_does_not_write_down_again_what_it_was_told_to_forget(nursery: Nursery, tmp_path: Path) -> None:
+    parent, _ = nursery.tree("child")
+    ledger, one = ProcessLedger(tmp_path), family(parent)
+    ledger.record(one, "token")
+    ledger.forget(parent.pid)
+    ledger.note_family(one, "token")
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_host_directory_is_private_and_configurable(tmp_path: Path) -> None:

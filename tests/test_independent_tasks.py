@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from iris_ray.constraints import Constraint, ConstraintOp
+from iris_ray.effects import Effects, StopAttempt
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
@@ -18,7 +19,6 @@ from iris_ray.events import (
 )
 from iris_ray.jobs import JobSpec
 from iris_ray.lifecycle import JobState, TaskState
-from iris_ray.state import Effects, StopAttempt
 from tests.worlds import World, charged, cpu_host, host, task_states
 
 S = TaskState
@@ -51,6 +51,7 @@ def test_budget_of_100_preemptions_gives_101_attempts_and_is_the_tasks_own(world
     for attempt in range(1, 102):
         assert job.state is JobState.RUNNING
         assert attempts(world) == [attempt, 1]
+        world.long_run()
         effects = world.report(job, S.WORKER_FAILED, 0, error="no host")
         world.confirm(job)
         world.schedule()
@@ -87,6 +88,7 @@ def test_retries_of_one_task_are_not_used_up_by_another(world: World) -> None:
 def test_failures_and_preemptions_of_a_task_have_separate_budgets(world: World) -> None:
     job = world.start_tasks(replicas=1, max_retries_failure=1, max_retries_preemption=1)
     for end in (S.FAILED, S.WORKER_FAILED):
+        world.long_run()
         world.report(job, end)
         world.confirm(job)
         world.schedule()
@@ -157,6 +159,7 @@ def test_task_failures_that_were_retried_count(world: World, limit: int) -> None
 def test_task_failures_unset_retried_ones_never_fail_the_job(world: World) -> None:
     job = world.start_tasks(max_retries_failure=9)
     for _ in range(9):
+        world.long_run()
         world.report(job, S.FAILED, 0)
         world.confirm(job)
         world.schedule()

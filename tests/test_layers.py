@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,17 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the top down. The core is every other module directly in the package.
 CLI, PUBLIC, TESTING, ACTORS, CORE = range(5)
-PUBLIC_MODULES = {"launcher", "client", "endpoints", "submission", "connection", "log_stream", "remote_options", "jax"}
+PUBLIC_MODULES = {
+    "launcher",
+    "client",
+    "endpoints",
+    "submission",
+    "connection",
+    "log_stream",
+    "remote_options",
+    "jax",
+    "preemption",
+}
 IMPURE = {"time", "datetime", "asyncio", "threading", "socket", "subprocess", "random"}
 READS_ENVIRONMENT = PACKAGE / "job_info.py"
 MAY_USE_PRIVATE_RAY = {PACKAGE / "actors" / "ray_internals.py"}
@@ -40,9 +51,15 @@ def layer_of(path: Path) -> int:
     return found
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All that a file is made of."""
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Line and full dotted name of all that a file imports, inside functions and type checks too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -52,7 +69,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 def dotted_names(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of every chain such as ``ray._private.state``."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Attribute):
             text = ast.unparse(node)
             if text.replace(".", "").replace("_", "").isalnum():

@@ -15,13 +15,14 @@ import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.ray_internals import ClusterStore
 from iris_ray.cli.exits import INTERRUPTED, OK, USAGE
 from iris_ray.errors import TaskCrashedError, UnknownNameError
 from iris_ray.log_stream import stream_logs
 from iris_ray.task_logs import TaskLog
 from iris_ray.testing import SimulatedCluster
-from tests.gangs import Trace, wait_until
-from tests.test_cli import command_line, environment, iris, iris_json
+from tests.command_line import command_line, environment, iris, iris_json
+from tests.gangs import Trace, controller_pid, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
@@ -139,6 +140,25 @@ def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(t
     assert {line.task_index for line in stream_logs(ask, job)} == {0, 1}
 
 
+def test_earlier_attempts_are_found_on_their_hosts_by_a_controller_that_has_seen_none_of_them() -> None:
+    def fails_twice() -> None:
+        from iris_ray import get_job_info
+
+        me = get_job_info()
+        assert me is not None
+        print("attempt", me.attempt)
+        if me.attempt < 3:
+            raise ValueError("on purpose")
+
+    run_on_pod(fails_twice, "v4-16", max_retries_failure=2)
+    job, pid = latest_job("fails_twice"), controller_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: controller_pid() != pid)
+    logs = [fetch(job, 1, attempt) for attempt in (1, 2, 3)]
+    assert [log.text.splitlines()[0] for log in logs] == ["attempt 1", "attempt 2", "attempt 3"]
+    assert all(log.from_host for log in logs)
+
+
 def test_binary_comes_back_as_it_was() -> None:
     def prints() -> None:
         import os
@@ -237,6 +257,9 @@ def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: Simula
                         read += 1
                         assert b"hunter2" not in path.read_bytes()
     assert read
+    put_down = ClusterStore().items("")
+    assert any(latest_job("knows") in key for key in put_down)
+    assert not [key for key, value in put_down.items() if b"hunter2" in value]
 
 
 def test_command_prints_follows_through_attempts_and_names_what_is_there(

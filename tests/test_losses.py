@@ -1,14 +1,19 @@
 """What happens to a gang when hosts and slices are lost: another slice, the right budget, the right results."""
 
+import os
 import random
+import signal
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
 from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray.actors.attempt import AT_ONCE_S
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.testing import SimulatedCluster
 from tests.gangs import Trace, alive, job_view, wait_until
@@ -21,12 +26,12 @@ def three_whole_slices(cluster: SimulatedCluster) -> None:
     """Replace what an earlier test broke."""
 
     def whole() -> set[str]:
-        hosts: dict[str, int] = {}
+        alive: Counter[str] = Counter()
         for node in ray.nodes():
             if node["Alive"] and "ray.io/tpu-slice-name" in node["Labels"]:
-                name = node["Labels"]["ray.io/tpu-slice-name"]
-                hosts[name] = hosts.get(name, 0) + 1
-        return {name for name, count in hosts.items() if count == 2}
+                alive[node["Labels"]["ray.io/tpu-slice-name"]] += 1
+        # Ray may not have noticed yet that a host is gone, and the cluster does not know that Ray gave one up.
+        return {name for name in cluster.slice_names if alive[name] == len(cluster.worker_ids(name)) == 2}
 
     while len(whole()) < 3:
         cluster.add_slice("v4-16")
@@ -72,6 +77,35 @@ def test_flexible_job_goes_on_with_fewer_slices(cluster: SimulatedCluster, trace
     trace.wait_for_tasks(2, attempt=2)
     trace.finish()
     assert len(ray.get(ref)) == 2
+
+
+def test_host_whose_watcher_dies_under_a_printing_task_counts_as_lost(cluster: SimulatedCluster, trace: Trace) -> None:
+    """Nobody reads the task's output any more: its next line fails, which is no fault of the task."""
+    directory = trace.directory
+
+    def chatter(start: dict[str, Any]) -> int:
+        while not (directory / "finish").exists():
+            print("a line", flush=True)
+            time.sleep(0.02)
+        return start["attempt"]
+
+    ref = run_on_pod_ray.remote(trace.gang(chatter), "v4-16", max_retries_failure=0, max_retries_preemption=3)
+    first = trace.wait_for_tasks(2)
+    time.sleep(2 * AT_ONCE_S)  # else it counts as broken before
+    (watcher,) = [
+        pid
+        for pid in cluster.host_pids(first[1]["slice"], 1)
+        if psutil.Process(pid).cmdline()[0].startswith("ray::TPUHostActor")
+    ]
+    os.kill(watcher, signal.SIGKILL)
+    trace.wait_for_tasks(2, attempt=2)
+    wait_until(lambda: not any(alive(start["pid"]) for start in first), 10)
+    trace.finish()
+    assert ray.get(ref) == [2, 2]
+    view = job_view(first[0]["job"])
+    assert (view.state.name, view.failures, view.preemptions) == ("SUCCEEDED", 0, 1)
+    assert "host 1 is gone" in view.error
+    assert len(trace.starts()) == 4
 
 
 def test_frozen_host_is_noticed_and_replaced(cluster: SimulatedCluster, trace: Trace) -> None:

@@ -1,7 +1,9 @@
-"""Three users' drivers on one cluster at the same time: `run_on_pod` and `submit` mixed, priorities, a SIGKILL."""
+"""Three users' drivers on one cluster at the same time: `run_on_pod` and `submit` mixed, priorities, a SIGKILL.
+
+They and an operator look on and step in with the command line meanwhile.
+"""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +15,9 @@ import pytest
 import ray
 
 from iris_ray import IrisClient, JobState
+from iris_ray.cli.exits import USAGE
 from iris_ray.testing import SimulatedCluster
+from tests.command_line import command_line, environment, iris, iris_json
 from tests.gangs import alive, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -29,6 +33,7 @@ COMMON = """
     def until(name):
         def task():
             me = get_job_info()
+            print(f"{user} at work, task {me.task_index}", flush=True)
             (directory / f"{user}-{me.task_index}.pid").write_text(str(os.getpid()))
             while not (directory / name).exists():
                 time.sleep(0.05)
@@ -62,18 +67,26 @@ CARL = """
 """
 
 
+DORA = """
+    client = IrisClient.remote(address)
+    job = client.submit(until("nobody"), "sweep", resources=ResourceSpec(device=tpu_device("v4-16")), detached=True)
+    done(job.job_id)
+"""
+
+
 def test_three_users_share_a_cluster(tmp_path: Path) -> None:
-    """Ann has both slices. Bob's batch job came before Carl's urgent one, and gets a slice after it; Bob is killed."""
+    """Ann has both slices. Bob's batch job came before Carl's urgent one, and gets a slice after it; Bob is killed.
+
+    Dora's detached job waits behind theirs, until somebody else cancels it.
+    """
     with SimulatedCluster({"v4-16": 2}, cpus_per_host=4, quiet=True) as cluster:
         drivers: dict[str, subprocess.Popen[bytes]] = {}
 
         def start(user: str, body: str) -> None:
             script = tmp_path / f"{user}.py"
             script.write_text(textwrap.dedent(COMMON) + textwrap.dedent(body))
-            root = str(Path(__file__).parents[1])
             drivers[user] = subprocess.Popen(
-                [sys.executable, str(script), cluster.address, str(tmp_path)],
-                env={**os.environ, "IRIS_USER": user, "PYTHONPATH": root},
+                [sys.executable, str(script), cluster.address, str(tmp_path)], env=environment(cluster, user)
             )
 
         def result(user: str) -> Any:
@@ -93,17 +106,62 @@ def test_three_users_share_a_cluster(tmp_path: Path) -> None:
             start("carl", CARL)
             urgent = wait_until(lambda: (job := jobs().get("carl urgent")) and job.waiting and job, 120)
             assert "in use by" in client.explain(urgent.job_id)
-            batch = jobs()["bob batch"]
+            batch, anns = jobs()["bob batch"], next(job for job in client.list_jobs() if job.user == "ann")
             assert urgent.job_id in client.explain(batch.job_id)
+            start("dora", DORA)
+            sweep = result("dora")
+
+            seen = {job["job_id"]: (job["user"], job["state"]) for job in iris_json(cluster, "ls")}
+            assert seen == {
+                anns.job_id: ("ann", "RUNNING"),
+                batch.job_id: ("bob", "PENDING"),
+                urgent.job_id: ("carl", "PENDING"),
+                sweep: ("dora", "PENDING"),
+            }
+            assert f"in use by {anns.job_id}" in iris(cluster, "why", urgent.job_id, user="carl").stdout
+            assert urgent.job_id in iris(cluster, "why", batch.job_id, user="bob").stdout
+            assert "in use by" in iris_json(cluster, "status", urgent.job_id)["waiting"]["sentence"]
+            assert iris_json(cluster, "status", anns.job_id)["groups"] == ["v4-16-0", "v4-16-1"]
+            tasks = iris_json(cluster, "tasks", anns.job_id)
+            assert [(t["state"], t["group"]) for t in tasks] == [
+                ("RUNNING", slice_name) for slice_name in ("v4-16-0", "v4-16-1") for _ in (0, 1)
+            ]
+            assert iris(cluster, "logs", anns.job_id, "3", user="bob").stdout == "ann at work, task 3\n"
+            busy = {view["slice"]: view["jobs"] for view in iris_json(cluster, "workers") if view["state"] == "BUSY"}
+            assert busy == {"v4-16-0": [anns.job_id], "v4-16-1": [anns.job_id]}
+            typo = iris(cluster, "cancel", sweep[:-1], user="bob", code=USAGE).stderr
+            assert f"did you mean {sweep}" in typo
+            assert f"{sweep} is cancelled; it was pending" in iris(cluster, "cancel", sweep, user="bob").stdout
+            assert iris_json(cluster, "status", sweep)["error"] == "cancelled by bob"
+            drained = iris(cluster, "drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
+            assert f"still there until they end: {anns.job_id}" in drained
+
             (tmp_path / "ann may end").touch()
             assert sorted(result("ann")) == [f"ann {i}" for i in range(4)]
+            wait_until(lambda: client.job_status(urgent.job_id).state is JobState.RUNNING)
+            states = {view["slice"]: (view["state"], view["reason"]) for view in iris_json(cluster, "workers")}
+            assert states["v4-16-0"][0] == "BUSY"
+            assert states["v4-16-1"] == ("CLOSED", "drained (a fan)")
+            assert "drained (a fan)" in iris(cluster, "why", batch.job_id, user="bob").stdout
+            iris(cluster, "undrain", "v4-16-1", user="olga")
+
             bobs = [wait_until(lambda i=i: (p := tmp_path / f"bob-{i}.pid").exists() and p.read_text()) for i in (0, 1)]
             assert client.job_status(urgent.job_id).state is JobState.RUNNING
+            following = subprocess.Popen(
+                command_line("logs", "-f", urgent.job_id),
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=environment(cluster, "ann"),
+            )  # fmt: skip
             drivers["bob"].send_signal(signal.SIGKILL)
             wait_until(lambda: client.job_status(batch.job_id).state is JobState.KILLED)
             wait_until(lambda: not any(alive(int(pid)) for pid in bobs))
             (tmp_path / "carl may end").touch()
             assert result("carl") == ["carl 0", "carl 1"]
+            printed, _ = following.communicate(timeout=60)
+            assert sorted(printed.splitlines()) == [f"task-{i}| carl at work, task {i}" for i in (0, 1)]
+            ended = {job["job_id"]: job["state"] for job in iris_json(cluster, "ls", "--all")}
+            assert [ended[job] for job in (anns.job_id, batch.job_id, urgent.job_id, sweep)] == [
+                "SUCCEEDED", "KILLED", "SUCCEEDED", "KILLED",
+            ]  # fmt: skip
             wait_until(lambda: ray.available_resources().get("TPU") == 16.0)
         finally:
             for driver in drivers.values():

@@ -33,17 +33,19 @@ def test_another_protocol_is_refused_with_both_versions_and_what_to_do(theirs: i
 def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     """Whoever changes this list raises PROTOCOL_VERSION in the same change; new methods need no new one."""
     from iris_ray.actors.controller import Controller
-    from iris_ray.actors.messages import AttemptOrder, HostPlace, JobView
+    from iris_ray.actors.messages import AttemptOrder, HostPlace, JobView, PoolView
     from iris_ray.actors.pool import SlicePoolManager
+    from iris_ray.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
+    from iris_ray.notices import Notice
 
     methods = {
         name: {method: parameters(getattr(cls, method)) for method in METHODS[name]}
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
-    fields = {
-        cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in (AttemptOrder, HostPlace, JobView)
-    }
-    assert (PROTOCOL_VERSION, methods, fields) == (1, METHODS, FIELDS)
+    orders = AttemptOrder, HostPlace, JobView, PoolView, Notice
+    travelling = *orders, WorkerDrainedEvent, MaintenanceCalledOffEvent
+    fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in travelling}
+    assert (PROTOCOL_VERSION, methods, fields) == (2, METHODS, FIELDS)
 
 
 def parameters(method: Any) -> list[str]:
@@ -55,10 +57,13 @@ METHODS: dict[str, dict[str, list[str]]] = {
     "Controller": {
         "versions": [],
         "ping": [],
-        "submit": ["spec", "pool"],
+        "submit": ["spec", "pool", "incarnation"],
         "report": ["job_id", "events", "task_index"],
         "why": ["job_id"],
         "evidence": ["node_ids"],
+        "is_to_grow": ["job_id", "attempt"],
+        "provider_words": ["node_ids"],
+        "demand": [],
         "about": [],
         "list_jobs": [],
         "list_workers": [],
@@ -77,15 +82,21 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "watched": [],
         "reconnect": ["epoch"],
         "assign": ["order"],
+        "drop_spare": ["job_id"],
+        "notify_attempt": ["job_id", "first_task", "attempt", "notice", "epoch"],
         "stop_attempt": ["job_id", "first_task", "attempt", "reason", "epoch"],
         "job_ended": ["job_id"],
         "give_up_slice": ["name", "epoch"],
     },
 }
 FIELDS = {
-    "AttemptOrder": ["job_id", "attempt", "first_task", "slices", "bundle", "epoch"],
+    "AttemptOrder": ["job_id", "attempt", "first_task", "slices", "bundle", "epoch", "incarnation", "spare_for"],
     "HostPlace": ["node_id", "address", "slice_name", "worker_id"],
+    "PoolView": ["incarnation", "slices"],
+    "Notice": ["kind", "reason", "deadline"],
     "JobView": ["state", "attempt", "failures", "preemptions", "error"],
+    "WorkerDrainedEvent": ["worker_id", "reason", "kind", "deadline"],
+    "MaintenanceCalledOffEvent": ["worker_id"],
 }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from iris_ray.constraints import AttributeValue, Constraint
+from iris_ray.effects import DropSpare, NotifyGang, StopAttempt
 from iris_ray.errors import UnknownRecordError
 from iris_ray.events import (
     JobCancelledEvent,
@@ -14,11 +15,14 @@ from iris_ray.events import (
     SliceHeldEvent,
     TaskAssignedEvent,
     TaskStateChangedEvent,
+    TimePassedEvent,
+    WorkerDrainedEvent,
 )
-from iris_ray.jobs import CoschedulingConfig, Gang, Job, JobSpec, Task
+from iris_ray.jobs import CoschedulingConfig, Gang, Job, JobSpec, SpareFor, Task
 from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.notices import Notice, NoticeKind
 from iris_ray.records import RECORD_VERSION, JobRecord
-from iris_ray.state import StopAttempt, apply_all
+from iris_ray.state import apply_all
 from tests.worlds import World, charged, host, task_states
 
 S = TaskState
@@ -51,6 +55,12 @@ def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[
     return new, stops
 
 
+def records(world: World) -> list[JobRecord]:
+    """What a successor reads."""
+    found = (world.state.record(job_id) for job_id in world.state.jobs)
+    return [JobRecord.from_bytes(record.to_bytes()) for record in found if record is not None]
+
+
 LIVES: dict[str, Callable[[World], object]] = {
     "waiting": lambda w: w.submit(),
     "assigned": lambda w: (w.submit(), w.schedule()),
@@ -60,6 +70,7 @@ LIVES: dict[str, Callable[[World], object]] = {
     "failed": lambda w: w.report(w.start(), S.FAILED),
     "to be tried again": lambda w: w.report(w.start(max_retries_failure=3), S.FAILED),
     "paused": lambda w: (w.submit(), w.schedule(), w.dispatch_fails(w.state.jobs["job"])),
+    "told that it is to go": lambda w: (w.start(), w.do(WorkerDrainedEvent("a-0", "preempted", deadline=130.0))),
     "preempted": lambda w: (w.start(max_retries_preemption=3), w.lose("a-0")),
     "cancelled": lambda w: (w.start(), w.do(JobCancelledEvent("job", "enough"))),
 }
@@ -95,6 +106,108 @@ def test_running_attempt_is_not_stopped_and_goes_on(world: World) -> None:
     assert stops == []
     job = new.state.jobs["job"]
     assert new.report_all(job, S.SUCCEEDED).finished == ["job"]
+
+
+def test_notice_is_given_again_nobody_may_have_heard_it(world: World) -> None:
+    """The host's own notice may not be known any more, or be known before its jobs are."""
+    world.start("other")
+    job = world.start(max_retries_preemption=3)
+    world.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0))
+    for told_before in (False, True):
+        new = World()
+        for name, number in (("a", 0), ("a", 1), ("b", 0), ("b", 1)):
+            new.do(host(name, number))
+        if told_before:
+            new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0))
+        effects = apply_all(new.state, map(JobRestoredEvent, records(world)))
+        assert effects.notices == [NotifyGang("job", 1, job.gang.notice)]
+        assert new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0)).notices == []
+        new.state.check()
+
+
+def test_host_that_got_notice_while_no_controller_was_there(world: World) -> None:
+    world.start(max_retries_preemption=3)
+    new = World()
+    new.do(host("a", 0))
+    new.do(host("a", 1, draining="Ray drains it", deadline=130.0))
+    effects = apply_all(new.state, map(JobRestoredEvent, records(world)))
+    (told,) = effects.notices
+    assert (told.job_id, told.notice.deadline) == ("job", 130.0)
+    new.do(TimePassedEvent(new.now))
+    assert list(new.state.jobs) == ["job", "job/replacement-1"]
+    new.state.check()
+
+
+def test_spares_come_back_with_what_they_hold(world: World) -> None:
+    """Of two spares that come back one after the other, none is taken to be missing, nor to be too many."""
+    world.add_slice("c")
+    world.start(spares=2)
+    world.schedule()
+    assert world.busy() == {"a-0", "a-1", "b-0", "b-1", "c-0", "c-1"}
+    new, stops = successor(world)
+    new.do(TimePassedEvent(new.now))
+    assert stops == []
+    assert list(new.state.jobs) == list(world.state.jobs)
+    assert new.busy() == world.busy()
+    new.state.check()
+
+
+def test_spares_are_dropped_if_their_job_lost_a_host_in_between(world: World) -> None:
+    world.start(spares=1, max_retries_preemption=3)
+    world.schedule()
+    new = World()
+    for name, number in (("a", 0), ("b", 0), ("b", 1)):
+        new.do(host(name, number))
+    effects = apply_all(new.state, map(JobRestoredEvent, records(world)))
+    assert [stop.job_id for stop in effects.stop] == ["job"]
+    new.do(TimePassedEvent(new.now))
+    assert list(new.state.jobs) == ["job"]
+    new.schedule()
+    assert new.state.jobs["job"].gang.groups == ("b",)
+    new.state.check()
+
+
+def test_spare_never_has_the_id_of_an_earlier_one(world: World) -> None:
+    """Pools know attempts by job and number."""
+    world.add_slice("c")
+    world.start(spares=1)
+    world.schedule()
+    world.do(WorkerDrainedEvent("b-0", "preempted"))
+    assert "job" in world.state.unrecorded
+    world.schedule()
+    world.do(WorkerDrainedEvent("a-0", "preempted"))
+    assert list(world.state.jobs) == ["job", "job/spare-2"]
+    new = World()
+    for name in "abc":
+        new.add_slice(name)
+    apply_all(new.state, [JobRestoredEvent(records(world)[0])])  # the spare's own record is lost
+    new.do(TimePassedEvent(new.now))
+    assert list(new.state.jobs) == ["job", "job/spare-3"]
+
+
+def test_spares_of_a_job_that_is_forgotten_are_dropped(world: World) -> None:
+    world.start(spares=1)
+    world.schedule()
+    new = World()
+    for name in ("a", "b"):
+        new.add_slice(name)
+    (held,) = [record for record in records(world) if record.job.spec.spare_for]
+    new.do(JobRestoredEvent(held))
+    assert new.state.handle_event(TimePassedEvent(new.now)).dropped == [DropSpare("job/spare-1", "pool-a")]
+    assert new.state.jobs == {}
+    assert new.busy() == set()
+    new.state.check()
+
+
+def test_gang_that_may_grow_later_still_may_after_a_restart(world: World) -> None:
+    world.submit("other")
+    world.schedule()
+    world.start(slices=(1, 2), grow_after=1000.0)
+    new, _ = successor(world)
+    for seconds, spares in ((900.0, []), (200.0, ["job/growth-1"])):
+        new.now += seconds
+        new.do(TimePassedEvent(new.now))
+        assert [job_id for job_id, job in new.state.jobs.items() if job.spec.spare_for] == spares
 
 
 def test_job_submitted_again_after_the_restart_is_still_one_job(world: World) -> None:
@@ -199,22 +312,26 @@ def test_record_of_a_large_gang_is_small(world: World) -> None:
 
 def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> None:
     """Whoever changes this list raises RECORD_VERSION in the same change."""
-    classes = (JobRecord, Job, Gang, Task, JobSpec, CoschedulingConfig, Constraint, AttributeValue)
+    classes = (JobRecord, Job, Gang, Task, JobSpec, CoschedulingConfig, Constraint, AttributeValue, SpareFor, Notice)
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
-    assert (RECORD_VERSION, fields) == (1, FIELDS)
+    assert (RECORD_VERSION, fields) == (2, FIELDS)
 
 
 FIELDS = {
     "JobRecord": ["job", "leases"],
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "failures", "preemptions",
-            "error"],
+            "spares_made", "error"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "dispatch_failures", "not_before",
-             "waiting_since", "groups", "started", "error"],
+             "waiting_since", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted", "notice",
+             "started", "error"],
     "Task": ["task_id", "index", "state", "worker_id", "error"],
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
                 "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
-                "max_retries_preemption", "max_task_failures", "scheduling_timeout"],
+                "max_retries_preemption", "max_task_failures", "scheduling_timeout", "spares", "grow_after",
+                "spare_for"],
     "CoschedulingConfig": ["group_by", "num_groups"],
     "Constraint": ["key", "op", "value", "_compare"],
     "AttributeValue": ["value"],
+    "SpareFor": ["job_id", "purpose"],
+    "Notice": ["kind", "reason", "deadline"],
 }  # fmt: skip

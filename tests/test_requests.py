@@ -3,6 +3,7 @@
 import functools
 import inspect
 import pickle
+import subprocess
 import threading
 from typing import Any
 
@@ -28,6 +29,7 @@ from iris_ray.launcher import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
+from iris_ray.submission import MAX_VARIABLE_BYTES, make_job
 
 
 def hello() -> str:
@@ -138,6 +140,50 @@ def test_request_with_limits_of_what_is_allowed() -> None:
 
 
 # -- functions ------------------------------------------------------------------------------------------------------
+
+
+def with_env(env: dict[str, str]) -> RunRequest:
+    return make_job(hello, None, None, env, 60.0, (), resources={"CPU": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"SMALL": "x", "LARGE": "secret" * 30_000}, ["LARGE takes 180,006 bytes", "131,071"]),
+        ({f"V{i}": "secret" * 20_000 for i in range(9)}, ["9 environment variables take 1,080,027 bytes", "1,048,576"]),
+        ({"LD_PRELOAD": "secret" * 30_000}, ["LD_PRELOAD takes"]),
+        ({"WITH_NUL": "secret\0"}, ["WITH_NUL", "NUL"]),
+        ({"A=B": "secret"}, ["A=B"]),
+        ({"": "secret"}, ["empty"]),
+    ],
+)
+def test_request_with_an_environment_that_can_not_travel_is_refused_with_the_limit(
+    env: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        with_env(env)
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert "secret" not in str(refused.value)
+    remote_fn = remote(runtime_env={"env_vars": env})
+    with pytest.raises(InvalidRequestError):
+        request(remote_fn, "v4-16")
+
+
+def test_request_with_the_largest_environment_that_may_travel_is_taken() -> None:
+    """And Linux starts processes with it."""
+    env = {f"V{i}": "x" * (MAX_VARIABLE_BYTES - 3) for i in range(8)}
+    assert with_env(env).env == env
+    assert len(subprocess.run(["/usr/bin/env"], env=env, capture_output=True, check=True).stdout) == 8 * 128 * 1024
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(["/usr/bin/env"], env={"V0": "x" * (MAX_VARIABLE_BYTES - 2)}, check=True)
+
+
+def test_request_that_asks_too_much_for_the_journal_is_refused_with_the_limit() -> None:
+    with pytest.raises(InvalidRequestError, match="has 101 characters, and the limit is 100"):
+        make_job(hello, None, "n" * 101, {}, 60.0, (), resources={"CPU": 1.0})
+    tolerations = tuple(f"taint-{i}" for i in range(20_000))
+    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; name fewer or shorter"):
+        make_job(hello, None, "n" * 100, {}, 60.0, (), resources={"CPU": 1.0}, tolerations=tolerations)
 
 
 @pytest.mark.parametrize(

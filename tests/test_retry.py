@@ -6,6 +6,8 @@ from iris_ray.lifecycle import TaskState
 from iris_ray.outcomes import (
     EndKind,
     HostEvidence,
+    ProviderState,
+    ProviderWord,
     TaskEnd,
     TaskKey,
     TpuCancelled,
@@ -21,8 +23,14 @@ LOST = HostEvidence(lost="host died")
 NOTICE = HostEvidence(draining="preemption in 30 s")
 LOST_AFTER_NOTICE = HostEvidence("host died", "preemption in 30 s")
 
+TAKEN, BROKEN, UP, NO_WORD = (
+    HostEvidence("host died", provider=ProviderWord(state, "what the API said")) for state in ProviderState
+)
+
 RETURNED = TaskEnd(EndKind.RETURNED, 9.0, b"result")
 STOPPED = TaskEnd(EndKind.STOPPED, 9.0, error="another task ended")
+BUSY = TaskEnd(EndKind.DEVICE_BUSY, 6.0, error="its chips are held by pid 1 (python3)")
+NEVER_STARTED = TaskEnd(EndKind.NEVER_STARTED, 6.0, error="was killed by SIGKILL")
 
 
 def raised(at: float = 5.0, error: str = "ValueError: x") -> TaskEnd:
@@ -60,10 +68,25 @@ def gang(*tasks: tuple[TaskEnd | None, HostEvidence]) -> Verdict:
         (STOPPED, HEALTHY, TpuCancelled),
         (STOPPED, NOTICE, TpuCancelled),
         (STOPPED, LOST, TpuFailed),
+        (BUSY, HEALTHY, TpuFailed),
+        (NEVER_STARTED, HEALTHY, TpuFailed),
+        (BUSY, LOST_AFTER_NOTICE, TpuPreempted),
+        (None, TAKEN, TpuPreempted),  # without notice, but the provider says so
+        (crashed(), TAKEN, TpuPreempted),
+        (RETURNED, TAKEN, TpuSuccess),
+        (None, BROKEN, TpuFailed),
+        (None, UP, TpuFailed),
+        (None, NO_WORD, TpuFailed),  # that it can't be asked says nothing
     ],
 )
 def test_judge_task_follows_the_table(end: TaskEnd | None, host: HostEvidence, outcome: type) -> None:
     assert type(judge_task(end, host)) is outcome
+
+
+def test_judge_task_passes_on_what_the_provider_said() -> None:
+    assert judge_task(None, TAKEN) == TpuPreempted("host died; what the API said")
+    assert judge_task(None, BROKEN) == TpuFailed("host died; what the API said")
+    assert judge_task(None, NO_WORD) == TpuFailed("host died")
 
 
 def test_judge_task_run_error_keeps_what_the_user_needs() -> None:
@@ -90,6 +113,14 @@ def test_judge_gang_lost_host_explains_the_earlier_aborts_of_its_peers() -> None
     assert verdict.cause == TaskKey(0, 2)
     assert isinstance(verdict.result, TpuFailed)
     assert verdict.charged_as is TaskState.WORKER_FAILED
+
+
+@pytest.mark.parametrize("end", [BUSY, NEVER_STARTED])
+def test_judge_gang_task_that_did_not_run_explains_what_its_peers_did_without_it(end: TaskEnd) -> None:
+    verdict = gang((raised(5.0), HEALTHY), (end, HEALTHY))
+    assert verdict.cause == TaskKey(0, 1)
+    assert verdict.charged_as is TaskState.WORKER_FAILED
+    assert gang((end, HEALTHY), (None, LOST)).cause == TaskKey(0, 1), "a lost host comes first"
 
 
 def test_judge_gang_of_several_errors_names_the_first() -> None:
@@ -123,6 +154,32 @@ def test_judge_gang_asks_the_host_that_failed_not_another() -> None:
     verdict = gang((raised(), HEALTHY), (STOPPED, NOTICE))
     assert verdict.cause == TaskKey(0, 0)
     assert verdict.charged_as is TaskState.FAILED
+
+
+MOVE = TaskKey(0, 1), TpuPreempted("preemption in 30 s; a task ended before all had saved")
+EXITED = TaskEnd(EndKind.EXITED, 5.0, error="the function called sys.exit(1)")
+
+
+@pytest.mark.parametrize("end", [crashed(), EXITED], ids=["signal", "code"])
+@pytest.mark.parametrize("other", [STOPPED, raised(6.0), RETURNED], ids=["stopped", "raised", "returned"])
+def test_judge_gang_exit_code_or_signal_after_a_notice_counts_as_the_move(end: TaskEnd, other: TaskEnd) -> None:
+    """SIGTERM went to every task, also to those on hosts that stay; what its peers raise then is its consequence."""
+    ends, hosts = {TaskKey(0, 0): end, TaskKey(0, 1): other}, dict.fromkeys((TaskKey(0, 0), TaskKey(0, 1)), HEALTHY)
+    verdict = judge_gang(ends, hosts, MOVE, was_told=True)
+    assert (verdict.cause, verdict.result, verdict.charged_as) == (*MOVE, TaskState.WORKER_FAILED)
+    untold = judge_gang(ends, hosts)
+    assert (untold.cause, untold.charged_as) == (TaskKey(0, 0), TaskState.FAILED)
+
+
+def test_judge_gang_notice_excuses_no_exception_and_explains_no_lost_host() -> None:
+    def verdict(first: TaskEnd | None, host: HostEvidence) -> Verdict:
+        ends, hosts = {TaskKey(0, 0): first, TaskKey(0, 1): crashed(7.0)}, {TaskKey(0, 0): host, TaskKey(0, 1): HEALTHY}
+        return judge_gang(ends, hosts, MOVE, was_told=True)
+
+    assert verdict(raised(5.0), HEALTHY).result == judge_task(raised(5.0), HEALTHY)
+    assert verdict(TaskEnd(EndKind.OUT_OF_MEMORY, 5.0, error="none left"), HEALTHY).charged_as is TaskState.FAILED
+    assert verdict(None, LOST).result == TpuFailed("host died")
+    assert verdict(crashed(5.0), NOTICE).result == judge_task(crashed(5.0), NOTICE)
 
 
 def test_judge_gang_of_two_slices_names_the_slice() -> None:

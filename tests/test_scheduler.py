@@ -198,7 +198,7 @@ def test_flexible_counts_wait_for_a_slice_that_an_ended_attempt_is_about_to_leav
 def test_flexible_counts_do_not_wait_for_a_slice_that_will_be_no_good(world: World, trouble: str) -> None:
     """The largest count that can run *now* (defect 3): what ends on a draining slice makes it no more usable."""
     add_slices(world, "a", "b")
-    over = world.start("over", max_retries_preemption=5)
+    over = world.start("over")
     world.do(
         {
             "draining": WorkerDrainedEvent("a-1", "preemption"),
@@ -207,8 +207,8 @@ def test_flexible_counts_do_not_wait_for_a_slice_that_will_be_no_good(world: Wor
         }[trouble]
     )
     world.report(over, TaskState.WORKER_FAILED)
+    assert over.state.finished
     world.submit(slices=(1, 2), job_id="flexible", constraints=(Constraint("tpu-name", ConstraintOp.EXISTS),))
-    world.state.jobs["over"].gang.not_before = world.now + 60  # out of the way
     assert placed(world) == {"flexible": ("b",)}
 
 

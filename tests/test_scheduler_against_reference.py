@@ -1,10 +1,13 @@
-"""The scheduler proven against a slow, obvious one on random worlds, and alone on all small worlds."""
+"""The scheduler proven against a slow, obvious one on random worlds, and alone on all small worlds.
+
+The quick tests take some of both, the thorough ones the rest.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, combinations_with_replacement, product
+from itertools import chain, combinations, combinations_with_replacement, islice, product
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +18,7 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     GangAssignedEvent,
+    GangMovedEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
     SliceReleasedEvent,
@@ -99,6 +103,8 @@ KINDS = st.fixed_dictionaries(
         "owner": st.sampled_from(["pool-a", "pool-b"]),
         "priority": st.sampled_from([PriorityBand.INTERACTIVE] * 3 + [PriorityBand.PRODUCTION, PriorityBand.BATCH]),
         "scheduling_timeout": st.sampled_from([None, None, None, 300.0]),
+        "spares": st.sampled_from([0, 0, 0, 1, 2]),
+        "grow_after": st.sampled_from([None, 0.0, 30.0]),
     }
 )
 JOBS = st.tuples(st.integers(0, 3), st.sampled_from(["ann", "bob", "cem"]), st.sampled_from([0.0, 0.0, LONG]))
@@ -124,7 +130,7 @@ HAPPENINGS = st.tuples(
         (
             *("submit",) * 6,
             *("end", "end", "end", "end", "confirm", "confirm", "confirm all"),
-            *("run", "retry", "launch fails", "cancel"),
+            *("run", "run", "retry", "move", "launch fails", "cancel"),
             *("lose", "drain", "suspect", "relabel", "repair", "repair", "release", "hold", "time", "long time"),
         )
     ),
@@ -207,6 +213,8 @@ class RandomWorld(World):
                     self.do(TaskStateChangedEvent(it.job_id, task.index, it.attempt, state))
             case "retry":
                 self.do(TaskStateChangedEvent(it.job_id, it.task_index, it.attempt, S.FAILED, "boom"))
+            case "move":
+                self.do(GangMovedEvent(it.job_id, it.attempt, "to more slices", it.task_index))
             case "launch fails":
                 self.do(TaskDispatchFailedEvent(it.job_id, it.attempt, "no answer", self.now, it.task_index))
             case "cancel":
@@ -277,6 +285,8 @@ def spec_of(job_id: str, shape: Shape, typed: bool, constraints: tuple[Constrain
     whole = shape.kind == "whole"
     if typed and gang:
         constraints = (Constraint(TPU_TOPOLOGY, Op.EQ, shape.device), *constraints)
+    if not gang:
+        changes["spares"] = 0
     return JobSpec(
         job_id=job_id,
         device=shape.device if gang else None,
@@ -299,20 +309,21 @@ def commit_what_both_plan(world: World) -> None:
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
     assert result.waiting.keys() == reference.waiting
-    assert set(result.starving) == set(reference.kept)
-    assert {i: list(result.waiting[i].kept) for i in result.starving} == reference.kept
+    assert set(result.starving) == reference.starving
+    assert {i: list(waiting.kept) for i, waiting in result.waiting.items() if waiting.kept} == {
+        job_id: names for job_id, names in reference.kept.items() if names
+    }
     state.fleet.check_candidates(world.now)
     for event in (*result.assignments, *result.timed_out, *result.unschedulable):
         state.handle_event(event)
     state.check()
 
 
-@settings(max_examples=500 * MORE, deadline=None, suppress_health_check=list(HealthCheck))
-@given(WORLDS)
-def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
+def check_random_world(drawn: dict) -> None:
     """Cycle after cycle the same assignments, the same jobs that wait, time out, are given up, and get groups kept.
 
-    Between the cycles jobs end and hosts change, so the fleet's indexes have catching up to do.
+    Between the cycles jobs end, return and move, and hosts change, so the fleet's indexes have catching up to do. Jobs
+    have spares, get replacements, and grow.
     """
     world = RandomWorld(drawn["slices"], drawn["cpu_hosts"], drawn["kinds"], drawn["jobs"])
     for _ in range(drawn["at_first"]):
@@ -322,6 +333,22 @@ def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) 
         for what, pick in happenings:
             world.happen(what, pick)
         commit_what_both_plan(world)
+
+
+PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@settings(PATIENT, max_examples=120 * MORE)
+@given(WORLDS)
+def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
+    check_random_world(drawn)
+
+
+@pytest.mark.thorough
+@settings(PATIENT, max_examples=380 * MORE)
+@given(WORLDS)
+def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
+    check_random_world(drawn)
 
 
 # -- all small worlds --------------------------------------------------------------------------------------------------
@@ -453,14 +480,21 @@ def check_small_world(fleet: SmallFleet, shapes: Sequence[str], age: float, at_o
     assert feasible == {job.spec.job_id for job in world.jobs if job.state is JobState.SUCCEEDED}
 
 
+SHARES = 5
+"""Of all small worlds. It has no factor in common with the number of queues, so each share has every kind of them."""
+
+
+@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.thorough) for share in range(1, SHARES))])
 @pytest.mark.parametrize(
     ("age", "at_once"), [(0.0, True), (LONG, False), *([(0.0, False), (LONG, True)] if MORE > 1 else [])]
 )
-def test_scheduler_in_every_small_world_plans_legally_and_ends_every_feasible_job(age: float, at_once: bool) -> None:
+def test_scheduler_in_every_small_world_plans_legally_and_ends_every_feasible_job(
+    age: float, at_once: bool, share: int
+) -> None:
     """All plans are legal, the job at the head runs at once if that is possible, and every job runs that ever can.
 
     So no jobs of any shapes wait for each other for ever: neither fresh ones nor, past the bound, those for which
-    groups are kept; whether what runs ends all together or one by one.
+    groups are kept; whether what runs ends all together or one by one. The shares together are all small worlds.
     """
-    for fleet, shapes in small_worlds():
+    for fleet, shapes in islice(small_worlds(), share, None, SHARES):
         check_small_world(fleet, shapes, age, at_once)

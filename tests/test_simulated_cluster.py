@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import ray
+import requests
 
 from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 from iris_ray.testing import Preemption, SimulatedCluster
@@ -218,6 +219,14 @@ def inhabit(slice_name: str, worker_id: int) -> Any:
     return Inhabitant.options(label_selector=labels, resources={slice_name: 0.001}).remote()
 
 
+def metadata_of(look: dict[str, Any]) -> dict[str, str]:
+    """What the metadata server of an inhabitant's host says."""
+    server = f"http://{look['env']['IRIS_RAY_METADATA_HOST']}/computeMetadata/v1"
+    keys = ("instance/preempted", "instance/attributes/agent-worker-number", "instance/attributes/instance-id")
+    flavor = {"Metadata-Flavor": "Google"}
+    return {key: requests.get(f"{server}/{key}", headers=flavor, timeout=10).text for key in keys}
+
+
 def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> float:
     """Waits until the condition holds. Returns how long that took, in seconds."""
     began = time.monotonic()
@@ -275,6 +284,13 @@ def test_host_environment_is_its_own(cluster: SimulatedCluster) -> None:
         assert env["TMPDIR"] == str(directory / "tmp")
         assert sorted(path.name for path in (directory / "dev").iterdir()) == [f"accel{i}" for i in range(4)]
         assert (directory / "lock").is_dir()
+        assert env["IRIS_RAY_METADATA_HOST"].startswith(f"{look['address']}:")
+        assert not {"GCE_METADATA_HOST", "GCE_METADATA_IP"} & env.keys() - os.environ.keys()
+        assert metadata_of(look) == {
+            "instance/preempted": "FALSE",
+            "instance/attributes/agent-worker-number": str(worker_id),
+            "instance/attributes/instance-id": name,
+        }
     assert len({look["env"]["IRIS_RAY_HOST_DIR"] for look in seen}) == 2
 
 
@@ -333,7 +349,7 @@ def test_preempt_slice_with_notice_drains_then_dies(cluster: SimulatedCluster, f
 
     # An idle node that is drained ends by itself at once: have somebody there.
     inhabitants = [inhabit(fresh_slice, worker_id) for worker_id in (0, 1)]
-    ray.get([inhabitant.look.remote() for inhabitant in inhabitants])
+    looks = ray.get([inhabitant.look.remote() for inhabitant in inhabitants])
     node_ids = {cluster.node_id(fresh_slice, worker_id) for worker_id in (0, 1)}
     began = time.time()
     preemption = cluster.preempt_slice(fresh_slice, notice_s=3)
@@ -341,11 +357,33 @@ def test_preempt_slice_with_notice_drains_then_dies(cluster: SimulatedCluster, f
     deadline_s = state.get_draining_nodes()[cluster.node_id(fresh_slice, 0)] / 1000
     assert deadline_s == pytest.approx(began + 3, abs=0.5)
     assert not preemption.done
+    assert [metadata_of(look)["instance/preempted"] for look in looks] == ["TRUE", "TRUE"]
     ray.get([inhabitant.look.remote() for inhabitant in inhabitants])  # work goes on until then
     assert preemption.wait(30)
     assert time.time() - began >= 3
     assert fresh_slice not in cluster.slice_names
     eventually(lambda: not any(is_alive(cluster, fresh_slice, worker_id) for worker_id in (0, 1)))
+
+
+@pytest.mark.cluster
+def test_preempt_slice_is_heard_where_it_should_be(cluster: SimulatedCluster, fresh_slice: str) -> None:
+    from ray._private.state import state
+
+    look = ray.get(inhabit(fresh_slice, 0).look.remote())
+    cluster.preempt_slice(fresh_slice, notice_s=1000, heard_by="metadata")
+    assert metadata_of(look)["instance/preempted"] == "TRUE"
+    assert cluster.node_id(fresh_slice, 0) not in state.get_draining_nodes()
+    other = cluster.add_slice("v4-8")
+    cluster.preempt_slice(other, notice_s=1000, heard_by="ray")
+    eventually(lambda: other not in cluster.slice_names)  # nothing runs there
+    assert (
+        requests.get(
+            f"http://{cluster.metadata(other, 0).address}/computeMetadata/v1/instance/preempted",
+            headers={"Metadata-Flavor": "Google"},
+            timeout=10,
+        ).text
+        == "FALSE"
+    )
 
 
 @pytest.mark.cluster
@@ -378,6 +416,11 @@ def test_unknown_names_are_refused_and_the_known_listed(cluster: SimulatedCluste
     for notice_s in (-1, float("nan"), float("inf"), True, "30"):
         with pytest.raises(InvalidRequestError, match="notice_s"):
             cluster.preempt_slice(name, notice_s)  # type: ignore[arg-type]
+    for starts_in_s in (-1, True, None):
+        with pytest.raises(InvalidRequestError, match="starts_in_s"):
+            cluster.announce_maintenance(name, 0, starts_in_s)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match="heard_by"):
+        cluster.preempt_slice(name, 30, heard_by="nobody")  # type: ignore[arg-type]
     with pytest.raises(UnknownTPUTypeError):
         cluster.add_slice("v4-9")
     assert cluster.worker_ids(name) == [0, 1]

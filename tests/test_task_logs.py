@@ -7,9 +7,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from iris_ray import log_stream
 from iris_ray.actors.host_processes import output_pipe, started_mark
 from iris_ray.actors.log_files import AttemptLog, LogWriter, logs_directory, prune
 from iris_ray.actors.task_output import OutputPump
@@ -62,12 +64,13 @@ def test_rate_is_bounded_and_what_is_left_out_is_counted() -> None:
 
 
 def test_tasks_of_a_large_gang_share_what_a_terminal_can_take() -> None:
-    whole = sum(len(LineThrottle.for_task_of(256, "").feed(b"%d\n" * 0 + lines(1000), 0.0)) for _ in range(256))
+    much = lines(1000)
+    whole = sum(len(LineThrottle.for_task_of(256, "").feed(much, 0.0)) for _ in range(256))
     assert whole <= 256 * 20
     later = [LineThrottle.for_task_of(256, "") for _ in range(256)]
     for one in later:
-        one.feed(lines(1000), 0.0)
-    assert sum(len(one.feed(lines(1000), 10.0 + n)) for n in range(10) for one in later) <= 256 * 2 * 21 + 256 * 20 * 2
+        one.feed(much, 0.0)
+    assert sum(len(one.feed(much, 10.0 + n)) for n in range(10) for one in later) <= 256 * 2 * 21 + 256 * 20 * 2
 
 
 def lines(count: int) -> bytes:
@@ -337,7 +340,7 @@ def test_pump_of_a_process_that_never_started_leaves_nothing(tmp_path: Path) -> 
 
 
 def test_pump_shows_little_of_much(pumped: Pumped, capsys: pytest.CaptureFixture[str]) -> None:
-    pumped.run("for n in range(300_000): print('line', n)")
+    pumped.run("import sys\nsys.stdout.write(''.join(f'line {n}\\n' for n in range(300_000)))")
     pumped.pump.close()
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == ":actor_name:label"
@@ -380,6 +383,8 @@ def test_memory_keeps_the_newer_of_two_that_overtook_each_other() -> None:
 
 class Story:
     """A Controller on paper: what each attempt of each task prints, a piece with every question."""
+
+    waiting: str | None = None
 
     def __init__(self, attempts: list[list[list[bytes]]]) -> None:
         self.attempts = attempts  # by attempt, task, piece
@@ -451,9 +456,58 @@ def test_without_following_what_is_there_is_given_and_no_more() -> None:
 
 
 def test_task_that_prints_too_much_is_taken_up_near_its_end_beside_others() -> None:
-    much = lines(3_000_000)
+    much = b"".join(b"%070d\n" % n for n in range(300_000))
     story = Story([[[much], [b"other\n"]]])
     found = list(stream_logs(story, "job"))
     assert any(line.note and b"bytes left out here" in line.data for line in found)
     assert LogLine(1, 1, b"other") in found
     assert len(found) < 2000
+
+
+@pytest.mark.parametrize("tasks", [16, 256])
+def test_tasks_of_a_large_job_share_what_a_terminal_can_take_while_they_are_followed(tasks: int) -> None:
+    """All print at once: what each may show at first, and then 500 lines a second in all."""
+    story = Story([[[lines(5000)] * 2 for _ in range(tasks)]])
+    began = time.monotonic()
+    found = list(stream_logs(story, "job"))
+    share = LineThrottle.for_task_of(tasks, "")
+    most = tasks * (share.burst + share.rate * (time.monotonic() - began) + 2)  # 2: what was left out
+    assert tasks <= len(found) <= most
+    assert all(any(b"left out here" in line.data for line in found if line.task_index == n) for n in range(tasks))
+
+
+class Queued(Story):
+    """It waits in the queue first; so long, in seconds of a clock that the reader's pauses move."""
+
+    def __init__(self, attempts: list[list[list[bytes]]], waits_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(attempts)
+        self.now, self.until = 0.0, waits_s
+        monkeypatch.setattr(log_stream, "time", SimpleNamespace(monotonic=lambda: self.now, sleep=self.sleep))
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    @property
+    def waiting(self) -> str | None:
+        return "waiting for 1 slice; 0 free" if self.now < self.until else None
+
+    def __call__(self, method: str, *args: object) -> object:
+        if self.waiting is None or method == "fetch_task_logs":
+            return super().__call__(method, *args)
+        if method == "job_status":
+            return self
+        _, wanted, _ = args
+        return {index: TaskLog("job", index, 0, note="it has not run yet") for index in wanted}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("task_index", [None, 1])
+@pytest.mark.parametrize(("waits_s", "words"), [(1.5, 0), (20.0, 1), (75.0, 3)])
+def test_following_says_after_two_seconds_and_then_every_half_minute_why_the_job_waits(
+    monkeypatch: pytest.MonkeyPatch, waits_s: float, words: int, task_index: int | None
+) -> None:
+    story = Queued([[[b"zero\n"], [b"one\n"]]], waits_s, monkeypatch)
+    found = [line for line in stream_logs(story, "job", task_index) if line.task_index is None]
+    assert found == [LogLine(None, 1, b"waiting for 1 slice; 0 free", True)] * words
+    story = Queued([[[b"zero\n"], [b"one\n"]]], waits_s, monkeypatch)
+    at_once = list(stream_logs(story, "job", task_index, follow=False))
+    assert all(line.task_index is not None for line in at_once), "whoever does not follow gets what is there"

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
+from iris_ray.effects import Effects
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
@@ -16,8 +17,9 @@ from iris_ray.events import (
 )
 from iris_ray.jobs import CoschedulingConfig, Job, JobSpec
 from iris_ray.lifecycle import TaskState
+from iris_ray.retry import QUICK_S
 from iris_ray.scheduler import Scheduler, SchedulingResult
-from iris_ray.state import ControllerState, Effects, apply_all
+from iris_ray.state import ControllerState, apply_all
 from iris_ray.topology import get_tpu_config
 from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 
@@ -140,6 +142,10 @@ class World:
     def confirm(self, job: Job, attempt: int | None = None, index: int = 0) -> Effects:
         number = job.gangs[job.position_of(index)].attempt if attempt is None else attempt
         return self.do(AttemptEndConfirmedEvent(job.spec.job_id, number, index))
+
+    def long_run(self) -> None:
+        """What runs has done so for long enough that its end is no quick one."""
+        self.now += QUICK_S
 
     def finish(self, job: Job) -> None:
         """All that runs of the job succeeds and is gone."""

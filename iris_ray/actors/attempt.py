@@ -5,26 +5,55 @@ A fixed sequence: hold the slices → have every host ready → start every task
 """
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RuntimeEnvSetupError
 
 from iris_ray.actors.controller_client import ControllerClient
-from iris_ray.actors.messages import AttemptOrder, RunRequest, TaskLaunch
-from iris_ray.actors.resource_pool import Unreachable
-from iris_ray.actors.slice_pool import SlicePool
+from iris_ray.actors.messages import AttemptOrder, Progress, RunRequest, TaskLaunch
+from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, ChipsHeld, NotReserved, Unreachable
+from iris_ray.actors.silence import SilenceWatch
+from iris_ray.actors.slice_pool import SlicePool, in_words, is_broken
 from iris_ray.errors import TaskSetupError
 from iris_ray.job_info import JobInfo
 from iris_ray.multislice import MultisliceInfo
-from iris_ray.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
+from iris_ray.notices import Notice, NoticeKind
+from iris_ray.outcomes import (
+    DID_NOT_RUN,
+    EndKind,
+    HostEvidence,
+    ProviderWord,
+    RunErrorKind,
+    TaskEnd,
+    TaskKey,
+    TpuCancelled,
+    TpuPreempted,
+    TpuResult,
+    TpuRunError,
+)
 from iris_ray.retry import Verdict, judge_gang
 
-RESERVE_TIMEOUT_S = 10.0
-"""How long Ray may take to reserve chips that the Controller believes to be free."""
+logger = logging.getLogger(__name__)
+
 REFILL_DELAY_S = 4.0
 """A gang that has run so long gets its next standbys; before, they would only compete with it."""
 STOP_TIMEOUT_S = 20.0
+RUNNING_DELAY_S = 0.1
+"""A gang that ends sooner is not worth a report that it runs."""
+AT_ONCE_S = 0.5
+"""A host that is found lost so soon after the start was lost before: it broke while its slice was idle."""
+STACKS_S = 1.0
+"""How long the stacks of a gang that hangs have to reach the logs."""
+ASK_AGAIN_S, ASK_AGAIN_AT_MOST_S = 1.0, 10.0
+"""How soon tasks are asked again whether they have saved, ever more seldom."""
+CONTROLLER_AWAY_S = 10.0
+"""How long a verdict waits for a Controller that is being started anew: it knows of notices."""
+ALONE_TIMEOUT_S = 1.0
+"""How long a host has to answer whose SliceActor does not."""
 
 Ends = dict[TaskKey, TaskEnd | None]
 
@@ -58,9 +87,10 @@ class Attempt:
         number: the attempt's number.
         names: the slices' names by slice id.
         lost: slices that are no good any more, known after the verdict.
-        suspects: hosts that did not answer, by node id, and why they count as lost.
+        suspects: hosts that did not answer or whose chips somebody else holds, by node id, and why they are no good.
         tidy: its slices are idle again; they may already be somebody else's.
         over: set when no process of it is left and its end has been reported.
+        moved_for: the notice because of which all its tasks were ended, if nothing else was the matter.
     """
 
     def __init__(
@@ -72,7 +102,15 @@ class Attempt:
         self.suspects: dict[str, str] = {}
         self.tidy = False
         self.over = asyncio.Event()
+        self.moved_for: Notice | None = None
         self._ends: Ends = {}
+        self._running = self._ended = self._ended_at_once = False
+        self._lost_hosts: set[TaskKey] = set()
+        self._progress_at = 0.0
+        self._notice: Notice | None = None
+        self._telling: asyncio.Future[None] | None = None
+        self._our_reason: tuple[TaskKey, TpuResult] | None = None
+        self._silent: dict[str, str] = {}  # slices whose SliceActor has stopped answering, and for how long
         self._slices = slices
         self._controller = controller
         self._request = request
@@ -108,9 +146,9 @@ class Attempt:
         return f"slice {key.slice_id} ({self.names[key.slice_id]}) worker {key.worker_id}"
 
     def never_started(self, key: TaskKey) -> bool:
-        """Whether this task's process had ended before any user code ran in it."""
+        """Whether this task had ended before any user code ran in it, or its host was no good from the beginning."""
         end = self._ends.get(key)
-        return end is not None and end.kind is EndKind.NEVER_STARTED
+        return (end is not None and end.kind in DID_NOT_RUN) or (self._ended_at_once and key in self._lost_hosts)
 
     async def silent_hosts(self, names: tuple[str, ...]) -> dict[str, str]:
         """Node ids of these slices' hosts that do not answer, and why they count as lost."""
@@ -122,10 +160,80 @@ class Attempt:
                 silent |= {host.node_id: why for host in hosts if (why := reasons[host.worker_id]) is not None}
         return silent
 
+    def blamed_host(self, key: TaskKey) -> tuple[str, bool] | None:
+        """The host that may be at fault for a task's end, and whether user code ran there; None if it can't be."""
+        end = self._ends.get(key)
+        if end is None or not (end.kind is EndKind.CRASHED or end.kind in DID_NOT_RUN):
+            return None
+        host = self._order.slices[key.slice_id][key.worker_id]
+        return host.node_id, end.kind is EndKind.CRASHED
+
     def stop(self, reason: str) -> None:
         """Have it end soon; wait for `over` to know that it has."""
         if not self._stop_reason.done():
             self._stop_reason.set_result(reason)
+
+    def notify(self, notice: Notice) -> None:
+        """Tell every task that the gang is to move; it does so once all have saved their state.
+
+        An attempt that has not begun yet does not begin.
+        """
+        if notice == self._notice or self._stop_reason.done() or self._ended:
+            return
+        self._notice = notice
+        self._progress_at = time.time()  # to save takes time, too
+        if not self._running:
+            if notice.kind is not NoticeKind.GROWTH:
+                self.stop(notice.reason)
+            return
+        if self._telling is not None:
+            self._telling.cancel()
+        self._telling = asyncio.ensure_future(self._tell(notice))
+
+    async def _tell(self, notice: Notice) -> None:
+        name, number = self._order.job_id, self.number
+        seconds = notice.deadline - time.time()
+        logger.info("%s attempt %d is to move within %.0f s: %s", name, number, seconds, notice.reason)
+        pause = ASK_AGAIN_S
+        while True:  # after the deadline, too: who has saved must not wait for ever
+            patience = max(0.0, notice.deadline - time.time()) + 5.0
+            asks = (self._slices.ask(one, "notify", name, number, notice, timeout_s=patience) for one in self.names)
+            replies = await asyncio.gather(*asks, return_exceptions=True)
+            answers = [(False, False) if isinstance(r, (Unreachable, BaseException)) else r for r in replies]
+            ready, waiting = all(saved for saved, _ in answers), any(some for _, some in answers)
+            if ready:
+                break
+            if waiting or notice.kind is NoticeKind.GROWTH:
+                await asyncio.sleep(max(0.0, notice.deadline - time.time()))
+                if waiting or await self._is_to_grow():
+                    break
+            await asyncio.sleep(pause)  # nobody could be told, or is left to be told, or wants to be
+            pause = min(2 * pause, ASK_AGAIN_AT_MOST_S)
+        how = "all its tasks have saved" if ready else "not all of its tasks have saved, but time is up"
+        self._move(notice, f"{notice.reason}; {how}")
+
+    async def _is_to_grow(self) -> bool:
+        """Whether the slices to move to are still there. If not it stays, unless a task has saved and waits."""
+        if self._notice is None:
+            return False
+        try:
+            there = await self._controller.ask_once("is_to_grow", self._order.job_id, self.number)
+        except AttributeError:  # a Controller of a version that did not call growth off
+            return True
+        if there is False:
+            logger.info("%s attempt %d stays: the slices for it are gone", self._order.job_id, self.number)
+            self._notice = None
+        return there is True
+
+    def _move(self, notice: Notice, reason: str) -> None:
+        if self._stop_reason.done():
+            return
+        if notice.kind is NoticeKind.GROWTH:
+            self._our_reason = TaskKey(0, 0), TpuCancelled(reason)
+        else:
+            self._our_reason = TaskKey(0, 0), TpuPreempted(reason)
+        self.moved_for = notice
+        self.stop(reason)
 
     async def prepare(self) -> dict[str, list[TaskLaunch]]:
         """Get every host to the point where its task starts at once; what to launch, by slice name.
@@ -134,34 +242,38 @@ class Attempt:
             LaunchFailed: some host did not get there, or somebody wants the attempt to stop.
         """
         self._slices.scale_multislice(self._order, self._request.process, self._request.keep_warm)
-        ready = asyncio.ensure_future(self._all_ready())
-        refusal = asyncio.ensure_future(self._refusal())
-        first: set[asyncio.Future[Any]] = {ready, refusal, self._stop_reason}
+        ready = asyncio.ensure_future(self._slices.all_ready(self.names, self._request.silence_s))
+        first: set[asyncio.Future[Any]] = {ready, self._stop_reason}
         try:
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if self._stop_reason.done():
-                raise LaunchFailed(self._stop_reason.result())
-            if refusal.done():
-                raise refusal.result()
-            answers = ready.result()
         finally:
             ready.cancel()
-            refusal.cancel()
-        broken = {n: a for n, a in answers.items() if isinstance(a, (Unreachable, BaseException))}
+        if self._stop_reason.done():
+            raise LaunchFailed(self._stop_reason.result())
+        answers = ready.result()
+        broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
         if broken:
-            reasons = "; ".join(a.reason if isinstance(a, Unreachable) else str(a) or repr(a) for a in broken.values())
             by_request = any(isinstance(a, (RuntimeEnvSetupError, TaskSetupError)) for a in broken.values())
-            suspicious = tuple(name for name, a in broken.items() if isinstance(a, Unreachable))
-            raise LaunchFailed(reasons, tuple(broken), suspicious, by_request)
+            self.suspects |= {a.node_id: a.held for a in broken.values() if isinstance(a, ChipsHeld)}
+            suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, NotReserved))
+            raise LaunchFailed(in_words(broken), tuple(broken), tuple(suspicious), by_request)
         return self._launches(answers[self.names[0]])
 
-    async def run(self, launches: Mapping[str, list[TaskLaunch]]) -> Verdict:
-        """Start every task and wait for the gang's end. After success, `stop_all` ends its processes."""
-        slices = self._slices
+    async def run(self, launches: Mapping[str, list[TaskLaunch]], say_running: Callable[[], None]) -> Verdict:
+        """Start every task and wait for the gang's end. After success, `stop_all` ends its processes.
+
+        Args:
+            launches: what each host gets, by slice name.
+            say_running: called once the gang has run for a moment.
+        """
+        slices, silence_s = self._slices, self._request.silence_s
         calls: dict[asyncio.Future[Any], int] = {
-            asyncio.ensure_future(slices.ask(name, "run_remote_fn", launches[name], timeout_s=None)): slice_id
+            asyncio.ensure_future(
+                slices.ask(name, "run_remote_fn", launches[name], silence_s, timeout_s=None)
+            ): slice_id
             for slice_id, name in enumerate(self.names)
         }
+        self._running, began = True, time.monotonic()
         for call in calls:
             call.add_done_callback(
                 lambda done: done.cancelled() or done.exception()
@@ -170,20 +282,40 @@ class Attempt:
         refill = asyncio.get_running_loop().call_later(
             REFILL_DELAY_S, slices.renew_standbys, self.names, self._request.process
         )
+        running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, say_running)
+        stall = asyncio.ensure_future(self._watch_progress())
         try:
             ends = await self._until_end(calls)
         finally:
+            self._ended, self._ended_at_once = True, time.monotonic() < began + AT_ONCE_S
             refill.cancel()
+            running.cancel()
+            stall.cancel()
+            if self._telling is not None:
+                self._telling.cancel()
         if all(returned(end) for end in ends.values()):
             return judge_gang(ends, dict.fromkeys(ends, HostEvidence()))
 
+        if self._notice is not None and self._telling is not None:
+            self._move(self._notice, f"{self._notice.reason}; a task ended before all had saved")
         evidence = await self._gather_evidence()
+        self._lost_hosts = {key for key, host in evidence.items() if host.lost and not host.draining}
         # The slice is the unit of failure: one host lost or about to go, and it is worthless.
         bad = {key.slice_id for key, host in evidence.items() if host.lost or host.draining}
         self.lost = tuple(self.names[slice_id] for slice_id in sorted(bad))
         reason = self._stop_reason.result() if self._stop_reason.done() else "another task of the gang ended"
         self._ends = ends | await self.stop_all(reason)
-        return judge_gang(self._ends, evidence)
+        for key, end in self._ends.items():
+            if end is not None and end.kind is EndKind.DEVICE_BUSY:
+                self.suspects.setdefault(self._order.slices[key.slice_id][key.worker_id].node_id, end.error)
+                self.lost = tuple(sorted({*self.lost, self.names[key.slice_id]}))
+        if self._our_reason is not None and isinstance(self._our_reason[1], TpuPreempted):
+            doomed = next((key for key, host in evidence.items() if host.draining), self._our_reason[0])
+            self._our_reason = doomed, self._our_reason[1]
+        verdict = judge_gang(self._ends, evidence, self._our_reason, was_told=self.moved_for is not None)
+        if self._our_reason is None or verdict.result is not self._our_reason[1]:
+            self.moved_for = None  # something else was the matter
+        return verdict
 
     async def stop_all(self, reason: str | None) -> Ends:
         """End all tasks and wait until their processes are gone; how each one ended, as far as its host can say.
@@ -191,7 +323,8 @@ class Attempt:
         Args:
             reason: why; None after success, to let exit handlers of user code run.
         """
-        names = [name for name in self.names if name in self._slices]
+        names = [name for name in self.names if name in self._slices and name not in self._silent]
+        self.lost = tuple(sorted({*self.lost, *self._silent}))
         replies = await asyncio.gather(
             *(
                 self._slices.ask(name, "stop", self._order.job_id, self.number, reason, timeout_s=STOP_TIMEOUT_S)
@@ -209,24 +342,6 @@ class Attempt:
         return ends
 
     # -- its parts -------------------------------------------------------------------------------------------------
-
-    async def _all_ready(self) -> dict[str, Any]:
-        """The ports that each slice's host 0 holds once every host could start at once, or why a slice can't."""
-        waits = (asyncio.shield(self._slices[name].ready) for name in self.names)
-        return dict(zip(self.names, await asyncio.gather(*waits, return_exceptions=True), strict=True))
-
-    async def _refusal(self) -> LaunchFailed:
-        """Returns if Ray has not reserved the slices in time: somebody outside iris_ray was faster."""
-        await asyncio.sleep(RESERVE_TIMEOUT_S)
-        held = [self._slices[name] for name in self.names]
-        waiting = await asyncio.to_thread(lambda: [one.name for one in held if not one.is_reserved()])
-        if not waiting:
-            await asyncio.Event().wait()  # reserved; the rest is a matter of starting processes
-        return LaunchFailed(
-            f"Ray did not reserve {', '.join(waiting)} within {RESERVE_TIMEOUT_S:g} s: its resources are in use outside"
-            " iris_ray, or its hosts are going away",
-            tuple(waiting),
-        )
 
     def _launches(self, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
         """What each host gets, with addresses for this attempt alone."""
@@ -265,39 +380,133 @@ class Attempt:
         """Wait until all tasks have returned, one has not, or somebody wants the attempt to stop."""
         workers = range(self._order.hosts_per_slice)
         ends: Ends = {TaskKey(slice_id, w): None for slice_id in calls.values() for w in workers}
-        pending: set[asyncio.Future[Any]] = {*calls, self._stop_reason}
-        while len(pending) > 1 and not self._stop_reason.done():
-            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-            replies = {calls[call]: call.result() for call in done if call is not self._stop_reason}
-            for slice_id, reply in replies.items():
-                if not isinstance(reply, Unreachable):
-                    ends |= {TaskKey(slice_id, worker): end for worker, end in reply.items()}
-            if not all(returned(ends[TaskKey(slice_id, w)]) for slice_id in replies for w in workers):
-                break
+        names, actors = self.names, self._slices.members()
+        watch = SilenceWatch(lambda name: actors[name].ping.remote(), names, self._request.silence_s)
+        silence = asyncio.ensure_future(watch.found())
+        pending: set[asyncio.Future[Any]] = set(calls)
+        try:
+            while pending and not self._stop_reason.done() and not silence.done():
+                awaited = {*pending, silence, self._stop_reason}
+                done, _ = await asyncio.wait(awaited, return_when=asyncio.FIRST_COMPLETED)
+                replies = {calls[call]: call.result() for call in done & pending}
+                pending -= done
+                for slice_id, reply in replies.items():
+                    if not isinstance(reply, Unreachable):
+                        ends |= {TaskKey(slice_id, worker): end for worker, end in reply.items()}
+                if not all(returned(ends[TaskKey(slice_id, w)]) for slice_id in replies for w in workers):
+                    break
+        finally:
+            silence.cancel()
+            watch.stop()
+        self._silent = watch.silent
         return ends
+
+    async def _watch_progress(self) -> None:
+        """Stop the attempt once no task has said for too long that it makes progress."""
+        limit, self._progress_at = self._request.stall_timeout, time.time()
+        running: set[TaskKey] = set()
+        while limit is not None:
+            await asyncio.sleep(min(limit / 4, 5.0))
+            before, (running, progress) = running, await self._progress()
+            now = time.time()
+            beats = [now - p.age for p in progress.values() if p.age is not None]
+            if before - running:  # who has returned has made progress
+                beats.append(now)
+            if self._notice is not None and now < self._notice.deadline and any(p.saved for p in progress.values()):
+                beats.append(now)  # the others may be waiting for those that have saved
+            self._progress_at = max([self._progress_at, *beats])
+            silence = now - self._progress_at
+            if progress and silence > limit:
+                await self._stalled(progress, silence)
+                return
+
+    async def _progress(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
+        """The tasks that have not returned, and how far each of them is, as far as hosts answer."""
+        name, number = self._order.job_id, self.number
+        asks = (self._slices.ask(one, "progress", name, number) for one in self.names)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        running = {
+            TaskKey(slice_id, worker): found
+            for slice_id, reply in enumerate(replies)
+            if not isinstance(reply, (Unreachable, BaseException))
+            for worker, found in reply.items()
+        }
+        return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
+
+    async def _stalled(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
+        name, number = self._order.job_id, self.number
+        steps = [p.step for p in progress.values() if p.step is not None]
+        # Who has never said anything is further behind than anybody who has.
+        last = min(
+            progress, key=lambda k: (-1 if (p := progress[k]).step is None else p.step, -(p.age or float("inf")))
+        )
+        step = progress[last].step
+        where = "before its first heartbeat" if step is None and progress[last].age is None else f"at step {step}"
+        others = f"; the furthest is at step {max(steps)}" if steps else ""
+        dumps = (self._slices.ask(one, "dump_stacks", name, number) for one in self.names)
+        await asyncio.gather(*dumps, return_exceptions=True)
+        await asyncio.sleep(STACKS_S)
+        reason = (
+            f"no task has made progress for {silence:.0f} s; the last is {self.place_in_words(last)}, {where}{others}."
+            " What each was doing is in its log"
+        )
+        if not self._stop_reason.done():
+            self._our_reason = last, TpuRunError(reason, kind=RunErrorKind.HANG)
+            self.stop(reason)
 
     async def _gather_evidence(self) -> dict[TaskKey, HostEvidence]:
         """Ask every host whether it is there, and the Controller what it has heard about them."""
         slices = self._order.slices
         node_ids = [host.node_id for hosts in slices for host in hosts]
-        word, *replies = await asyncio.gather(
-            self._controller.ask_once("evidence", node_ids),
-            *(self._slices.ask(name, "healthy") for name in self.names),
+        heard, *replies = await asyncio.gather(
+            self._heard(node_ids),
+            *(self._healthy(name) for name in self.names),
         )
-        heard: dict[str, HostEvidence] = {} if isinstance(word, Unreachable) else word
-        evidence = {}
+        evidence: dict[TaskKey, HostEvidence] = {}
+        unexplained: dict[TaskKey, str] = {}
         for slice_id, (hosts, reply) in enumerate(zip(slices, replies, strict=True)):
             alone = isinstance(reply, Unreachable)  # its SliceActor is gone; the hosts may be there
-            silent = await self._slices.ask_hosts(self.names[slice_id]) if alone else reply
+            silent = await self._slices.ask_hosts(self.names[slice_id], ALONE_TIMEOUT_S) if alone else reply
             for host in hosts:
                 said = heard.get(host.node_id, HostEvidence())
                 lost = said.lost or silent[host.worker_id]
                 if lost:
                     self.suspects[host.node_id] = lost
+                    if not said.draining:
+                        unexplained[TaskKey(slice_id, host.worker_id)] = host.node_id
                 elif alone and host.worker_id == 0:
                     lost = reply.reason
                 evidence[TaskKey(slice_id, host.worker_id)] = HostEvidence(lost, said.draining)
+        words = await self._provider_words(list(unexplained.values()))
+        for key, node_id in unexplained.items():
+            evidence[key] = replace(evidence[key], provider=words.get(node_id))
         return evidence
+
+    async def _healthy(self, name: str) -> Any:
+        if name in self._silent:
+            return Unreachable(f"slice {name} {self._silent[name]}")
+        patience = self._request.silence_s
+        return await self._slices.ask(name, "healthy", patience, timeout_s=patience + ANSWER_TIMEOUT_S)
+
+    async def _heard(self, node_ids: list[str]) -> dict[str, HostEvidence]:
+        """What the Controller has heard about hosts; it may just be coming back."""
+        give_up_at = time.monotonic() + CONTROLLER_AWAY_S
+        while isinstance(word := await self._controller.ask_once("evidence", node_ids), Unreachable):
+            if time.monotonic() > give_up_at:
+                return {}
+            await asyncio.sleep(ASK_AGAIN_S / 2)
+        heard: dict[str, HostEvidence] = word
+        return heard
+
+    async def _provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
+        """What the provider says about hosts that were lost without notice, as far as it says anything."""
+        if not node_ids:
+            return {}
+        try:
+            words = await self._controller.ask_once("provider_words", node_ids)
+        except AttributeError:  # a Controller of a version that did not ask the provider
+            return {}
+        return {} if isinstance(words, Unreachable) else words
 
 
 def returned(end: TaskEnd | None) -> bool:

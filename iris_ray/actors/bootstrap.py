@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayTaskError
 
 import iris_ray
 from iris_ray.actors.controller import Controller
 from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
+from iris_ray.errors import IrisError
 
 
 def main(address: str) -> None:
@@ -35,7 +37,13 @@ def main(address: str) -> None:
         )
         .remote()
     )
-    ray.get(controller.ping.remote())
+    try:
+        ray.get(controller.ping.remote())
+    except RayTaskError as error:
+        ray.kill(controller)  # it would refuse everybody; its name is for one that can start
+        if isinstance(error.cause, IrisError):
+            sys.exit(str(error.cause))  # it says what to do; where in our code it was helps nobody
+        raise
 
 
 if __name__ == "__main__":

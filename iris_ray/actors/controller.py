@@ -16,24 +16,26 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorUnavailableError, RayError
-from ray.util.placement_group import placement_group_table, remove_placement_group
 
 import iris_ray
-from iris_ray.actors.held_slice import PLACEMENT_GROUP_PREFIX
+from iris_ray.actors.autoscaler_demand import AutoscalerDemand
+from iris_ray.actors.cloud_tpu import ProviderWords
 from iris_ray.actors.journal import Journal
 from iris_ray.actors.log_desk import LogDesk, log_standing
+from iris_ray.actors.maintenance_desk import MaintenanceDesk
 from iris_ray.actors.messages import AttemptOrder, HostPlace, JobView
-from iris_ray.actors.node_watch import NodeTable, failure, registration
-from iris_ray.actors.ray_internals import placement_group_by_id
+from iris_ray.actors.node_watch import SLICE_NAME_LABEL, NodeTable, failure, registration
+from iris_ray.actors.pools import POOL_GONE, Pools
 from iris_ray.actors.resource_pool import Unreachable, answer
-from iris_ray.errors import DeposedError
+from iris_ray.effects import DropSpare, Effects, NotifyGang, ReclaimSlice, StopAttempt
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NotYetError
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
     JobCancelledEvent,
     JobRestoredEvent,
     JobSubmittedEvent,
+    MaintenanceCalledOffEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
     TaintedEvent,
@@ -41,15 +43,17 @@ from iris_ray.events import (
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TimePassedEvent,
+    WorkerDrainedEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.jobs import Job, JobSpec
 from iris_ray.lifecycle import JobState
-from iris_ray.outcomes import HostEvidence
+from iris_ray.outcomes import HostEvidence, ProviderWord
 from iris_ray.protocol import PROTOCOL_VERSION
+from iris_ray.provisioning import missing_slices, slices_in
 from iris_ray.records import JobRecord
 from iris_ray.scheduler import Scheduler, SchedulingResult
-from iris_ray.state import ControllerState, Effects, ReclaimSlice, StopAttempt, apply_all
+from iris_ray.state import ControllerState, apply_all
 from iris_ray.status import JobStatus, TaskStatus, WorkerStatus, job_status, task_statuses, worker_status
 from iris_ray.suggestions import unknown
 from iris_ray.task_logs import LastLines, LogPosition, TaskLog
@@ -61,8 +65,6 @@ logger = logging.getLogger(__name__)
 DISPATCH_TIMEOUT_S = 5.0
 NODE_POLL_S = 0.5
 RECLAIM_TIMEOUT_S = 30.0
-RECONNECT_TIMEOUT_S = 5.0
-POOL_GONE = "the process that called run_on_pod is gone"
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 GONE_HOSTS_KEPT = 10_000
 
@@ -75,15 +77,18 @@ class Controller:
         self._read_nodes = read_nodes
         self._state = ControllerState()
         self._scheduler = Scheduler()
-        self._pools: dict[str, ActorHandle] = {}
         self._waiting: dict[str, Waiting] = {}
         self._starved: set[str] = set()
         self._counts: Counter[str] = Counter()
         self._refused: set[str] = set()
         self._gone: dict[str, str] = {}  # worker id → how it was lost
-        self._notices: dict[str, str] = {}  # worker id → the drain notice that it had
+        self._notices: dict[str, str] = {}  # worker id → the notice that it had when it was lost
+        self._slices: dict[str, str] = {}  # node id → the slice that it is, or was, of
+        self._provider = ProviderWords.of(os.environ)
         self._journal = Journal()
+        self._pools = Pools(self._journal, self._state, self._apply, self._in_background)
         self._logs = LogDesk()
+        self._maintenance = MaintenanceDesk(lambda node_id: self._apply([MaintenanceCalledOffEvent(node_id)]))
         self._effects = Effects()  # what the latest events want done
         self._follow_up: asyncio.Future[None] | None = None  # of what has come since the latest plan
         self._following = True  # nothing is to follow from anything before the start is complete
@@ -106,25 +111,43 @@ class Controller:
 
         Raises:
             UnknownRecordError: another version of iris_ray has left it.
+            ControllerUnavailableError: it could not start for another reason.
             DeposedError: another Controller has taken over.
         """
         if self._deposed:
             raise DeposedError(self._deposed)
-        await asyncio.shield(self._starting)
+        try:
+            await asyncio.shield(self._starting)
+        except IrisError:
+            raise
+        except Exception as error:
+            raise ControllerUnavailableError(
+                f"the Controller of iris_ray {iris_ray.__version__} can't start: {type(error).__name__}: {error}"
+            ) from error
 
-    async def submit(self, spec: JobSpec, pool: ActorHandle) -> None:
-        """Take a job. Submitting the same one again changes nothing."""
+    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: str) -> JobState:
+        """Take a job. Submitting the same one again changes nothing; how it stands.
+
+        Args:
+            spec: the job.
+            pool: who runs it.
+            incarnation: which process of the pool; another one than before means that it was started anew.
+        """
         await self.ping()
         if spec.owner not in self._pools:
-            self._journal.note_pool(spec.owner, pool)
-            self._pools[spec.owner] = pool
-            self._in_background(self._watch_pool(spec.owner, pool))
+            self._pools.meet(spec.owner, pool, incarnation)
+        await self._pools.process_is(spec.owner, incarnation)
+        if spec.owner not in self._pools:
+            raise DeposedError("the pool that submits this job is gone")
         await self._apply([JobSubmittedEvent(spec, time.time())])
+        return self._state.jobs[spec.job_id].state
 
     async def report(self, job_id: str | None, events: list[Event], task_index: int = 0) -> JobView | None:
         """Take what a pool has to say, and answer how the gang that a task belongs to stands now."""
         await self.ping()
         now = time.time()  # clocks of other hosts mean nothing here
+        told = (event for event in events if isinstance(event, WorkerDrainedEvent))
+        self._notices |= {event.worker_id: event.reason for event in told if event.worker_id not in self._state.workers}
         await self._apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
         job = self._state.jobs.get(job_id or "")
         if job is None:
@@ -151,6 +174,19 @@ class Controller:
             draining = worker.draining if worker else self._notices.get(node_id)
             known[node_id] = HostEvidence(self._gone.get(node_id), draining)
         return known
+
+    async def is_to_grow(self, job_id: str, attempt: int) -> bool:
+        """Whether the slices that an attempt's gang was told to move to are still there for it."""
+        await self.ping()
+        job = self._state.jobs.get(job_id)
+        return job is not None and job.gang.attempt == attempt and job.gang.is_to_grow
+
+    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
+        """What the provider says about the slices of these hosts, which do not answer; nothing if it is not asked."""
+        await self.ping()
+        names = {node_id: self._slices[node_id] for node_id in node_ids if node_id in self._slices}
+        words = await self._provider.about(set(names.values()))
+        return {node_id: words[name] for node_id, name in names.items() if name in words}
 
     async def note_last_lines(self, batch: list[LastLines]) -> None:
         """Remember what tasks have printed last, in case that their hosts vanish."""
@@ -270,6 +306,12 @@ class Controller:
         await self.ping()
         return {"epoch": self._journal.epoch, **self._counts}
 
+    async def demand(self) -> dict[str, int]:
+        """How many more slices of each type the jobs that wait could use."""
+        await self.ping()
+        jobs = self._state.jobs
+        return missing_slices((jobs[job_id], why) for job_id, why in self._waiting.items() if job_id in jobs)
+
     async def about(self) -> dict[str, Any]:
         """Who this Controller is: epoch, version, process, node."""
         return {
@@ -318,7 +360,11 @@ class Controller:
                 orders = self._plan()
                 follow_up, self._follow_up = self._follow_up, None
                 effects, self._effects = self._effects, Effects()
-                await self._journal.write(self._state)
+                try:
+                    await self._journal.write(self._state)
+                except DeposedError as error:
+                    self._step_down(error, follow_up)
+                    return
                 self._carry_out(effects)
                 for order, owner, reclaim in orders:
                     if owner in self._pools:
@@ -326,6 +372,16 @@ class Controller:
                 follow_up.set_result(None)
         finally:
             self._following = False
+
+    def _step_down(self, error: DeposedError, follow_up: "asyncio.Future[None]") -> None:
+        """Acknowledge nothing any more; whoever asks is told to look for another Controller."""
+        logger.warning("%s", error)
+        self._deposed = str(error)
+        for waited_for in (follow_up, self._follow_up):
+            if waited_for is not None:
+                waited_for.set_exception(error)
+                waited_for.exception()  # maybe nobody waits for it
+        self._follow_up = None
 
     def _plan(self) -> list[tuple[AttemptOrder, str, list[ReclaimSlice]]]:
         """Place what can be placed: the orders, to whom they go, and what others must let go before."""
@@ -363,11 +419,17 @@ class Controller:
         The pool may have the order already, from an earlier Controller; then it ignores this one.
         """
         job_id, attempt, index = order.job_id, order.attempt, order.first_task
-        self._logs.placed(order)
+        if order.spare_for is None:
+            self._logs.placed(order)
         problem = await self._reclaim(reclaim)
         if problem is None:
-            reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)
-            if reply is True:
+            try:
+                reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)
+            except NotYetError as not_yet:
+                failed = TaskDispatchFailedEvent(job_id, attempt, str(not_yet), time.time(), index)
+                self._apply([failed, AttemptEndConfirmedEvent(job_id, attempt, index)])
+                return
+            if reply is True or reply is None:  # None: its process is another one by now, and what ran there is over
                 return
             if reply is False:
                 gone = JobCancelledEvent(job_id, "its pool does not know it any more")
@@ -389,9 +451,15 @@ class Controller:
             )
             for i, name in enumerate(names)
         )
-        bundle = job.requirement.demand(workers[0])
         return AttemptOrder(
-            job.spec.job_id, gang.attempt, job.first_index(position), slices, bundle, self._journal.epoch
+            job.spec.job_id,
+            gang.attempt,
+            job.first_index(position),
+            slices,
+            job.requirement.demand(workers[0]),
+            self._journal.epoch,
+            self._pools.incarnation(job.spec.owner),
+            job.spec.spare_for.job_id if job.spec.spare_for else None,
         )
 
     async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
@@ -415,10 +483,31 @@ class Controller:
             # Not so if its end came in the same report.
             if self._state.holds_capacity(stop.job_id, stop.attempt, stop.task_index):
                 self._in_background(self._stop(stop))
+        for dropped in effects.dropped:
+            self._in_background(self._drop_spare(dropped))
+        for told in effects.notices:
+            self._in_background(self._notify(told))
         for job_id in effects.finished:
             job = self._state.jobs.get(job_id)  # None if so many others have ended meanwhile that it is forgotten
             if job and job.state is not JobState.SUCCEEDED and job.spec.owner in self._pools:
                 self._in_background(self._tell(self._pools[job.spec.owner], job_id))
+
+    async def _notify(self, told: NotifyGang) -> None:
+        """Have a gang told that it is to move. Its pool may be busy; a notice is worth some tries."""
+        job_id, notice = told.job_id, told.notice
+        while (job := self._state.jobs.get(job_id)) is not None and job.spec.spare_for is None:
+            pool = self._pools.get(job.spec.owner)
+            if pool is None or not self._state.holds_capacity(job_id, told.attempt, told.task_index):
+                return
+            call = pool.notify_attempt.remote(job_id, told.task_index, told.attempt, notice, self._journal.epoch)
+            if not isinstance(await answer(call, "the job's pool", DISPATCH_TIMEOUT_S), Unreachable):
+                return
+            await asyncio.sleep(0.5)
+
+    async def _drop_spare(self, dropped: DropSpare) -> None:
+        """The order for it may still be on its way; what it has reserved by now, its pool keeps warm."""
+        if pool := self._pools.get(dropped.owner):
+            await answer(pool.drop_spare.remote(dropped.job_id), "the job's pool", DISPATCH_TIMEOUT_S)
 
     async def _tell(self, pool: ActorHandle, job_id: str) -> None:
         """Its pool may still wait for an order; a pool that is gone needs no word."""
@@ -442,53 +531,66 @@ class Controller:
 
     async def _start(self) -> None:
         """Learn what hosts there are, and take up what an earlier Controller has left."""
-        records, taints = self._journal.left_behind()
-        self._journal.begin()
+        records, taints = self._journal.begin()
         table = await asyncio.to_thread(self._read_nodes)
         apply_all(self._state, [TimePassedEvent(time.time()), *taints, *self._events_of(table)])
-        self._pools = self._journal.pools()
-        held = await asyncio.gather(*(self._slices_of(owner, pool) for owner, pool in self._pools.items()))
-        apply_all(self._state, (event for events in held for event in events))
-        for owner, pool in self._pools.items():
-            self._in_background(self._watch_pool(owner, pool))
+        views = await self._pools.come_back()
+        apply_all(self._state, (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices))
+        effects = apply_all(self._state, map(JobRestoredEvent, records))
+        for owner, view in views.items():
+            await self._pools.process_is(owner, view.incarnation)
+        self._pools.watch(views)
+        self._carry_out(self._without_pools(effects))
         for record in records:
-            self._take_up(record)
+            self._take_up(record, effects.reclaim)
         apply_all(self._state, self._events_of(table))  # by now it is known which chips are reserved by ourselves
         await self._journal.take_over(self._state)
         if records:
-            logger.info("Controller %d takes up %d jobs of %d pools", self._journal.epoch, len(records), len(held))
+            logger.info("Controller %d takes up %d jobs of %d pools", self._journal.epoch, len(records), len(views))
         self._in_background(self._watch_nodes())
+        if (demand := AutoscalerDemand.of(os.environ)) is not None:
+            self._in_background(self._watch_demand(demand))
         gc.collect()
         gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
         self._following = False
         self._apply([])
 
-    async def _slices_of(self, owner: str, pool: ActorHandle) -> list[SliceHeldEvent]:
-        names = await answer(pool.reconnect.remote(self._journal.epoch), f"pool {owner}", RECONNECT_TIMEOUT_S)
-        return [] if isinstance(names, Unreachable) else [SliceHeldEvent(name, owner) for name in names]
+    def _without_pools(self, effects: Effects) -> Effects:
+        """Jobs whose pool is gone end."""
+        orphans = [job for job in self._state.jobs.values() if job.spec.owner not in self._pools]
+        ends = (JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in orphans if not job.state.finished)
+        return apply_all(self._state, ends, effects)
 
-    def _take_up(self, record: JobRecord) -> None:
-        """Go on with a job. Its pool gets its order again, which it ignores if it has it already."""
-        job, owner = record.job, record.job.spec.owner
-        effects = apply_all(self._state, [JobRestoredEvent(record)])
-        reclaim, effects.reclaim = effects.reclaim, []
-        if owner not in self._pools:
-            apply_all(self._state, [JobCancelledEvent(job.spec.job_id, POOL_GONE)], effects)
-        self._carry_out(effects)
+    def _take_up(self, record: JobRecord, reclaim: list[ReclaimSlice]) -> None:
+        """Go on with a job. Its pool gets its orders again, which it ignores if it has them already."""
+        job = self._state.jobs.get(record.job.spec.job_id)
+        if job is None or job.state.finished:
+            return
         for position, gang in enumerate(job.gangs):
-            if not job.state.finished and gang.placed:
-                self._in_background(self._dispatch(self._order(job, position), self._pools[owner], reclaim))
+            if gang.placed:
+                wanted = [one for one in reclaim if one.slice_name in gang.groups]
+                order = self._order(job, position)
+                self._in_background(self._dispatch(order, self._pools[job.spec.owner], wanted))
 
     # -- the outside world -----------------------------------------------------------------------------------------
 
     async def _watch_nodes(self) -> None:
-        while True:
+        while not self._deposed:
             await asyncio.sleep(NODE_POLL_S)
             try:
                 table = await asyncio.to_thread(self._read_nodes)
                 self._apply(self._events_of(table))
+                self._maintenance.look_at(self._state.workers, self._state.holders)
             except Exception:
                 logger.exception("reading Ray's node table failed; trying again")
+
+    async def _watch_demand(self, demand: AutoscalerDemand) -> None:
+        while not self._deposed:
+            try:
+                await asyncio.to_thread(demand.update, await self.demand(), slices_in(self._state.fleet))
+            except Exception:
+                logger.exception("telling Ray's autoscaler what is missing failed; trying again")
+            await asyncio.sleep(NODE_POLL_S)
 
     def _events_of(self, table: NodeTable) -> list[Event]:
         """What changed since the last reading."""
@@ -497,12 +599,17 @@ class Controller:
         seen = set()
         for node in table.nodes:
             node_id = node["NodeID"]
+            if node_id not in self._slices and (name := node.get("Labels", {}).get(SLICE_NAME_LABEL)):
+                self._slices[node_id] = name
             if not node["Alive"]:
                 if node_id not in self._gone:
+                    if node_id in workers and (draining := workers[node_id].draining):
+                        self._notices[node_id] = draining
                     self._lost(node_id, failure(node).reason)
                 self._readings.pop(node_id, None)
                 if node_id in workers:
-                    events.append(failure(node))
+                    died, notice = failure(node), self._notices.get(node_id)
+                    events.append(replace(died, reason=f"{died.reason}; {notice}") if notice else died)
                 continue
             seen.add(node_id)
             held = node.get("Labels", {}).get("ray.io/tpu-slice-name") in self._state.holders
@@ -516,11 +623,8 @@ class Controller:
                 if worker not in self._refused:
                     self._refused.add(worker)
                     logger.warning("refused: %s", worker)
-            elif worker is not None:
-                if worker.draining:
-                    self._notices[node_id] = worker.draining
-                if not self._state.knows(worker):
-                    events.append(worker)
+            elif worker is not None and not self._state.knows(worker):
+                events.append(worker)
         return events
 
     def _lost(self, node_id: str, reason: str) -> None:
@@ -529,27 +633,7 @@ class Controller:
             oldest = next(iter(self._gone))
             del self._gone[oldest]
             self._notices.pop(oldest, None)
-
-    async def _watch_pool(self, owner: str, pool: ActorHandle) -> None:
-        """Wait for the end of a pool, that is of its calling process, and clear up after it."""
-        while True:
-            try:
-                await pool.watched.remote()
-            except ActorUnavailableError:
-                await asyncio.sleep(0.5)
-            except RayError:
-                break
-        del self._pools[owner]
-        self._journal.note_pool(owner, None)
-        try:
-            await asyncio.to_thread(remove_reservations, owner)
-        except Exception:
-            logger.exception("removing the reservations of a pool that is gone failed")
-        state = self._state
-        events: list[Event] = [JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in state.jobs_of(owner)]
-        events += state.attempts_of(owner)
-        events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
-        self._apply(events)
+            self._slices.pop(oldest, None)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
@@ -563,11 +647,3 @@ class Controller:
         if isinstance(error, DeposedError):
             self._deposed = str(error)
         logger.error("background work failed", exc_info=error)
-
-
-def remove_reservations(owner: str) -> None:
-    """Remove the placement groups that a vanished pool left behind. Their names say whose they are."""
-    prefix = f"{PLACEMENT_GROUP_PREFIX}{owner}/"
-    for group_id, group in placement_group_table().items():
-        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
-            remove_placement_group(placement_group_by_id(group_id))

@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 
 import iris_ray
 from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, Unreachable, answer
-from iris_ray.errors import ControllerUnavailableError, DeposedError
+from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
 from iris_ray.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 
 CONTROLLER_NAME = "controller"
@@ -38,6 +38,7 @@ class ControllerClient:
 
     def __init__(self) -> None:
         self._controller: ActorHandle | None = None
+        self._has_met_one = False
         self._connecting = asyncio.Lock()
 
     async def connect(self) -> ActorHandle:
@@ -52,7 +53,7 @@ class ControllerClient:
                 controller = await get_or_start_controller()
                 if not await self._is_understood(controller):
                     return controller
-                self._controller = controller
+                self._controller, self._has_met_one = controller, True
             return self._controller
 
     async def _is_understood(self, controller: ActorHandle) -> bool:
@@ -79,12 +80,17 @@ class ControllerClient:
         raise ControllerUnavailableError(f"{reply.reason}; nothing can go on without it")
 
     async def ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        """Its answer, or `Unreachable`."""
-        controller = await self.connect()
+        """Its answer, or `Unreachable`; raises like `connect` as long as it has met none."""
+        try:
+            controller = await self.connect()
+        except (ControllerUnavailableError, VersionMismatchError) as error:
+            if not self._has_met_one:
+                raise
+            return Unreachable(str(error))  # for now: somebody may be about to put it right
         try:
             reply = await answer(getattr(controller, method).remote(*args), "the Controller", timeout_s)
-        except DeposedError as error:
-            reply = Unreachable(str(error))
+        except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
+            reply = Unreachable(str(error))  # this one can't serve anybody; another one may
         if isinstance(reply, Unreachable) and self._controller is controller:
             self._controller = None  # it may have been replaced: look for it before the next question
         return reply

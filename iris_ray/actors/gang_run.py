@@ -14,7 +14,7 @@ from ray.exceptions import RayTaskError
 from iris_ray.actors.attempt import Attempt, LaunchFailed
 from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.messages import AttemptOrder, JobView, RunRequest
-from iris_ray.actors.slice_pool import SlicePool
+from iris_ray.actors.slice_pool import SlicePool, SpareFailed
 from iris_ray.actors.transport import Pickled, PickledError
 from iris_ray.errors import (
     ControllerUnavailableError,
@@ -28,18 +28,20 @@ from iris_ray.errors import (
 from iris_ray.events import (
     AttemptEndConfirmedEvent,
     Event,
+    GangMovedEvent,
+    GangReturnedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
+    WorkerBlamedEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.lifecycle import JobState, TaskState
-from iris_ray.outcomes import TpuRunError, TpuSuccess
+from iris_ray.notices import Notice, NoticeKind
+from iris_ray.outcomes import TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
 from iris_ray.retry import Verdict
 
 logger = logging.getLogger(__name__)
 
-RUNNING_DELAY_S = 0.1
-"""A gang that ends sooner is not worth a report that it runs."""
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """When a waiting job says for the first time why it waits, and how often it repeats that."""
 
@@ -64,6 +66,7 @@ class GangRun:
         self._request = request
         self._attempt: Attempt | None = None
         self._taken = 0  # orders up to this attempt have come, some of them twice
+        self._told: tuple[int, Notice] | None = None  # the latest notice, and for which attempt
         self._refused = 0  # attempts up to this one were stopped, perhaps before they began
         self._background: set[asyncio.Task[Any]] = set()
 
@@ -100,6 +103,30 @@ class GangRun:
         while self._background:
             await asyncio.wait(self._background)
 
+    def notify(self, attempt: int, notice: Notice) -> None:
+        """The gang is to move, says the Controller."""
+        if self._told is None or attempt >= self._told[0]:
+            self._told = attempt, notice
+        if self._attempt is not None and self._attempt.number == attempt:
+            self._attempt.notify(notice)
+
+    async def hold_spare(self, order: AttemptOrder) -> None:
+        """Hold slices ready for this gang, on the Controller's order."""
+        try:
+            await self._slices.hold_ready(
+                order, self._request.process, self._request.keep_warm, self._request.silence_s
+            )
+            events: list[Event] = [
+                TaskStateChangedEvent(order.job_id, index, order.attempt, TaskState.RUNNING)
+                for index in range(order.hosts_per_slice * len(order.slices))
+            ]
+        except SpareFailed as failure:
+            logger.info("%s: %s", order.job_id, failure)
+            released = self._slices.retire(failure.broken)
+            failed = TaskDispatchFailedEvent(order.job_id, order.attempt, str(failure), 0.0)
+            events = [failed, *released, AttemptEndConfirmedEvent(order.job_id, order.attempt)]
+        await self._controller.ask("report", None, events)
+
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
         self._refused = max(self._refused, number)
@@ -125,6 +152,8 @@ class GangRun:
                 return await asyncio.wait_for(self._orders.get(), patience)
             except TimeoutError:
                 patience = REPEAT_S
+                if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
+                    return None
                 why = await self._controller.ask("why", self.job_id)
                 logger.info("%s: %s", self._who, why)
 
@@ -133,16 +162,14 @@ class GangRun:
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """The verdict (None if it did not start), and how the job stands (None after success)."""
         attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
+        if self._told is not None and self._told[0] == order.attempt:  # it was faster than the order
+            attempt.notify(self._told[1])
         try:
             if not self._slices.is_warm(order):
                 logger.info("%s attempt %d: starting processes on %s", self._who, attempt.number, attempt.where)
             launches = await attempt.prepare()
             logger.info("%s attempt %d on %s", self._who, attempt.number, attempt.where)
-            say_running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, self._report_running, attempt)
-            try:
-                verdict = await attempt.run(launches)
-            finally:
-                say_running.cancel()
+            verdict = await attempt.run(launches, lambda: self._report_running(attempt))
             if verdict.succeeded:
                 await self._succeed(attempt)
                 return verdict, None
@@ -163,7 +190,9 @@ class GangRun:
 
     async def _tidy(self, attempt: Attempt) -> None:
         try:
-            await self._report(self._changes(attempt, TaskState.SUCCEEDED))
+            standing = await self._report(self._changes(attempt, TaskState.SUCCEEDED))
+            if not standing.state.finished:  # the Controller had taken it back, and would have it run again
+                await self._report([GangReturnedEvent(self.job_id, attempt.number, self._first_task)])
         except Exception:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
@@ -186,31 +215,42 @@ class GangRun:
         index = attempt.index_of(verdict.cause)
         error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
-        if attempt.never_started(verdict.cause):
+        is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
+        if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
+            events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
+        grows = attempt.moved_for is not None and attempt.moved_for.kind is NoticeKind.GROWTH
+        if grows:
+            events.append(GangMovedEvent(self.job_id, attempt.number, error, self._first_task))
+        elif attempt.never_started(verdict.cause):
             events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, error, 0.0, self._first_task))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
             events.append(TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
-        if verdict.charged_as is TaskState.FAILED:
+        if grows or attempt.never_started(verdict.cause):
+            count = "free of charge"
+        elif verdict.charged_as is TaskState.FAILED:
             count = f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"
         else:
             count = f"preemption {job.preemptions}, {self._request.spec.max_retries_preemption} retries allowed"
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
-        kind = type(verdict.result).__name__
+        result = verdict.result
+        kind = result.kind.value if isinstance(result, TpuRunError) else type(result).__name__
         logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.number, kind, error, count, outcome)
         return job
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.number, failure)
-        suspects = await attempt.silent_hosts(failure.suspicious)
+        held = attempt.suspects
+        suspects = held | await attempt.silent_hosts(failure.suspicious)
         released = self._slices.retire(failure.broken if attempt.on_slices else attempt.names)
         self._slices.set_idle(attempt.names)
         attempt.tidy = True
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
+        events += [WorkerBlamedEvent(node_id, self.job_id, why, by_user_code=False) for node_id, why in held.items()]
         if failure.by_request:
             events.append(
                 TaskStateChangedEvent(self.job_id, self._first_task, attempt.number, TaskState.FAILED, reason)
@@ -250,6 +290,8 @@ class GangRun:
     def _final_error(self, verdict: Verdict | None, job: JobView) -> Exception:
         if job.state is JobState.KILLED:
             return JobCancelledError(f"job {self._who} was cancelled: {job.error}")
+        if job.state is JobState.SUCCEEDED:  # to the process before this one; others of the job say why it ended
+            return JobCancelledError(f"{self._who} had succeeded, but its results were lost when the job ended")
         if job.state is JobState.UNSCHEDULABLE:
             return JobUnschedulableError(f"job {self._who} was given up: {job.error}")
         if job.state is JobState.WORKER_FAILED:

@@ -39,6 +39,7 @@ class HeldSlice:
         ready: the ports that host 0's standby holds, once every host's next task could start at once.
         used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
         in_use: an attempt runs on it.
+        spare: id and attempt of the job that only holds it ready, or None.
         idle_since: seconds on the event loop's clock, while idle.
         keep_warm: seconds that it may idle.
         needs_standbys: the standbys were used and not yet replaced.
@@ -54,6 +55,7 @@ class HeldSlice:
     ready: "asyncio.Future[tuple[int, ...] | Unreachable]"
     used_by: str = ""
     in_use: bool = False
+    spare: tuple[str, int] | None = None
     idle_since: float = 0.0
     keep_warm: float = 0.0
     needs_standbys: bool = False

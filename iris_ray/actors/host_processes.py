@@ -1,21 +1,35 @@
 """The task processes of one host: which were ours, which are left, and how to be sure that they are gone.
 
-Each task process is written down in the host's directory, with the start time that makes a pid
+Each task process is written down in the host's directory, with its descendants and the start times that make pids
 unique. A later actor on the same host finds there what an earlier one may have left behind.
 """
 
 import contextlib
 import json
 import os
+import signal
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+from typing import ClassVar
 
 import psutil
 
+from iris_ray.actors.family import Family, stat_of
+
 TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """Set in a task's process, so that everything it starts inherits it and can be found again."""
+TERM_GRACE_S = 1.0
+"""How long what an earlier actor left behind may take to end by itself."""
+
+
+STACKS_SIGNAL = signal.SIGRTMIN + 7
+"""Makes a task process print the stacks of all its threads, whatever it does; a number that nobody else uses."""
 
 
 def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -38,6 +52,68 @@ def output_pipe(directory: Path, pid: int) -> Path:
     return directory / "tasks" / f"{pid}.output"
 
 
+@dataclass(frozen=True, slots=True)
+class TaskFiles:
+    """Through which a task process and its TPUHostActor talk while user code runs.
+
+    Attributes:
+        prefix: what their paths begin with.
+    """
+
+    prefix: str
+
+    VARIABLE: ClassVar[str] = "IRIS_RAY_TASK_FILES"
+    """Names the prefix in the environment of a task and of what it starts."""
+
+    @staticmethod
+    def of_process(directory: Path, pid: int) -> "TaskFiles":
+        """Those of a task process, by the host's directory."""
+        return TaskFiles(str(directory / "tasks" / str(pid)))
+
+    @staticmethod
+    def of_this_task() -> "TaskFiles | None":
+        """Those of the task that this process belongs to; None outside a task."""
+        prefix = os.environ.get(TaskFiles.VARIABLE)
+        return None if prefix is None else TaskFiles(prefix)
+
+    @property
+    def notice(self) -> Path:
+        """What the task is told; JSON."""
+        return Path(f"{self.prefix}.notice")
+
+    @property
+    def saved(self) -> Path:
+        """Its answer: it may be ended."""
+        return Path(f"{self.prefix}.saved")
+
+    @property
+    def heartbeat(self) -> Path:
+        """Its latest step, as text; when it was written counts."""
+        return Path(f"{self.prefix}.heartbeat")
+
+    def remove(self) -> None:
+        for path in (self.notice, self.saved, self.heartbeat):
+            path.unlink(missing_ok=True)
+
+
+def heed_notices(files: TaskFiles) -> None:
+    """From now on SIGTERM that comes with a notice ends nobody who has not installed a handler of his own.
+
+    Children that the task forks inherit this, and are ended as ever.
+    """
+    before, task = signal.getsignal(signal.SIGTERM), os.getpid()
+
+    def on_sigterm(number: int, frame: FrameType | None) -> None:
+        if os.getpid() == task and files.notice.exists():
+            return
+        if callable(before):
+            before(number, frame)
+        else:
+            sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, on_sigterm)
+
+
 class ProcessLedger:
     """Records task processes of this host in ``<directory>/tasks/<pid>.json``.
 
@@ -49,70 +125,95 @@ class ProcessLedger:
         self._marks = directory
         self._directory = directory / ("tasks" if exclusive else "shared-tasks")
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = threading.Lock()
 
-    def record(self, process: psutil.Process, token: str) -> None:
+    def record(self, family: Family, token: str) -> None:
         """Write down that this process is ours, and the token that its children will carry."""
-        entry = {"pid": process.pid, "started": _start_ticks(process.pid), "token": token}
-        started_mark(self._marks, process.pid).unlink(missing_ok=True)  # of an earlier process of that pid
-        unfinished = self._directory / f"{process.pid}.unfinished"
+        started_mark(self._marks, family.pid).unlink(missing_ok=True)  # of an earlier process of that pid
+        TaskFiles.of_process(self._marks, family.pid).remove()
+        with self._lock:
+            self._write(family, token)
+
+    def note_family(self, family: Family, token: str) -> None:
+        """Look who has come to a recorded process, and write that down: a later actor would not find its parents."""
+        if family.look():
+            with self._lock:
+                if self._entry(family.pid).exists():  # else it was forgotten meanwhile
+                    self._write(family, token)
+
+    def _write(self, family: Family, token: str) -> None:
+        known = [[pid, started] for pid, started in family.known.items() if pid != family.pid]
+        entry = {"pid": family.pid, "started": family.started, "token": token, "descendants": known}
+        unfinished = self._directory / f"{family.pid}.unfinished"
         unfinished.write_text(json.dumps(entry))
-        unfinished.replace(self._directory / f"{process.pid}.json")
+        unfinished.replace(self._entry(family.pid))
+
+    def _entry(self, pid: int) -> Path:
+        return self._directory / f"{pid}.json"
 
     def has_started(self, pid: int) -> bool:
         """Whether user code has begun to run in that process."""
         return started_mark(self._marks, pid).exists()
 
     def forget(self, pid: int) -> None:
-        (self._directory / f"{pid}.json").unlink(missing_ok=True)
+        with self._lock:
+            self._entry(pid).unlink(missing_ok=True)
         output_pipe(self._marks, pid).unlink(missing_ok=True)
         started_mark(self._marks, pid).unlink(missing_ok=True)
+        TaskFiles.of_process(self._marks, pid).remove()
 
     def end_leftovers(self) -> list[str]:
-        """Kill what earlier actors left behind; return who could not be ended in 10 s."""
+        """End what earlier actors left behind, with SIGTERM first; return who could not be ended in 10 s."""
         stubborn: list[str] = []
-        for path in self._directory.glob("*.json"):
-            try:
-                entry = json.loads(path.read_text())
-                pid, started, token = int(entry["pid"]), int(entry["started"]), str(entry["token"])
-            except (OSError, ValueError, KeyError, TypeError):  # not ours, or another actor was faster
-                path.unlink(missing_ok=True)
-                continue
-            left = end_task(_family_of(pid, started), token)
+        for family, token in self._entries():
+            left = end_task(family.gather(), token, grace_s=TERM_GRACE_S)
             if left:
                 stubborn += left
             else:
-                self.forget(pid)
+                self.forget(family.pid)
         return stubborn
 
+    def owns(self, process: psutil.Process) -> bool:
+        """Whether the process is provably of a task that is recorded here: its own, a descendant, or with its token."""
+        entries = list(self._entries())
+        try:
+            recorded = {one for family, _ in entries for one in family.known.items()}
+            line = [found for one in (process, *process.parents()) if (found := stat_of(one.pid)) is not None]
+            if any((one.pid, one.started) in recorded for one in line):
+                return True
+            return process.environ().get(TOKEN_VARIABLE) in {token for _, token in entries}
+        except (psutil.Error, OSError):
+            return False
 
-def _family_of(pid: int, started: int) -> list[psutil.Process]:
-    try:
-        process = psutil.Process(pid)
-        return family(process) if _start_ticks(pid) == started else []
-    except (psutil.NoSuchProcess, OSError, ValueError):
-        return []
+    def _entries(self) -> Iterator[tuple[Family, str]]:
+        """Every recorded process, and its token. What makes no sense is removed."""
+        for path in self._directory.glob("*.json"):
+            try:
+                entry = json.loads(path.read_text())
+                known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
+                yield Family(int(entry["pid"]), int(entry["started"]), known), str(entry["token"])
+            except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not ours, or another actor was faster
+                path.unlink(missing_ok=True)
 
 
-def _start_ticks(pid: int) -> int:
-    """When a process started, in clock ticks since boot: with its pid it names one process, whatever the clock does."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-
-
-def family(process: psutil.Process) -> list[psutil.Process]:
-    """A task's process and all its descendants. To be asked before it ends: then they are nobody's children."""
-    try:
-        return [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
-
-
-def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0) -> list[str]:
+def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, grace_s: float = 0.0) -> list[str]:
     """SIGKILL the known processes of a task, and whoever else carries its token in the environment.
 
     Blocks until they are gone, or for ``timeout_s`` seconds. Returns who is left.
+
+    Args:
+        known: the task's processes, as far as they are known.
+        token: the task's.
+        timeout_s: seconds after which those that are still there are given up.
+        grace_s: seconds that they get after a SIGTERM, to end by themselves.
     """
     deadline = time.monotonic() + timeout_s
     left = known
+    if grace_s and (asked := [one for one in (*known, *_carriers(token)) if _runs(one)]):
+        for one in asked:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                one.terminate()
+        _wait_for(asked, grace_s)
     while left := [one for one in (*left, *_carriers(token)) if _runs(one)]:  # again: a dying one may have forked
         for one in left:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -121,6 +222,13 @@ def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0) -
         if time.monotonic() > deadline:
             return sorted({f"pid {one.pid}" for one in left})
     return []
+
+
+def _wait_for(processes: list[psutil.Process], seconds: float) -> None:
+    """Not `psutil.wait_procs`: zombies that nobody reaps are as good as gone."""
+    deadline = time.monotonic() + seconds
+    while any(map(_runs, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -11,8 +11,10 @@ from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.gang_run import GangRun
 from iris_ray.actors.messages import AttemptOrder, RunRequest
 from iris_ray.actors.slice_pool import SlicePool
-from iris_ray.errors import JobCancelledError
+from iris_ray.errors import JobCancelledError, ResultsLostError
 from iris_ray.events import JobCancelledEvent
+from iris_ray.lifecycle import JobState
+from iris_ray.notices import Notice
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,7 @@ class JobRun:
         slices, controller: as for `GangRun`.
         request: the job.
         accepted: set to True when the Controller has it.
+        incarnation: which process of the pool this is.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class JobRun:
         controller: ControllerClient,
         request: RunRequest,
         accepted: "asyncio.Future[bool]",
+        incarnation: str,
     ) -> None:
         request = replace(request, spec=replace(request.spec, owner=slices.owner))
         self.job_id = request.spec.job_id
@@ -39,14 +43,25 @@ class JobRun:
         self._spec = request.spec
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
+        self._incarnation = incarnation
+        self._holding: set[asyncio.Task[None]] = set()
         self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
 
     async def run(self) -> list[Any]:
         """Returns the tasks' results by index, or raises the job's own error."""
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
-            await self._controller.ask("submit", self._spec, ray.get_runtime_context().current_actor)
-            self._accepted.set_result(True)
+            pool = ray.get_runtime_context().current_actor
+            state = await self._controller.ask("submit", self._spec, pool, self._incarnation)
+            if not self._accepted.done():
+                self._accepted.set_result(True)
+            if state.finished:  # while the process before this one died
+                self.wake()
+            if state is JobState.SUCCEEDED:
+                raise ResultsLostError(
+                    f"job {self.job_id} has succeeded, but its results were lost with the process that had them; what"
+                    " it has written is there. Run it again if you need what it returned"
+                )
             runs = [asyncio.ensure_future(gang.run()) for gang in self._gangs]
             outcomes = await asyncio.gather(*runs)
         except BaseException as error:
@@ -62,6 +77,21 @@ class JobRun:
     def take(self, order: AttemptOrder) -> None:
         """Have an order carried out, unless it has come before."""
         self._gangs[order.first_task].take(order)
+
+    def notify(self, first_task: int, attempt: int, notice: Notice) -> None:
+        """A gang is to move, says the Controller."""
+        self._gangs[first_task].notify(attempt, notice)
+
+    def hold_spare(self, order: AttemptOrder) -> None:
+        """Hold slices ready beside those that the job's gang runs on. Returns at once."""
+        holding = asyncio.ensure_future(self._gangs[0].hold_spare(order))
+        self._holding.add(holding)
+        holding.add_done_callback(self._held)
+
+    def _held(self, holding: "asyncio.Task[None]") -> None:
+        self._holding.discard(holding)
+        if not holding.cancelled() and (error := holding.exception()) is not None:
+            logger.error("%s: a spare could not be held ready", self.job_id, exc_info=error)
 
     def wake(self) -> None:
         """The job is over, by the Controller's decision."""

@@ -19,12 +19,14 @@ from iris_ray.actors.resource_pool import Unreachable, answer
 from iris_ray.jobs import Job
 from iris_ray.state import ControllerState
 from iris_ray.suggestions import unknown
-from iris_ray.task_logs import LastLines, LogMemory, TaskLog
+from iris_ray.task_logs import AttemptOfTask, LastLines, LogMemory, TaskLog
 from iris_ray.workers import Worker
 
 MOST_BYTES = 4 << 20
 """Of one answer."""
 READ_TIMEOUT_S = 20.0
+MOST_ASKED = 32
+"""Hosts that are asked for the files of an attempt of which it is not known where it ran."""
 IDLE_S = 60.0
 
 
@@ -83,9 +85,11 @@ class LogDesk:
         if log.attempt == 0:
             return replace(log, note="it has not been placed on a host yet")
         key = log.job_id, log.task_index, log.attempt
-        node_id = standing.node_id or self._memory.node_of(key)
+        node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
         if node_id is None:
-            return self._from_memory(log, offset, "the Controller was restarted and does not know where it ran")
+            return self._from_memory(
+                log, offset, "the Controller was restarted and does not find the host that it ran on"
+            )
         worker = workers.get(node_id)
         if worker is None:
             return self._from_memory(log, offset, "its host is gone")
@@ -109,6 +113,20 @@ class LogDesk:
         data = last.data[max(0, offset - start) :]
         note = f"{why}; these are the last lines that came here before"
         return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
+
+    async def _find(self, key: AttemptOfTask, job: Job, workers: Mapping[str, Worker]) -> str | None:
+        """The host that has files of an attempt, of those that are there; the likely ones are asked."""
+        need = job.requirement
+        number = key[1] % need.replicas if need.whole_groups else None
+        known = [c for c in need.constraints if not c.orders]
+        asked = [worker for worker in workers.values() if all(c.matches(worker.attributes) for c in known)]
+        asked = sorted(asked, key=lambda worker: worker.host_number != number)[:MOST_ASKED]
+        found = await asyncio.gather(*(self._read(w.worker_id, w.address, (*key, 0, 1, None)) for w in asked))
+        for worker, piece in zip(asked, found, strict=True):
+            if isinstance(piece, Piece):
+                self._memory.placed(*key, worker.worker_id)
+                return worker.worker_id
+        return None
 
     async def _read(
         self, node_id: str, address: str, what: tuple[str, int, int, int, int, int | None]
@@ -156,6 +174,7 @@ class LogStanding:
 
     log: TaskLog
     node_id: str | None
+    job: Job
 
 
 def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> LogStanding:
@@ -181,4 +200,4 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         latest_attempt=latest,
         job_finished=job.state.finished,
     )
-    return LogStanding(log, tasks[task_index].worker_id if attempt == latest else None)
+    return LogStanding(log, tasks[task_index].worker_id if attempt == latest else None, job)

@@ -1,13 +1,20 @@
-"""What travels between the driver and the actors. Frozen data, no behaviour, no user objects except as bytes."""
+"""What travels between the driver and the actors. Frozen data, no behaviour, no user objects except as bytes.
+
+Values of the user's variables are in no ``repr``: that ends up in logs.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any
 
+from iris_ray.actors.transport import Payload
 from iris_ray.job_info import JobInfo
 from iris_ray.jobs import JobSpec
 from iris_ray.lifecycle import JobState
 from iris_ray.multislice import MultisliceInfo
 from iris_ray.workers import TPU
+
+HOST_SILENCE_S = 5.0
+"""A host that has not answered for so long counts as lost; `IRIS_RAY_HOST_SILENCE_S` changes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +26,7 @@ class ProcessSpec:
         preload: modules that a standby imports while it waits.
     """
 
-    runtime_env: dict[str, Any] = field(default_factory=dict)
+    runtime_env: dict[str, Any] = field(default_factory=dict, repr=False)
     preload: tuple[str, ...] = ()
 
 
@@ -29,17 +36,21 @@ class RunRequest:
 
     Args:
         spec: what the Controller gets to know. Whoever submits it gives it its id, and whoever runs it its owner.
-        function: the pickled zero-argument function.
+        function: the pickled zero-argument function; a reference to it if it is large.
         env: the user's variables that are set in a running process.
         process: what the task processes are started with.
         keep_warm: seconds that idle slices are kept.
+        stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
+        silence_s: seconds without an answer after which a host counts as lost.
     """
 
     spec: JobSpec
-    function: bytes
-    env: dict[str, str]
+    function: Payload
+    env: dict[str, str] = field(repr=False)
     process: ProcessSpec
     keep_warm: float
+    stall_timeout: float | None = None
+    silence_s: float = HOST_SILENCE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,8 @@ class AttemptOrder:
         slices: ``slices[slice_id][worker_id]``; all of one size.
         bundle: what is to be reserved on each host, by Ray's resource names.
         epoch: which Controller orders it.
+        incarnation: the pool's process that it is meant for.
+        spare_for: the job for which the slices are only held ready, or None.
     """
 
     job_id: str
@@ -76,6 +89,8 @@ class AttemptOrder:
     slices: tuple[tuple[HostPlace, ...], ...]
     bundle: dict[str, float]
     epoch: int
+    incarnation: str
+    spare_for: str | None = None
 
     @property
     def hosts_per_slice(self) -> int:
@@ -93,12 +108,14 @@ class StandbyReady:
 
     Args:
         pid: its process.
+        started: when that started, in clock ticks since boot; another process may get its pid.
         token: what its task's processes will carry in their environment.
         ports: free ports of its host that it holds.
         error: why it is of no use, or None.
     """
 
     pid: int
+    started: int
     token: str
     ports: tuple[int, ...]
     error: str | None = None
@@ -109,7 +126,7 @@ class TaskLaunch:
     """All that a task process needs to run one task.
 
     Args:
-        function: the pickled function.
+        function: the pickled function, or a reference to it.
         env: the user's variables.
         info: the task's place in its gang.
         multislice: its slice's place among the gang's slices.
@@ -117,12 +134,40 @@ class TaskLaunch:
         label: what marks the task's output.
     """
 
-    function: bytes
-    env: dict[str, str]
+    function: Payload
+    env: dict[str, str] = field(repr=False)
     info: JobInfo
     multislice: MultisliceInfo
     num_cpus: float | None
     label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a task has said about itself.
+
+    Attributes:
+        age: seconds since its latest heartbeat, or None before the first.
+        step: how far it was then, if it said so.
+        saved: it has saved its state and waits for its end.
+    """
+
+    age: float | None
+    step: int | None
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What a pool tells a new Controller.
+
+    Attributes:
+        incarnation: which process it is; another one after a restart.
+        slices: names of those that it holds.
+    """
+
+    incarnation: str
+    slices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

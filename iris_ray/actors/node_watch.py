@@ -45,10 +45,19 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
     """
     labels, resources = node.get("Labels", {}), node.get("Resources", {})
     chips = resources.get("TPU", 0.0)
-    node_id, draining = node["NodeID"], "Ray is draining it" if node["NodeID"] in table.draining else None
+    node_id = node["NodeID"]
+    draining, deadline = None, None
+    if node_id in table.draining:
+        draining = "Ray is draining it"
+        deadline = table.draining[node_id] / 1000 or None  # 0: none
     if not chips and SLICE_NAME_LABEL not in labels:
         return WorkerRegisteredEvent(
-            node_id, node["NodeManagerAddress"], operator_attributes(labels), dict(resources), draining
+            node_id,
+            node["NodeManagerAddress"],
+            operator_attributes(labels),
+            dict(resources),
+            draining,
+            deadline=deadline,
         )
     if not chips or SLICE_NAME_LABEL not in labels:
         return None
@@ -76,6 +85,7 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         dict(resources),
         draining=draining,
         foreign=f"{taken:g} chips of host {worker_id} are in use outside iris_ray" if taken > 0 else None,
+        deadline=deadline,
     )
 
 

@@ -52,6 +52,23 @@ def placement_group_by_id(hex_id: str) -> PlacementGroup:
     return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))
 
 
+def has_autoscaler_v2() -> bool:
+    """Whether Ray's autoscaler of this cluster is version 2, which heeds label selectors; blocks."""
+    from ray.autoscaler.v2.utils import is_autoscaler_v2
+
+    return bool(is_autoscaler_v2(fetch_from_server=True, gcs_client=internal_kv.global_gcs_client))
+
+
+def pending_gang_demand() -> list[dict[str, float]]:
+    """The bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler; blocks."""
+    from ray.autoscaler.v2.sdk import get_cluster_resource_state
+
+    state = get_cluster_resource_state(internal_kv.global_gcs_client)
+    return [
+        dict(request.resources_bundle) for gang in state.pending_gang_resource_requests for request in gang.requests
+    ]
+
+
 class ClusterStore:
     """Ray's own key-value store, in the GCS. Half a millisecond a call; values stay far below 100 KB by intention.
 
@@ -68,6 +85,11 @@ class ClusterStore:
             await client.async_internal_kv_del(key.encode(), False, self._NAMESPACE, STORE_TIMEOUT_S)
         else:
             await client.async_internal_kv_put(key.encode(), value, True, self._NAMESPACE, STORE_TIMEOUT_S)
+
+    async def has(self, key: str) -> bool:
+        """Whether it is there."""
+        client = internal_kv.global_gcs_client
+        return bool(await client.async_internal_kv_exists(key.encode(), self._NAMESPACE, STORE_TIMEOUT_S))
 
     def put(self, key: str, value: bytes) -> None:
         internal_kv._internal_kv_put(key, value, namespace=self._NAMESPACE)

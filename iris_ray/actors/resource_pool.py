@@ -22,6 +22,24 @@ class Unreachable:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChipsHeld(Unreachable):
+    """A host that answers, but whose chips somebody holds.
+
+    Attributes:
+        node_id: Ray's id of the host.
+        held: by whom, as part of a sentence about the host.
+    """
+
+    node_id: str
+    held: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotReserved(Unreachable):
+    """Ray has not set the resources aside; that says nothing about the hosts."""
+
+
 class ResourcePoolManager(ABC, Generic[Key]):
     """A pool of actors: SlicePoolManager holds slices, SliceActor holds hosts."""
 

@@ -4,14 +4,16 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.held_slice import HeldSlice
-from iris_ray.actors.messages import AttemptOrder, ProcessSpec
-from iris_ray.actors.resource_pool import ResourcePoolManager, Unreachable, answer
-from iris_ray.events import SliceReleasedEvent
+from iris_ray.actors.held_slice import Bundle, HeldSlice
+from iris_ray.actors.messages import AttemptOrder, HostPlace, ProcessSpec
+from iris_ray.actors.resource_pool import NotReserved, ResourcePoolManager, Unreachable, answer
+from iris_ray.actors.silence import SilenceWatch
+from iris_ray.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent
 from iris_ray.workers import TPU
 
 logger = logging.getLogger(__name__)
@@ -19,6 +21,20 @@ logger = logging.getLogger(__name__)
 USED_PORTS_KEPT = 1000
 HEALTHY_TIMEOUT_S = 3.0
 TEARDOWN_TIMEOUT_S = 20.0
+RESERVE_TIMEOUT_S = 10.0
+"""How long Ray may take to reserve chips that the Controller believes to be free."""
+
+
+class SpareFailed(Exception):
+    """Slices could not be got ready.
+
+    Attributes:
+        broken: those that are at fault and that nobody uses.
+    """
+
+    def __init__(self, reason: str, broken: tuple[str, ...]) -> None:
+        super().__init__(reason)
+        self.broken = broken
 
 
 class SlicePool(ResourcePoolManager[str]):
@@ -49,10 +65,10 @@ class SlicePool(ResourcePoolManager[str]):
     def member_name(self, key: str) -> str:
         return f"slice {key}"
 
-    async def ask_hosts(self, name: str) -> dict[int, str | None]:
+    async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, str | None]:
         """Why each host of a slice counts as lost, asked without its SliceActor; None for those that answer."""
         hosts = dict(enumerate(self._held[name].host_actors))
-        calls = (answer(actor.healthy.remote(), f"{name} host {i}", HEALTHY_TIMEOUT_S) for i, actor in hosts.items())
+        calls = (answer(actor.healthy.remote(), f"{name} host {i}", timeout_s) for i, actor in hosts.items())
         answers = await asyncio.gather(*calls)
         return {i: a.reason if isinstance(a, Unreachable) else None for i, a in zip(hosts, answers, strict=True)}
 
@@ -65,21 +81,99 @@ class SlicePool(ResourcePoolManager[str]):
     def scale_multislice(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float) -> None:
         """Hold every slice of the order, ready for this kind of task: warm ones are kept, the others reserved."""
         for hosts in order.slices:
-            name = hosts[0].slice_name
-            held = self._held.get(name)
-            if held is not None and (held.hosts != hosts or held.bundle != order.bundle):
-                self._discard(held)
-                held = None
-            if held is None:
-                held = HeldSlice.reserve(self.owner, hosts, order.bundle, process, self.used_ports)
-                self._held[name] = held
-            elif held.process != process:
-                for standby in held.standbys:
-                    ray.kill(standby)
-                held.needs_standbys = True
-            held.in_use, held.used_by = True, order.job_id
+            held = self._hold(hosts, order.bundle, process)
+            held.in_use, held.used_by, held.spare = True, order.job_id, None
             held.keep_warm = keep_warm
         self.renew_standbys([hosts[0].slice_name for hosts in order.slices], process)
+
+    def _hold(self, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec) -> HeldSlice:
+        """The slice as it is warm, if it fits; else reserved anew. Its standbys may have to be renewed."""
+        held = self._held.get(hosts[0].slice_name)
+        if held is not None and (held.hosts != hosts or held.bundle != bundle):
+            self._discard(held)
+            held = None
+        if held is None:
+            held = HeldSlice.reserve(self.owner, hosts, bundle, process, self.used_ports)
+            self._held[held.name] = held
+        elif held.process != process:
+            for standby in held.standbys:
+                ray.kill(standby)
+            held.needs_standbys = True
+        return held
+
+    async def hold_ready(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float, silence_s: float) -> None:
+        """Reserve the slices of the order, if they are not held already, and have their standbys start; nothing else.
+
+        Raises:
+            SpareFailed: some slice did not get there.
+        """
+        for hosts in order.slices:
+            held = self._held.get(hosts[0].slice_name)
+            if held is not None and held.in_use:
+                continue  # the gang itself was faster
+            held = self._hold(hosts, order.bundle, process)
+            held.used_by, held.spare, held.keep_warm = order.spare_for or "", (order.job_id, order.attempt), keep_warm
+            held.idle_since = asyncio.get_running_loop().time()
+        mine = {hosts[0].slice_name: self._held[hosts[0].slice_name] for hosts in order.slices}
+        self.renew_standbys([name for name, held in mine.items() if not held.in_use], process)
+        broken = {name: why for name, why in (await self.all_ready(list(mine), silence_s)).items() if is_broken(why)}
+        if broken:
+            unused = (n for n in broken if self._held.get(n) is mine[n] and not mine[n].in_use)
+            raise SpareFailed(in_words(broken), tuple(unused))
+
+    async def all_ready(self, names: Sequence[str], silence_s: float) -> dict[str, Any]:
+        """The ports that each slice's host 0 holds, once every host could start a task at once.
+
+        As soon as a slice can't, what is known by then; for that one `Unreachable`, or the exception that keeps it.
+
+        Args:
+            names: the slices.
+            silence_s: a host that has not answered for so long counts as lost; seconds.
+        """
+        asks = {asyncio.ensure_future(self._ready(self._held[name], silence_s)): name for name in names}
+        pending, broken = set(asks), False
+        try:
+            while pending and not broken:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                broken = any(is_broken(ask.result()) for ask in done)
+        finally:
+            for ask in pending:
+                ask.cancel()
+        return {name: ask.result() for ask, name in asks.items() if ask not in pending}
+
+    async def _ready(self, held: HeldSlice, silence_s: float) -> Any:
+        """When one slice is ready, the ports; `Unreachable` or an exception if it is not going to be. Never raises."""
+        try:
+            if held.ready.done():
+                return held.ready.result()
+            await asyncio.wait({held.ready}, timeout=RESERVE_TIMEOUT_S)
+            if not held.ready.done() and not await asyncio.to_thread(held.is_reserved):
+                return NotReserved(
+                    f"Ray did not reserve {held.name} within {RESERVE_TIMEOUT_S:g} s: its resources are in use outside"
+                    " iris_ray, or its hosts are going away"
+                )
+            return await self._started(held, silence_s)  # reserved; the rest is a matter of starting processes
+        except asyncio.CancelledError as cancelled:
+            if not held.ready.cancelled():
+                raise  # it is we who are cancelled
+            return cancelled
+        except Exception as error:
+            return error
+
+    async def _started(self, held: HeldSlice, silence_s: float) -> Any:
+        """Like `held.ready`, unless a host that has been there stops answering meanwhile."""
+        actors = held.host_actors
+        watch = SilenceWatch(lambda i: actors[i].healthy.remote(), range(len(actors)), silence_s, since_first=True)
+        silence = asyncio.ensure_future(watch.found())
+        try:
+            first: set[asyncio.Future[Any]] = {held.ready, silence}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            silence.cancel()
+            watch.stop()
+        if held.ready.done():
+            return held.ready.result()
+        return Unreachable("; ".join(f"{held.name} host {i} {why}" for i, why in watch.silent.items()))
 
     def is_warm(self, order: AttemptOrder) -> bool:
         """Whether every host of the order could start a task at once, as far as is known."""
@@ -116,6 +210,15 @@ class SlicePool(ResourcePoolManager[str]):
                 self._discard(held)
         return [SliceReleasedEvent(name, self.owner) for name in names]
 
+    def retire_idle(self, names: Sequence[str]) -> list[Event]:
+        """Drop slices that broke while nobody used them. Whoever held one ready needs another."""
+        spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
+        events = list[Event](self.retire(names))
+        for job_id, attempt in spares:
+            events.append(TaskDispatchFailedEvent(job_id, attempt, "its slice was lost", 0.0))
+            events.append(AttemptEndConfirmedEvent(job_id, attempt))
+        return events
+
     # -- giving back -----------------------------------------------------------------------------------------------
 
     async def release_if(self, condition: Callable[[HeldSlice], bool]) -> list[SliceReleasedEvent]:
@@ -127,6 +230,18 @@ class SlicePool(ResourcePoolManager[str]):
         for held in chosen:
             await self.left(held.name)
         return [SliceReleasedEvent(held.name, self.owner) for held in chosen]
+
+    async def lost_while_idle(self) -> tuple[str, ...]:
+        """The idle slices, spares included, of which some process or host does not answer any more."""
+        idle = [name for name, held in self._held.items() if not held.in_use and held.ready.done()]
+        asks = (self.ask(name, "healthy", HEALTHY_TIMEOUT_S) for name in idle)
+        answers = await asyncio.gather(*asks, return_exceptions=True)
+        return tuple(
+            name
+            for name, silent in zip(idle, answers, strict=True)
+            if name in self and not self[name].in_use
+            if isinstance(silent, (Unreachable, BaseException)) or any(silent.values())
+        )
 
     async def settle(self, condition: Callable[[HeldSlice], bool]) -> None:
         """Returns when the slices for which the condition holds are idle, or after a while."""
@@ -148,9 +263,19 @@ class SlicePool(ResourcePoolManager[str]):
             logger.exception("%s could not be torn down; it ends with its reservation", held.name)
         finally:
             held.discard()
-            del self._leaving[held.name]
+            self._leaving.pop(held.name, None)
 
     def _discard(self, held: HeldSlice) -> None:
         held.discard()
         if self._held.get(held.name) is held:
             del self._held[held.name]
+
+
+def is_broken(reply: Any) -> bool:
+    """Whether this, of `SlicePool.all_ready`, is why a slice can't be used."""
+    return isinstance(reply, (Unreachable, BaseException))
+
+
+def in_words(broken: Mapping[str, Any]) -> str:
+    """Why these slices can't be used."""
+    return "; ".join(why.reason if isinstance(why, Unreachable) else str(why) or repr(why) for why in broken.values())

@@ -7,12 +7,15 @@ signals.
 
 import contextlib
 import errno
+import faulthandler
 import importlib
 import os
 import random
 import secrets
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Collection
@@ -20,11 +23,20 @@ from collections.abc import Collection
 import ray
 from ray import cloudpickle
 
-from iris_ray.actors.host_processes import TOKEN_VARIABLE, host_directory
+from iris_ray.actors.devices import LockProbe, describe, in_the_way, libtpu_lock
+from iris_ray.actors.family import stat_of
+from iris_ray.actors.host_processes import (
+    STACKS_SIGNAL,
+    TOKEN_VARIABLE,
+    ProcessLedger,
+    TaskFiles,
+    heed_notices,
+    host_directory,
+)
 from iris_ray.actors.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.ray_internals import label_output
 from iris_ray.actors.task_output import redirect_output, until_taken
-from iris_ray.actors.transport import Rebuilt
+from iris_ray.actors.transport import Rebuilt, load
 from iris_ray.errors import ResultNotPicklableError
 from iris_ray.outcomes import EndKind, TaskEnd
 from iris_ray.task_env import task_environment
@@ -52,10 +64,20 @@ class TaskProcess:
     def ready(self) -> StandbyReady:
         """Answering is the proof. The ports stay bound, so that nobody else takes them, until the task starts."""
         ports = tuple(held.getsockname()[1] for held in self._held)
-        return StandbyReady(os.getpid(), self._token, ports, self._error)
+        stat = stat_of(os.getpid())
+        assert stat is not None
+        return StandbyReady(stat.pid, stat.started, self._token, ports, self._error)
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
-        """Run the user's function here and now. Never raises for what user code does."""
+        """Run the user's function here and now, unless another process has this host's chips in its hands.
+
+        Never raises for what user code does.
+        """
+        if launch.info.slice_name and (in_use := self._chips_in_use()):
+            return TaskEnd(EndKind.DEVICE_BUSY, time.time(), error=in_use)
+        files = TaskFiles.of_process(host_directory(), os.getpid())
+        heed_notices(files)  # from the mark of its start on it may be told
+        faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # whatever user code does to sys.stderr
         pipe = redirect_output(host_directory(), launch)
         for held in self._held:
             held.close()
@@ -66,12 +88,15 @@ class TaskProcess:
             else:
                 os.environ[name] = value
         os.environ[TOKEN_VARIABLE] = self._token
+        os.environ[TaskFiles.VARIABLE] = files.prefix
         if pipe is None:
             label_output(launch.label)
         try:
-            result = cloudpickle.loads(launch.function)()
+            result = load(launch.function)()
             end = _returned(result)
         except SystemExit as stop:
+            if files.notice.exists() and (stop.code in (None, 0) or came_from_handler(stop)):
+                say_saved(files)  # it has saved its state and leaves, as it was told: no success, and no failure
             end = _exited(stop)
         except BaseException as error:
             end = _raised(error)
@@ -82,9 +107,38 @@ class TaskProcess:
             until_taken(pipe)
         return end
 
+    def _chips_in_use(self) -> str | None:
+        """Which other process holds this host's chips, in words; None, after some ten microseconds, if none does."""
+        self._probe = LockProbe(libtpu_lock())  # kept: closing it would take the lock from our own libtpu
+        pid = self._probe.holder()
+        return None if pid is None else in_the_way([describe(pid, ProcessLedger(host_directory()))])
+
     def exit(self) -> None:
         """End the process in good order: exit handlers of user code run."""
         ray.actor.exit_actor()
+
+
+def came_from_handler(stop: SystemExit) -> bool:
+    """Whether the process's handler for SIGTERM raised it, as far as that can be told: then any code will do."""
+    handler = signal.getsignal(signal.SIGTERM)
+    code = getattr(getattr(handler, "__func__", handler), "__code__", None)
+    frames = traceback.walk_tb(stop.__traceback__)
+    return code is not None and any(frame.f_code is code for frame, _ in frames)
+
+
+def say_saved(files: TaskFiles) -> None:
+    """As `PreemptionNotice.saved` does, once all threads are over that an exit waits for; never returns.
+
+    One of them may be writing the checkpoint. If it takes too long, the notice's deadline ends it.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # nobody need be told again
+    threading._shutdown()  # type: ignore[attr-defined]  # what the interpreter does; it ends idle pools of threads, too
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    files.saved.touch()
+    while True:
+        time.sleep(60.0)
 
 
 def import_all(modules: Collection[str]) -> str | None:
@@ -128,7 +182,7 @@ def _exited(stop: SystemExit) -> TaskEnd:
     """``sys.exit()`` and ``sys.exit(0)`` are a script's way to return; anything else is a failure."""
     if stop.code in (None, 0):
         return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(None))
-    return TaskEnd(EndKind.CRASHED, time.time(), error=f"the function called sys.exit({stop.code!r})")
+    return TaskEnd(EndKind.EXITED, time.time(), error=f"the function called sys.exit({stop.code!r})")
 
 
 def _raised(error: BaseException) -> TaskEnd:
@@ -136,7 +190,8 @@ def _raised(error: BaseException) -> TaskEnd:
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
     payload = _pickled_error(error) if isinstance(error, Exception) else None
-    return TaskEnd(EndKind.RAISED, ended_at, payload, summary, text)
+    kind = EndKind.OUT_OF_MEMORY if isinstance(error, MemoryError) else EndKind.RAISED
+    return TaskEnd(kind, ended_at, payload, summary, text)
 
 
 def _pickled_error(error: Exception) -> bytes | None:

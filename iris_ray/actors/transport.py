@@ -4,11 +4,27 @@ The pool need not be able to import what user code can, and must not run it: res
 they arrive where they are wanted.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
+import ray
 from ray import cloudpickle
 
 from iris_ray.errors import RemoteUserError
+
+Payload: TypeAlias = "bytes | ray.ObjectRef[bytes]"
+"""Something pickled, or where it is in Ray's object store."""
+INLINE_BYTES = 100_000
+"""What is larger goes through the object store: Ray would put it there anew with every call that it travels in."""
+
+
+def stored_if_large(payload: bytes) -> Payload:
+    """The payload itself, or a reference to it that lasts as long as this process: each node fetches it once."""
+    return payload if len(payload) <= INLINE_BYTES else ray.put(payload)
+
+
+def load(payload: Payload) -> Any:
+    """What was pickled; from the object store if it is there."""
+    return cloudpickle.loads(payload if isinstance(payload, bytes) else ray.get(payload))
 
 
 class Pickled:

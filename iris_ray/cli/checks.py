@@ -3,8 +3,6 @@
 import platform
 import random
 import socket
-import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import iris_ray
+from iris_ray.cli.host_look import METADATA_TIMEOUT_S, metadata_answers, metadata_host
 from iris_ray.cli.tables import counted
 from iris_ray.events import WorkerRegisteredEvent
 from iris_ray.groups import Group
@@ -26,8 +25,6 @@ CHECKED_RAY = "2.60"
 """The Ray whose private APIs iris_ray was checked on."""
 TASK_PORTS = range(20_000, 32_768)
 """Where the tasks of a gang listen for each other."""
-METADATA_TIMEOUT_S = 1.0
-_METADATA_HOST = "metadata.google.internal"
 _PORTS_TRIED = 40
 
 
@@ -113,16 +110,8 @@ def _can_bind(port: int) -> bool:
 
 def check_metadata(environ: Mapping[str, str]) -> Finding:
     """Whether Google's metadata server answers, within a second."""
-    host = environ.get("GCE_METADATA_HOST") or _METADATA_HOST
-    answered: list[bool] = []
-
-    def ask() -> None:
-        answered.append(_metadata_answers(host))
-
-    asking = threading.Thread(target=ask, daemon=True)  # looking up its name has no timeout of its own
-    asking.start()
-    asking.join(METADATA_TIMEOUT_S)
-    if any(answered):
+    host = metadata_host(environ)
+    if metadata_answers(environ):
         return Finding(Level.OK, "metadata server", f"{host} answers: this is Google Cloud")
     found = f"{host} does not answer within {METADATA_TIMEOUT_S:g} s"
     if environ.get("GCE_METADATA_HOST"):
@@ -130,16 +119,6 @@ def check_metadata(environ: Mapping[str, str]) -> Finding:
         return Finding(Level.WARNING, "metadata server", found, advice)
     advice = "nothing to do outside Google Cloud; on a TPU VM or in GKE see to it that it can be reached"
     return Finding(Level.INFO, "metadata server", found, advice)
-
-
-def _metadata_answers(host: str) -> bool:
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches it
-    request = urllib.request.Request(f"http://{host}/computeMetadata/v1/", headers={"Metadata-Flavor": "Google"})
-    try:
-        with direct.open(request, timeout=METADATA_TIMEOUT_S) as reply:
-            return bool(reply.headers.get("Metadata-Flavor") == "Google")
-    except (OSError, ValueError):
-        return False
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------

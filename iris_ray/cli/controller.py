@@ -9,6 +9,7 @@ import click
 
 import iris_ray
 from iris_ray.cli.exits import NO_CLUSTER, say_error
+from iris_ray.cli.groups import KindGroup
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.slices import slices_of
@@ -23,27 +24,40 @@ STOPPED = (
 )
 
 
-@click.group("controller")
+@click.group("controller", cls=KindGroup)
 def controller() -> None:
-    """The cluster's Controller: start, stop, upgrade, status."""
+    """The cluster's Controller: start, stop, upgrade, status.
+
+    It decides which job runs where. The first job starts it, Ray restarts it, and jobs that run do not notice when it
+    ends: there is nothing to do here but after an update of iris_ray.
+
+    \b
+      iris-ray controller status
+      iris-ray controller upgrade
+    """
 
 
 @controller.command()
+@json_option
 @address_option
-def start() -> None:
+def start(as_json: bool) -> None:
     """Start it; it goes on from what an earlier one has put down."""
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
             _start()
         about = Controller().about()
+    if as_json:
+        print_json({"running": True, "started": not was_there, **about})
+        return
     click.echo(f"the Controller {'runs already' if was_there else 'is started'}: {in_words(about)}")
 
 
 @controller.command()
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@json_option
 @address_option
-def stop(yes: bool) -> None:
+def stop(yes: bool, as_json: bool) -> None:
     """End its process for good; jobs that run go on.
 
     Asks first if it is on a terminal.
@@ -52,12 +66,16 @@ def stop(yes: bool) -> None:
         running = Controller(any_version=True)
         confirm("Stop the Controller? Jobs that run go on, but nothing new starts until another one runs.", yes)
         running.end()
-    click.echo(STOPPED)
+    if as_json:
+        print_json({"running": False})
+    else:
+        click.echo(STOPPED)
 
 
 @controller.command()
+@json_option
 @address_option
-def upgrade() -> None:
+def upgrade(as_json: bool) -> None:
     """Replace it by one of the version that is installed here.
 
     Jobs that run do not notice. Nothing is changed if the new one could not go on from what the old one has put down.
@@ -67,14 +85,19 @@ def upgrade() -> None:
         protocol, version = old.versions()
         _require_successor(protocol, version)
         old.end()
-        _start()
+        _start_in_place_of(version)
+        _, found = Controller(any_version=True).versions()
+        if found != iris_ray.__version__:
+            raise ControllerUnavailableError(
+                f"a job of iris_ray {found} was faster and has started a Controller of that version; jobs go on, and"
+                " nothing is lost; try again"
+            )
         new = Controller()
         about, jobs = new.about(), new.ask("list_jobs")
-    if about["version"] != iris_ray.__version__:
-        raise ControllerUnavailableError(
-            f"a job of iris_ray {about['version']} was faster and has started a Controller of that version; try again"
-        )
     left = Counter(job.state.value for job in jobs if not job.state.finished)
+    if as_json:
+        print_json({"running": True, **about, "version_before": version, "jobs": left})
+        return
     click.echo(f"the Controller is now {in_words(about)}; it was iris_ray {version}")
     click.echo(f"it has taken over {counted(left.total(), 'job')}{f': {_counts(left)}' if left else ''}")
 
@@ -83,6 +106,25 @@ def _start() -> None:
     from iris_ray.actors.controller_client import get_or_start_controller
 
     asyncio.run(get_or_start_controller())
+
+
+def _start_in_place_of(version: str) -> None:
+    """Start one of the version that is installed here, after the one of that version was ended.
+
+    Raises:
+        ControllerUnavailableError: it does not start; nothing of it is left, and the message says what to do.
+    """
+    try:
+        _start()
+    except ControllerUnavailableError as error:
+        if find_controller() is not None:  # one that hangs, say; its name is for one that answers
+            Controller(any_version=True).end()
+        raise ControllerUnavailableError(
+            f"{error}\nThe Controller of iris_ray {version} is ended, and the new one, of iris_ray"
+            f" {iris_ray.__version__}, did not start. Jobs that run go on and nothing is lost: the next job that has"
+            f" something to report starts a Controller of its own version. To have one at once, run"
+            f" `iris-ray controller start` with iris_ray {version}"
+        ) from None
 
 
 def _require_successor(protocol: int, version: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import click
 
+from iris_ray.actors.devices import host_devices
 from iris_ray.cli.checks import (
     Finding,
     Level,
@@ -19,10 +20,13 @@ from iris_ray.cli.checks import (
 )
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
-from iris_ray.cli.google_checks import check_chips, check_credentials, chip_devices
+from iris_ray.cli.google_checks import check_chips, check_credentials
+from iris_ray.cli.host_checks import ask_hosts, check_answers, claimed_nodes, tpu_hosts
+from iris_ray.cli.host_look import versions
 from iris_ray.cli.options import address_option, chosen_address, cluster, json_option
-from iris_ray.cli.tables import one_line, print_json
-from iris_ray.connection import AUTO, Controller, find_controller
+from iris_ray.cli.questions import on_a_terminal
+from iris_ray.cli.tables import counted, one_line, print_json
+from iris_ray.connection import AUTO, Controller, find_controller, host_and_port
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
 _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}
@@ -32,11 +36,20 @@ _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.
 @json_option
 @address_option
 def doctor(as_json: bool) -> None:
-    """Check versions, credentials, chips, labels, slices, Controller and more.
+    """Check this machine, the cluster and each of its TPU hosts; say what to do.
 
-    Each finding comes with what to do about it. The exit code is 1 if there is an error among them, 3 without a
-    cluster. Nothing is changed.
+    Here: versions, user, ports, metadata server, credentials. Of the cluster: labels, slices, Controller. On every TPU
+    host, asked all at once for half a minute at most: who holds its chips or libtpu's lock, the metadata server,
+    versions; and which hosts do not answer.
+
+    The exit code is 1 if there is an ERROR among the findings, 3 without a cluster. Nothing is changed.
+
+    \b
+      iris-ray doctor
+      iris-ray doctor --json | jq '.[] | select(.level == "WARNING")'
     """
+    if chosen_address() != AUTO:
+        host_and_port(chosen_address())  # refuses one that makes no sense, before anything is examined
     findings = []
     for finding in examine():
         findings.append(finding)
@@ -67,7 +80,7 @@ def examine() -> Iterator[Finding]:
     yield check_ports(ephemeral_ports())
     yield check_metadata(os.environ)
     yield check_credentials(os.environ)
-    yield check_chips(chip_devices())
+    yield check_chips(host_devices())
     try:
         with cluster():
             yield from _examine_cluster()
@@ -86,6 +99,12 @@ def _examine_cluster() -> Iterator[Finding]:
     found = f"{address} answers: {alive} nodes; its Ray and Python are the same as here"  # Ray refuses others
     yield Finding(Level.OK, "cluster", found)
     yield from check_hosts(table, reserved_chips())
+    hosts = tpu_hosts(table)
+    if hosts and on_a_terminal():
+        click.echo(f"{'':9}looking at {counted(len(hosts), 'TPU host')} ...", err=True)
+    answers = ask_hosts(hosts)
+    claimed = claimed_nodes(table) | claimed_nodes(NodeTable.read())  # a job may have come or gone meanwhile
+    yield from check_answers(answers, claimed, versions())
     try:
         yield _examine_controller()
     except VersionMismatchError as error:

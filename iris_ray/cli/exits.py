@@ -38,9 +38,9 @@ def errors_as_lines() -> Iterator[None]:
         path = error.ctx.command_path if error.ctx else "iris-ray"
         say_error(f"{error.format_message()} See: {path} --help")
         raise click.exceptions.Exit(USAGE) from None
-    except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+    except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
         raise  # click knows what to do with them
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):  # the latter is Ctrl-C, or Ctrl-D, at a question
         say_error("interrupted")
         raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:

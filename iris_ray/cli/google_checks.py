@@ -1,64 +1,35 @@
 """What ``iris-ray doctor`` looks at on a TPU VM: who holds its chips, and whether Google knows who we are."""
 
-import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping
 
+from iris_ray.actors.devices import Devices, blocks, find_holders
 from iris_ray.cli.checks import Finding, Level
 from iris_ray.cli.tables import counted
 
-LIBTPU_LOCK = Path("/tmp/libtpu_lockfile")
 CREDENTIALS_TIMEOUT_S = 3.0
 _CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 _LOG_IN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS to a service account's file"
 
 
-def chip_devices(dev: Path = Path("/dev")) -> list[Path]:
-    """The device files of this machine's TPU chips."""
-    return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
-
-
-def check_chips(devices: Sequence[Path], lock: Path = LIBTPU_LOCK) -> Finding:
+def check_chips(devices: Devices) -> Finding:
     """Which processes of this machine hold its chips, or libtpu's lock."""
-    if not devices:
+    if not devices.chips:
         return Finding(Level.INFO, "TPU chips", "this machine has none; on a TPU VM this says who holds them")
-    holders, hidden = _holders({str(path) for path in (*devices, lock)})
-    found = counted(len(devices), "chip device")
-    if holders:
-        found += f", held by {', '.join(holders)}"
+    holders = find_holders(devices)
+    found = counted(len(devices.chips), "chip device")
+    if holders.seen:
+        found += f", held by {', '.join(map(str, holders.seen))}"
         advice = "nothing to do if a job runs here (iris-ray workers); if not, end them: libtpu allows one process"
         return Finding(Level.INFO, "TPU chips", found, advice)
-    if hidden:
-        found += f", held by none of our own processes; {hidden} of other users can't be looked into"
+    if blocks(devices.lock):
+        found += f", held by nobody we can see; but libtpu can't open {devices.lock}"
+        return Finding(Level.WARNING, "TPU chips", found, f"if nobody uses the chips: sudo rm {devices.lock}")
+    if holders.hidden:
+        found += f", held by none of our own processes; {holders.hidden} of other users can't be looked into"
         return Finding(Level.INFO, "TPU chips", found, "run this as root to see all")
-    if lock.exists():
-        advice = f"if libtpu says that the TPU is in use: sudo rm {lock}"
-        return Finding(Level.INFO, "TPU chips", f"{found}, held by nobody; {lock} is a leftover", advice)
     return Finding(Level.OK, "TPU chips", f"{found}, held by nobody")
-
-
-def _holders(paths: set[str]) -> tuple[list[str], int]:
-    """The processes that have one of the files open, and how many could not be looked into."""
-    holders, hidden = [], 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if any(path in paths for path in _open_files(process)):
-                holders.append(f"pid {process.name} ({(process / 'comm').read_text().strip()})")
-        except PermissionError:
-            hidden += 1
-        except OSError:
-            continue  # it has ended
-    return holders, hidden
-
-
-def _open_files(process: Path) -> Iterator[str]:
-    for descriptor in os.listdir(process / "fd"):
-        try:
-            yield os.readlink(process / "fd" / descriptor)
-        except FileNotFoundError:
-            continue  # closed meanwhile
 
 
 def check_credentials(environ: Mapping[str, str]) -> Finding:

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from iris_ray.cli.completion import all_jobs, unfinished_jobs
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.tables import counted, duration, one_line, print_facts, print_json, print_table
@@ -17,7 +18,12 @@ from iris_ray.status import JobStatus
 @json_option
 @address_option
 def ls(everything: bool, user: str | None, as_json: bool) -> None:
-    """Jobs: what runs, what waits, and why."""
+    """Jobs of all users: what runs, what waits, and why.
+
+    \b
+      iris-ray ls
+      iris-ray ls --all --user ann
+    """
     with cluster():
         jobs: list[JobStatus] = Controller().ask("list_jobs")
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
@@ -39,11 +45,17 @@ def _row(job: JobStatus) -> tuple[object, ...]:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=all_jobs)
 @json_option
 @address_option
 def status(job: str, as_json: bool) -> None:
-    """One job: its state, attempts and budgets."""
+    """One job: its state, attempts and budgets.
+
+    \b
+      iris-ray status train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls --all` shows.
+    """
     with cluster():
         found: JobStatus = Controller().ask("job_status", job)
     if as_json:
@@ -70,11 +82,17 @@ def status(job: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=all_jobs)
 @json_option
 @address_option
 def tasks(job: str, as_json: bool) -> None:
-    """The tasks of a job: their states and hosts."""
+    """The tasks of a job: their states and hosts.
+
+    \b
+      iris-ray tasks train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls --all` shows.
+    """
     with cluster():
         found = Controller().ask("list_tasks", job)
     if as_json:
@@ -89,11 +107,17 @@ def tasks(job: str, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=unfinished_jobs)
 @json_option
 @address_option
 def why(job: str, as_json: bool) -> None:
-    """Why a job waits: what is missing, and who is before it."""
+    """Why a job waits: what is missing, and who is before it.
+
+    \b
+      iris-ray why train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls` shows.
+    """
     with cluster():
         found: JobStatus = Controller().ask("job_status", job)
     waiting = found.waiting
@@ -125,13 +149,17 @@ def state_in_words(job: JobStatus) -> str:
 
 
 @click.command()
-@click.argument("job")
+@click.argument("job", shell_complete=unfinished_jobs)
 @click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@json_option
 @address_option
-def cancel(job: str, yes: bool) -> None:
-    """End a job, whether it waits or runs.
+def cancel(job: str, yes: bool, as_json: bool) -> None:
+    """End a job, whether it waits or runs, whosever it is.
 
-    Asks first if it is on a terminal.
+    \b
+      iris-ray cancel train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls` shows. Asks first if it is on a terminal; Ctrl-C there leaves the job alone.
     """
     from iris_ray.submission import current_user
 
@@ -142,7 +170,9 @@ def cancel(job: str, yes: bool) -> None:
             where = f" on {', '.join(before.groups)}" if before.groups else ""
             confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
             before = controller.ask("cancel", job, f"cancelled by {current_user()}")
-    if before.state.finished:
+    if as_json:
+        print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
+    elif before.state.finished:
         click.echo(f"{job} had already ended: {before.state.value}")
     else:
         click.echo(f"{job} is cancelled; it was {state_in_words(before)}")

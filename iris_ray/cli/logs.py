@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import click
 
+from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.tables import print_json
 from iris_ray.connection import Controller
@@ -17,12 +18,18 @@ PIECE_BYTES = 1 << 20
 _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
 
 
+class Number(click.IntRange):
+    """A number, and not an "integer range", in what is said about one that is none."""
+
+    name = "number"
+
+
 @click.command()
-@click.argument("job")
-@click.argument("task", type=click.IntRange(min=0), required=False)
+@click.argument("job", shell_complete=all_jobs)
+@click.argument("task", metavar="[TASK]", type=Number(min=0), required=False)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the job is over, through further attempts.")
-@click.option("--attempt", type=click.IntRange(min=1), metavar="N", help="This attempt.  [default: the latest]")
-@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Begin with the last N lines.")
+@click.option("--attempt", type=Number(min=1), metavar="N", help="This attempt.  [default: the latest]")
+@click.option("--tail", type=Number(min=0), metavar="N", help="Begin with the last N lines.")
 @click.option("--all-tasks", "-a", is_flag=True, help="All tasks, each line with its task before it.")
 @json_option
 @address_option
@@ -31,8 +38,15 @@ def logs(
 ) -> None:
     """What a task has printed, also after its end.
 
-    Without TASK it is the task that failed first, or task 0; with -f it is all tasks. What one task printed comes as it
-    is; of several tasks the rate is bounded.
+    \b
+      iris-ray logs train-1a2b3c4d                of the task that failed first, or of task 0
+      iris-ray logs train-1a2b3c4d 3 --tail 100   the last lines of task 3
+      iris-ray logs -f train-1a2b3c4d             of all tasks, until the job is over
+      iris-ray logs -a train-1a2b3c4d             of all tasks, what there is now
+
+    JOB is an id that `iris-ray ls --all` shows, TASK a number that `iris-ray tasks JOB` shows. What one task printed
+    comes as it is; of several tasks the rate is bounded. While the job waits, -f says why. Ctrl-C ends a -f and leaves
+    the job alone.
     """
     if all_tasks and task is not None:
         raise click.UsageError("give TASK or --all-tasks, not both.")
@@ -81,7 +95,8 @@ def _pieces(controller: Controller, job: str, task: int, attempt: int | None, ta
 def show(line: LogLine, prefixed: bool) -> None:
     """Print a line of a task; what is said about it goes to stderr."""
     if line.note:
-        _say(f"task {line.task_index}: {line.data.decode()}" if prefixed else line.data.decode())
+        whose = f"task {line.task_index}: " if prefixed and line.task_index is not None else ""
+        _say(whose + printable(line.data))
         return
     _write((f"task-{line.task_index}| ".encode() if prefixed else b"") + line.data + b"\n")
 

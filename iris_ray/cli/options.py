@@ -30,9 +30,14 @@ def _remember_address(context: click.Context, _: click.Parameter, value: str | N
         context.find_root().meta[__name__] = value
 
 
+def address_given(context: click.Context) -> str | None:
+    """What ``--address`` says, if it is there."""
+    given: str | None = context.find_root().meta.get(__name__)
+    return given
+
+
 def chosen_address() -> str:
-    given: str | None = click.get_current_context().find_root().meta.get(__name__)
-    return given or os.environ.get("RAY_ADDRESS") or AUTO
+    return address_given(click.get_current_context()) or os.environ.get("RAY_ADDRESS") or AUTO
 
 
 @contextmanager

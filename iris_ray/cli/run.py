@@ -3,26 +3,21 @@
 import contextlib
 import functools
 import inspect
-import os
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
+from iris_ray.cli.job_options import ScriptCommand, job_options, marked_arguments, runtime_environment
 from iris_ray.cli.options import address_option, cluster
-from iris_ray.cli.questions import on_a_terminal
-from iris_ray.cli.script import Script, find_target, is_at_home
+from iris_ray.cli.questions import on_a_terminal, really_cancel
+from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.cli.tables import cut, one_line
-from iris_ray.errors import (
-    InvalidFunctionError,
-    InvalidRequestError,
-    InvalidSliceCountError,
-    IrisError,
-    RemoteUserError,
-)
-from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError, IrisError, RemoteUserError
+from iris_ray.jobs import PriorityBand
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0
@@ -30,93 +25,86 @@ _OUTER_ERROR = "ray.exceptions.RayTaskError: "
 _OUR_FRAME = re.compile(r'  File "(<frozen runpy>|[^"]*/iris_ray/(actors|cli)/[^"]*)"')
 
 
-class ScriptCommand(click.Command):
-    """Says where the script's own options go."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            hint = f"{error.message} If it is the script's own, write it after --: ... -- {error.option_name} ..."
-            raise click.NoSuchOption(error.option_name, hint, error.possibilities, ctx) from None
-
-
-def slice_counts_option(_: click.Context, __: click.Parameter, value: str) -> int | list[int]:
-    """``"2"`` is 2, ``"2,4"`` is [2, 4]."""
-    parts = [part.strip() for part in value.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise InvalidSliceCountError(f"--num-slices is {value!r}; give a number, or several such as 2,4")
-    return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
-
-
-def environment_option(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str]:
-    """``NAME=VALUE``, or ``NAME`` for what it is here."""
-    found = {}
-    for item in values:
-        name, equals, value = item.partition("=")
-        if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise InvalidRequestError(f"--env {name}: no name of a variable; give NAME=VALUE, or NAME to pass yours on")
-        if not equals and name not in os.environ:
-            raise InvalidRequestError(f"--env {name}: it is not set here; give {name}=VALUE")
-        found[name] = value if equals else os.environ[name]
-    return found
-
-
 @click.command(cls=ScriptCommand)
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
-@click.argument("tpu_type", metavar="TPU_TYPE")
+@click.argument("second", metavar="TPU_TYPE", required=False, shell_complete=tpu_types)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
-@click.option("--num-slices", default="1", show_default=True, callback=slice_counts_option, metavar="N[,N...]",
-              help="How many slices; 2,4 means 4 if they are free now, else 2.")  # fmt: skip
-@click.option("--max-retries-failure", type=int, default=MAX_RETRIES_FAILURE, show_default=True, metavar="N",
-              help="Further attempts after errors and crashes.")  # fmt: skip
-@click.option("--max-retries-preemption", type=int, default=MAX_RETRIES_PREEMPTION, show_default=True, metavar="N",
-              help="Further attempts after lost hosts.")  # fmt: skip
-@click.option("--env", "-e", multiple=True, callback=environment_option, metavar="NAME[=VALUE]",
-              help="An environment variable of the tasks; may be repeated.")  # fmt: skip
-@click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",
-              help="Send this directory to the hosts, and run there.")  # fmt: skip
+@job_options
 @address_option
 def run(
     target: str,
-    tpu_type: str,
+    second: str | None,
     arguments: tuple[str, ...],
-    num_slices: int | list[int],
+    tpu_type: str | None,
+    num_slices: int | list[int] | None,
+    name: str | None,
+    priority: PriorityBand,
     max_retries_failure: int,
     max_retries_preemption: int,
+    spares: int,
+    stall_timeout: float | None,
     env: dict[str, str],
     working_dir: str | None,
 ) -> None:
-    """Run a script or function on every host of TPU slices.
-
-    One fresh process per host, all or none; it starts again from the beginning after a preemption. What it prints
-    appears here, and while it waits, why. Ctrl-C cancels it. The job ends with this command; it needs iris_ray on
-    the hosts, and your script's text travels there by itself. Modules beside it need --working-dir.
-
-    ARGUMENTS are the script's sys.argv, or strings for the function, whose results are printed.
+    """Run a script or function on every host of TPU slices, and wait for its end.
 
     \b
+      iris-ray run train.py v4-32
       iris-ray run train.py v4-32 --num-slices 2,4 -- --steps 1000
       iris-ray run train:main v5litepod-16
+
+    One fresh process per host, all or none; it starts again from the beginning after a preemption. What it prints
+    appears here, and while it waits, why. The job needs iris_ray on the hosts, and your script's text travels there by
+    itself. Modules beside it need --working-dir.
+
+    The job ends with this command (for one that does not: `iris-ray submit -f`). Ctrl-C asks whether to cancel it;
+    Enter or a second Ctrl-C does, and n goes on waiting. Without a terminal nobody is asked, and it is cancelled.
+
+    TPU_TYPE, which may also be given with --tpu, is one that `iris-ray workers` lists, or on a cluster that has not had
+    a job `iris-ray doctor`. ARGUMENTS are the script's sys.argv[1:], or strings for the
+    function, whose results are printed.
     """
-    task, name = as_task(find_target(target, arguments, working_dir or "."), arguments, env, working_dir is None)
-    from iris_ray.launcher import make_request, run_on_pod_ray
+    if tpu_type is None:
+        tpu_type = second
+    elif second is not None:  # then it is the script's
+        if is_tpu_type(second) and not marked_arguments():
+            raise InvalidRequestError(f"the TPU type is given twice, {second} and --tpu {tpu_type}; leave one out")
+        arguments = (second, *arguments)
+    found = find_target(target, arguments, working_dir or ".")
+    if tpu_type is None:
+        raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
+    task, called = as_task(found, arguments, env, working_dir is None)
+    from iris_ray.launcher import make_request
+    from iris_ray.submission import identified, pool_of_this_process
 
     # What can't work is refused before anything is connected.
-    make_request(task, tpu_type, num_slices, max_retries_preemption, max_retries_failure, keep_warm=0, preload=())
-    options = {"runtime_env": {"working_dir": working_dir}} if working_dir else {}
-    with cluster(show_logs=True, **options):
-        ref = run_on_pod_ray.remote(
-            task, tpu_type, num_slices, max_retries_preemption, max_retries_failure, keep_warm=0
-        )
-        results = _wait(ref, name)
+    request = make_request(
+        task,
+        tpu_type,
+        1 if num_slices is None else num_slices,
+        max_retries_preemption,
+        max_retries_failure,
+        keep_warm=0,
+        preload=(),
+        stall_timeout=stall_timeout,
+        name=name,
+        spares=spares,
+        priority=priority,
+    )
+    with cluster(show_logs=True, **runtime_environment(working_dir)):
+        ref, _ = pool_of_this_process.submit(identified(request))
+        results = _wait(ref, name or called)
     for index, result in enumerate(results):
         if result is not None:
             click.echo(f"task {index}: {cut(one_line(repr(result)), _LONGEST_RESULT)}")
 
 
 def as_task(
-    target: Script | Callable[..., Any], arguments: Sequence[str], env: dict[str, str], ship: bool
+    target: Script | Callable[..., Any],
+    arguments: Sequence[str],
+    env: dict[str, str],
+    ship: bool,
+    prints_errors: bool = False,
 ) -> tuple[Any, str]:
     """What `run_on_pod` takes, and what people call it.
 
@@ -125,6 +113,7 @@ def as_task(
         arguments: for a function.
         env: environment variables of its tasks.
         ship: whether a function of the current directory travels by value; the hosts can't import it.
+        prints_errors: whether what it raises is in its log, too, for those who do not wait for its results.
 
     Raises:
         InvalidFunctionError: a Ray remote function with arguments or variables, which it can't take from here.
@@ -152,7 +141,12 @@ def as_task(
         require_no_arguments(call, name)
 
     def task() -> Any:
-        return call()
+        try:
+            return call()
+        except Exception as error:
+            if prints_errors:
+                print_error(error)
+            raise
 
     return ray.remote(name=name, runtime_env={"env_vars": env})(task), name
 
@@ -181,7 +175,7 @@ def _wait(ref: Any, name: str) -> list[Any]:
             results: list[Any] = ray.get(ref)
             return results
         except KeyboardInterrupt:
-            if not on_a_terminal() or really_cancel():
+            if not on_a_terminal() or really_cancel("go on waiting for it", default=True):
                 _cancel(ref)
                 say_error(f"{name} is cancelled")
                 raise click.exceptions.Exit(INTERRUPTED) from None
@@ -203,14 +197,6 @@ def users_part(text: str) -> str:
     frames = re.split(r'(?m)^(?=  File ")', text)
     ours = [number for number, frame in enumerate(frames) if _OUR_FRAME.match(frame)]
     return frames[0] + "".join(frames[ours[-1] + 1 :]) if ours else text
-
-
-def really_cancel() -> bool:
-    """Asks once; a second Ctrl-C is an answer, too."""
-    try:
-        return click.confirm("\nCancel the job?", default=True, err=True)
-    except click.Abort:
-        return True
 
 
 def _cancel(ref: Any) -> None:

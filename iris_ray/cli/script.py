@@ -9,15 +9,18 @@ import runpy
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from iris_ray.errors import InvalidFunctionError, InvalidRequestError
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnknownTPUTypeError
 from iris_ray.suggestions import unknown
+from iris_ray.topology import get_tpu_config
 
+_OURS = re.compile(r"<frozen runpy>|.*/iris_ray/(actors|cli)/[^/]*")
 _WHAT = "give a script, such as train.py, or a function as module:function"
 
 
@@ -99,12 +102,22 @@ def find_target(target: str, arguments: Sequence[str] = (), folder: str = ".") -
         return replace(script, path=str(Path(target).resolve().relative_to(home))) if inside else script
     if os.path.isdir(target):
         raise InvalidRequestError(f"{target} is a directory; {_WHAT}")
+    if is_tpu_type(target):
+        raise InvalidRequestError(f"{target} is a TPU type, and the script comes first; {_WHAT}")
     module, colon, function = target.partition(":")
     if colon and re.fullmatch(r"\w+(\.\w+)*", module) and re.fullmatch(r"\w+(\.\w+)*", function):
         return find_function(module, function, folder)
     siblings = sorted(map(str, Path(target).parent.glob("*.py")))
     error = unknown("script", target, siblings)
     raise InvalidRequestError(f"{error} (a function is given as module:function)")
+
+
+def is_tpu_type(text: str) -> bool:
+    try:
+        get_tpu_config(text)
+    except UnknownTPUTypeError:
+        return False
+    return True
 
 
 def find_function(module_name: str, function_name: str, folder: str) -> Callable[..., Any]:
@@ -129,6 +142,14 @@ def find_function(module_name: str, function_name: str, folder: str) -> Callable
         raise InvalidFunctionError(f"{module_name}:{function_name} is a {type(found).__name__}; give a function")
     function: Callable[..., Any] = found
     return function
+
+
+def print_error(error: Exception) -> None:
+    """To stderr, with its traceback from the user's first frame on."""
+    start = error.__traceback__
+    while start is not None and start.tb_next is not None and _OURS.fullmatch(start.tb_frame.f_code.co_filename):
+        start = start.tb_next
+    traceback.print_exception(type(error), error, start)
 
 
 def is_at_home(function: Callable[..., Any]) -> ModuleType | None:

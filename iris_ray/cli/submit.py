@@ -1,48 +1,36 @@
 """``iris-ray submit``: put a job into the queue and leave it to the cluster."""
 
-from typing import Any
-
 import click
 
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
+from iris_ray.cli.job_options import ScriptCommand, job_options, marked_arguments, runtime_environment
 from iris_ray.cli.logs import show
 from iris_ray.cli.options import address_option, cluster, json_option
-from iris_ray.cli.questions import on_a_terminal
-from iris_ray.cli.run import ScriptCommand, as_task, environment_option, really_cancel, slice_counts_option
-from iris_ray.cli.script import find_target
+from iris_ray.cli.questions import on_a_terminal, really_cancel
+from iris_ray.cli.run import as_task
+from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.cli.tables import one_line, print_json
 from iris_ray.connection import Controller
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
+from iris_ray.job_info import get_job_info
 from iris_ray.jobs import CoschedulingConfig, PriorityBand
 from iris_ray.lifecycle import JobState
 from iris_ray.log_stream import stream_logs
-from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 from iris_ray.status import JobStatus
-
-_BANDS = [band.name.lower() for band in PriorityBand]
+from iris_ray.waiting import WaitReason
 
 
 @click.command(cls=ScriptCommand)
 @click.argument("target", metavar="SCRIPT|MODULE:FUNCTION")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
-@click.option("--tpu", "tpu_type", metavar="TPU_TYPE", help="On slices of this type; without it, on any host.")
-@click.option("--num-slices", metavar="N[,N...]",
-              callback=lambda ctx, param, value: value and slice_counts_option(ctx, param, value),
-              help="How many slices, as for run.")  # fmt: skip
+@job_options
 @click.option("--replicas", type=int, metavar="N", help="How many tasks, each placed and retried by itself.")
 @click.option("--cpu", type=float, default=0.0, metavar="N", help="CPUs of each task.  [default: 1 without --tpu]")
 @click.option("--memory-gb", type=float, default=0.0, metavar="N", help="Memory of each task.")
-@click.option("--name", metavar="NAME", help="What to call the job.  [default: the script's or function's name]")
-@click.option("--priority", type=click.Choice(_BANDS), default=PriorityBand.INTERACTIVE.name.lower(),
-              show_default=True, help="Which jobs it goes before.")  # fmt: skip
-@click.option("--max-retries-failure", type=int, default=MAX_RETRIES_FAILURE, show_default=True, metavar="N",
-              help="Further attempts after errors and crashes.")  # fmt: skip
-@click.option("--max-retries-preemption", type=int, default=MAX_RETRIES_PREEMPTION, show_default=True, metavar="N",
-              help="Further attempts after lost hosts.")  # fmt: skip
-@click.option("--env", "-e", multiple=True, callback=environment_option, metavar="NAME[=VALUE]",
-              help="An environment variable of the tasks; may be repeated.")  # fmt: skip
-@click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",
-              help="Send this directory to the hosts, and run there.")  # fmt: skip
+@click.option("--max-task-failures", type=click.IntRange(0), metavar="N",
+              help="Failed attempts of all tasks in all that it survives, retried ones too.")  # fmt: skip
+@click.option("--tolerate", multiple=True, metavar="NAME",
+              help="Also where this taint keeps others away; may be repeated.")  # fmt: skip
 @click.option("--follow", "-f", is_flag=True, help="Stay, and print what its tasks print until it ends.")
 @json_option
 @address_option
@@ -54,10 +42,14 @@ def submit(
     replicas: int | None,
     cpu: float,
     memory_gb: float,
+    max_task_failures: int | None,
     name: str | None,
-    priority: str,
+    priority: PriorityBand,
+    tolerate: tuple[str, ...],
     max_retries_failure: int,
     max_retries_preemption: int,
+    spares: int,
+    stall_timeout: float | None,
     env: dict[str, str],
     working_dir: str | None,
     follow: bool,
@@ -65,33 +57,50 @@ def submit(
 ) -> None:
     """Put a job into the queue and leave it to the cluster.
 
-    It goes on when this command has ended, which prints the job's id. `iris-ray status`, `why`, `logs` and `cancel`
-    take that id. With --follow it stays until the job's end, which is its exit code then; Ctrl-C asks whether to cancel
-    the job or to leave it running.
-
     \b
       iris-ray submit train.py --tpu v4-32 --num-slices 2,4 -- --steps 1000
       iris-ray submit prepare.py --cpu 4 --replicas 8
+
+    This prints the job's id and ends; the job goes on. If the cluster has nothing that it could run on, that is said.
+    `iris-ray status`, `why`, `tasks`, `logs` and `cancel` take that id. With --follow it stays until the job's end,
+    which is its exit code then. Ctrl-C leaves the job running, unless you answer y to the question that it asks.
+
+    Without --tpu the tasks run on any host. On slices there is one task on every host, with all its chips, and --cpu
+    and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for the function.
     """
     from iris_ray.client import IrisClient
     from iris_ray.resources import ResourceSpec, tpu_device
 
+    if tpu_type is None and arguments and not marked_arguments() and is_tpu_type(arguments[0]):
+        raise InvalidRequestError(
+            f"{arguments[0]} would be an argument of the script; to run on that type: --tpu {arguments[0]} (if it is"
+            " an argument: -- before it)"
+        )
     if num_slices is not None and tpu_type is None:
         raise InvalidRequestError("--num-slices is of use with --tpu only; say which type")
     need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(tpu_type) if tpu_type else None)
     groups = CoschedulingConfig(num_groups=num_slices) if num_slices is not None else None
-    task, _ = as_task(find_target(target, arguments, working_dir or "."), arguments, env, working_dir is None)
-    options: dict[str, Any] = {"runtime_env": {"working_dir": working_dir}} if working_dir else {}
-    with cluster(**options):
+    if (parent := get_job_info()) is not None:
+        raise InvalidRequestError(
+            f"this is {parent.task_id}: a job that a task submits ends with that task, so it can't be left to the"
+            " cluster; use `iris-ray run`, or IrisClient().submit(...).results() in Python"
+        )
+    found = find_target(target, arguments, working_dir or ".")
+    task, _ = as_task(found, arguments, env, working_dir is None, prints_errors=True)
+    with cluster(**runtime_environment(working_dir)):
         job = IrisClient().submit(
             task,
             name,
             resources=need,
             coscheduling=groups,
-            priority=PriorityBand[priority.upper()],
+            priority=priority,
             max_retries_failure=max_retries_failure,
             max_retries_preemption=max_retries_preemption,
+            max_task_failures=max_task_failures,
+            tolerations=tolerate,
             keep_warm=0,
+            spares=spares,
+            stall_timeout=stall_timeout,
             detached=True,
         )
         if as_json:
@@ -100,6 +109,20 @@ def submit(
             click.echo(job.job_id)
         if follow:
             _follow(job.job_id)
+        else:
+            _say_if_it_can_not_run(job.job_id)
+
+
+def _say_if_it_can_not_run(job_id: str) -> None:
+    """If the cluster as it is could not run the job even if nobody else used it; it is in the queue all the same."""
+    try:
+        status: JobStatus = Controller().ask("job_status", job_id)
+    except ControllerUnavailableError:
+        return  # the job has got there, which is what matters
+    if (waiting := status.waiting) is not None and waiting.reason in (WaitReason.NO_SUCH_WORKERS, WaitReason.TOO_FEW):
+        say_error(
+            f"{job_id} can't run on the cluster as it is: {one_line(waiting)}; to end it: iris-ray cancel {job_id}"
+        )
 
 
 def _follow(job_id: str) -> None:
@@ -109,7 +132,7 @@ def _follow(job_id: str) -> None:
         for line in stream_logs(controller.ask, job_id):
             show(line, prefixed=True)
     except KeyboardInterrupt:
-        if on_a_terminal() and really_cancel():
+        if on_a_terminal() and really_cancel("leave it running", default=False):
             controller.ask("cancel", job_id, "cancelled with Ctrl-C")
             say_error(f"{job_id} is cancelled")
         else:

@@ -16,20 +16,25 @@ from ipaddress import IPv4Address
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self, get_args
 
 import ray
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.testing.end_watch import EndWatch
 from iris_ray.testing.machine import Machine
+from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.preemption import Preemption
-from iris_ray.testing.ray_node import GCS, HostSpec, RayHead, gcs_storage, new_node_id, ray_settings
-from iris_ray.testing.tpu_host import RunningHost, TPUHost, machine_environment
+from iris_ray.testing.ray_node import GCS, RAYLET, HostSpec, RayHead, gcs_storage, new_node_id, ray_settings
+from iris_ray.testing.tpu_host import METADATA_VARIABLE, RunningHost, TPUHost, machine_environment
 from iris_ray.testing.workspace import Workspace
 from iris_ray.topology import TPUConfig, get_tpu_config
 
 _JOIN_TIMEOUT_S = 120.0
 _LOOK_S = 0.02
+
+NoticeChannel = Literal["both", "ray", "metadata"]
+"""Where a preemption is announced: as a drain of Ray's nodes, by the hosts' metadata servers, or both."""
 
 
 class SimulatedCluster:
@@ -80,13 +85,15 @@ class SimulatedCluster:
         self._cpus = _checked_count("cpus_per_host", cpus_per_host, least=1)
         self._connect, self._dashboard, self._quiet = connect, dashboard, quiet
         self._persistent = persistent
-        self._gcs: Machine | None = None
+        self._on_head: dict[str, tuple[Machine, Sequence[str]]] = {}  # what runs there, and its command line, by kind
         self._lock = threading.RLock()
         self._slices: dict[str, list[RunningHost]] = {}
         self._next_index: dict[str, Iterator[int]] = {}
         self._addresses = _loopback_addresses()
         self._preemptions: list[Preemption] = []
         self._workspace: Workspace | None = None
+        self._metadata: MetadataServers | None = None
+        self._end_watch: EndWatch | None = None
         self._head: RayHead | None = None
         self._owner = 0
         self._began = time.monotonic()
@@ -135,14 +142,18 @@ class SimulatedCluster:
                 for preemption in self._preemptions:
                     preemption.cancel()
                 if self._is_driver_here():
-                    if self._persistent and self._gcs is not None and not self._gcs.running:
+                    if self._persistent and GCS in self._on_head and not self._on_head[GCS][0].running:
                         self.restart_gcs()  # a driver can't leave without
                     ray.shutdown()  # first: a driver that loses its GCS aborts
             finally:
+                if self._end_watch is not None:
+                    self._end_watch.close()
                 self._head = None
                 self._slices.clear()
                 if self._workspace is not None:
                     self._workspace.close()
+                if self._metadata is not None:
+                    self._metadata.close()
                 atexit.unregister(self.shutdown)
                 SimulatedCluster._active = None
         self._say("gone")
@@ -186,6 +197,10 @@ class SimulatedCluster:
         """Pids of all processes that live on a host now, the raylet's first; none once it is gone."""
         return self._host(slice_name, worker_id).machine.pids()
 
+    def metadata(self, slice_name: str, worker_id: int) -> HostMetadata:
+        """A host's metadata server, as there is one on every TPU VM: to read its address, and to make it misbehave."""
+        return self._host(slice_name, worker_id).metadata
+
     # --------------------------------------------------------------------------------------------- what can happen
 
     def add_slice(self, tpu_type: str) -> str:
@@ -202,19 +217,26 @@ class SimulatedCluster:
             self._say(f"killing host {victim.host.name}")
             victim.machine.kill()
 
-    def preempt_slice(self, slice_name: str, notice_s: float | None = None) -> Preemption:
+    def preempt_slice(
+        self, slice_name: str, notice_s: float | None = None, *, heard_by: NoticeChannel = "both"
+    ) -> Preemption:
         """Takes a slice away.
 
         Args:
             slice_name: Which one.
-            notice_s: None or 0 kills all its hosts at once, before this returns. Otherwise Ray is told now that their
-                nodes are going to be preempted (a drain with a deadline), and they are killed this many seconds later,
-                in the background. Ray ends a drained node earlier than that if, or as soon as, nothing runs on it.
+            notice_s: None or 0 kills all its hosts at once, before this returns. Otherwise the preemption is announced
+                now, and they are killed this many seconds later, in the background.
+            heard_by: Who announces it. ``"ray"``: Ray is told that their nodes are going to be preempted (a drain
+                with a deadline); it ends a drained node earlier than that if, or as soon as, nothing runs on it.
+                ``"metadata"``: the metadata servers of the hosts say so, which name no deadline; those who listen
+                reckon with the 30 s of a spot VM.
 
         Returns:
             The preemption, to ``wait()`` for. ``shutdown()`` does not wait for it.
         """
         notice = _checked_notice(notice_s)
+        if heard_by not in get_args(NoticeChannel):
+            raise InvalidRequestError(f"heard_by is one of {get_args(NoticeChannel)}, not {heard_by!r}.")
         victims = [h for h in self._slice(slice_name) if h.machine.running]
         preemption = Preemption(slice_name, notice, partial(self._kill_together, slice_name, victims))
         with self._lock:
@@ -222,13 +244,30 @@ class SimulatedCluster:
         if notice:
             self._say(f"preempting slice {slice_name} with {notice:g} s notice")
         preemption.start()
-        if notice:
+        if notice and heard_by != "ray":
+            for victim in victims:
+                victim.metadata.preempt()
+        if notice and heard_by != "metadata":
             self._announce(slice_name, victims, time.time() + notice)
         return preemption
+
+    def announce_maintenance(self, slice_name: str, worker_id: int, starts_in_s: float) -> None:
+        """Has a host's metadata server announce maintenance, in so many seconds. That is all: nothing is killed."""
+        host = self._host(slice_name, worker_id)
+        starts_in = _checked_seconds("starts_in_s", starts_in_s)
+        self._say(f"announcing maintenance of host {host.host.name} in {starts_in:g} s")
+        host.metadata.announce_maintenance(starts_in)
+
+    def call_off_maintenance(self, slice_name: str, worker_id: int) -> None:
+        """Has a host's metadata server say that no maintenance is planned (any more)."""
+        host = self._host(slice_name, worker_id)
+        self._say(f"calling maintenance of host {host.host.name} off")
+        host.metadata.call_off_maintenance()
 
     def freeze_host(self, slice_name: str, worker_id: int) -> None:
         """Stops all processes of a host (SIGSTOP), as if its kernel hung. Ray gives it up some 15 s later."""
         victim = self._host(slice_name, worker_id)
+        self._running_end_watch().expect(victim)
         self._say(f"freezing host {victim.host.name}")
         victim.machine.freeze()
 
@@ -243,32 +282,62 @@ class SimulatedCluster:
 
         Only in a ``persistent`` cluster. Ray's processes wait for the next one for a minute, then they end.
         """
-        self._running_head()
-        if self._gcs is None or not self._persistent:
-            raise InvalidRequestError("This cluster does not outlive its GCS: start it with persistent=True.")
+        self._require_persistence()
         self._say("killing the GCS")
-        self._gcs.kill()
+        self._on_head[GCS][0].kill()
 
     def restart_gcs(self) -> None:
         """Starts the GCS again, after killing it if it runs; returns when it answers."""
         self.kill_gcs()
         head, workspace = self._running_head(), self._running_workspace()
         self._say("starting the GCS again")
-        self._gcs = self._launch_on_head(workspace, GCS, head.gcs_command)
+        self._launch_on_head(workspace, GCS, head.gcs_command)
         head.living_nodes()
+
+    def restart_head(self) -> None:
+        """Takes the head's machine away, and starts it again at the same address; returns when it has joined.
+
+        Everything on it is killed: Ray's GCS and raylet, the Controller, what keeps detached jobs. Only in a
+        ``persistent`` cluster of which this process is no driver, as it would end with the raylet: ``connect=False``.
+        """
+        self._require_persistence()
+        if self._is_driver_here():
+            raise InvalidRequestError(
+                "This process is a driver on the head and would end with it: start the cluster with connect=False, and"
+                " drivers as processes of their own."
+            )
+        self._say("killing the head")
+        for machine, _ in self._on_head.values():
+            machine.kill()
+        head, workspace = self._running_head(), self._running_workspace()
+        self._say("starting the head again")
+        others = {kind: command for kind, (_, command) in self._on_head.items() if kind not in (GCS, RAYLET)}
+        raylet_command = head.begin_anew()
+        self._launch_on_head(workspace, GCS, head.gcs_command)
+        head.living_nodes()
+        for socket in (workspace.root / "s").glob("head-*"):
+            socket.unlink()
+        self._launch_on_head(workspace, RAYLET, raylet_command)
+        for kind, command in others.items():
+            self._launch_on_head(workspace, kind, command)
+        deadline = time.monotonic() + _JOIN_TIMEOUT_S
+        while head.node_id not in head.living_nodes():
+            if time.monotonic() > deadline or not self._on_head[RAYLET][0].running:
+                logs = [*workspace.root.glob("session_2*/logs/raylet.*"), workspace.root / f"head-{RAYLET}.log"]
+                raise RuntimeError(f"The head did not come back.{workspace.tail(*logs)}")
+            time.sleep(_LOOK_S)
 
     # ------------------------------------------------------------------------------------------------------ inside
 
     def _start(self) -> None:
         self._say("starting the head node")
         self._workspace = workspace = Workspace()
+        self._metadata = MetadataServers()
+        self._end_watch = EndWatch(lambda ended: self._tail(ended.host))
         (workspace.root / "s").mkdir()
 
         def launch(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-            machine = self._launch_on_head(workspace, kind, command)
-            if kind == GCS:
-                self._gcs = machine
-            return machine.process
+            return self._launch_on_head(workspace, kind, command).process
 
         try:
             self._head = RayHead(
@@ -292,7 +361,14 @@ class SimulatedCluster:
         environment = {**ray_settings(), **machine_environment()}
         if kind == GCS and self._persistent:
             environment |= gcs_storage(workspace.root / "gcs")
-        return workspace.launch(f"head-{kind}", command, env=environment, cwd=Path.cwd())
+        machine = workspace.launch(f"head-{kind}", command, env=environment, cwd=Path.cwd())
+        self._on_head[kind] = machine, command
+        return machine
+
+    def _require_persistence(self) -> None:
+        self._running_head()
+        if not self._persistent:
+            raise InvalidRequestError("This cluster does not outlive its GCS: start it with persistent=True.")
 
     def _add_slices(self, configs: Sequence[TPUConfig]) -> list[str]:
         """Starts the hosts of all slices side by side, and waits until all have joined."""
@@ -302,11 +378,13 @@ class SimulatedCluster:
             slices = [self._plan_slice(config) for config in configs]
         self._say(f"starting {sum(map(len, slices))} TPU hosts: {', '.join(hosts[0].slice_name for hosts in slices)}")
         machines: dict[TPUHost, Machine] = {}
+        metadata: dict[TPUHost, HostMetadata] = {}
         try:
             for hosts in slices:
                 addresses = [host.address for host in hosts]
                 for host in hosts:
-                    self._start_host(host, addresses, machines)
+                    metadata[host] = self._running_metadata().serve(host.address, host.metadata(addresses))
+                    self._start_host(host, addresses, metadata[host], machines)
             self._wait_until_joined(machines)
         except BaseException:
             for machine in machines.values():
@@ -314,7 +392,10 @@ class SimulatedCluster:
             raise
         with self._lock:
             for hosts in slices:
-                self._slices[hosts[0].slice_name] = [RunningHost(host, machines[host]) for host in hosts]
+                running = [RunningHost(host, machines[host], metadata[host]) for host in hosts]
+                self._slices[hosts[0].slice_name] = running
+                for one in running:
+                    self._running_end_watch().add(one)
         return [hosts[0].slice_name for hosts in slices]
 
     def _plan_slice(self, config: TPUConfig) -> list[TPUHost]:
@@ -332,9 +413,11 @@ class SimulatedCluster:
             for worker_id in range(config.vm_count)
         ]
 
-    def _start_host(self, host: TPUHost, addresses: Sequence[str], machines: dict[TPUHost, Machine]) -> None:
+    def _start_host(
+        self, host: TPUHost, addresses: Sequence[str], metadata: HostMetadata, machines: dict[TPUHost, Machine]
+    ) -> None:
         workspace = self._running_workspace()
-        environment = {**ray_settings(), **host.environment(addresses)}
+        environment = {**ray_settings(), **host.environment(addresses), METADATA_VARIABLE: metadata.address}
 
         def launch(_kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
             machines[host] = workspace.launch(host.name, command, env=environment, cwd=host.directory)
@@ -364,17 +447,22 @@ class SimulatedCluster:
                 continue
             for host in missing.values():
                 if not machines[host].running:
-                    logs = [self._running_workspace().root / f"{host.name}.log", *host.directory.glob("logs/raylet.*")]
-                    tail = self._running_workspace().tail(*logs)
-                    raise RuntimeError(f"Host {host.name} ended while it started.{tail}")
+                    raise RuntimeError(f"Host {host.name} ended while it started.{self._tail(host)}")
             if time.monotonic() > deadline:
                 names = ", ".join(host.name for host in missing.values())
                 raise RuntimeError(f"After {_JOIN_TIMEOUT_S:g} s these hosts have not joined the cluster: {names}.")
             time.sleep(_LOOK_S)
 
+    def _tail(self, host: TPUHost) -> str:
+        """What a host's raylet, and its keeper, had to say at the end."""
+        logs = [*host.directory.glob("logs/raylet.*"), self._running_workspace().root / f"{host.name}.log"]
+        return self._running_workspace().tail(*logs)
+
     def _announce(self, slice_name: str, victims: Sequence[RunningHost], deadline: float) -> None:
         """Tells Ray of a preemption, all hosts at once, because a frozen one takes its time not to answer."""
         head = self._running_head()
+        for victim in victims:
+            self._running_end_watch().expect(victim)
 
         def announce(victim: RunningHost) -> None:
             if not head.announce_preemption(victim.host.node_id, f"{slice_name} is being preempted", deadline):
@@ -412,6 +500,16 @@ class SimulatedCluster:
         self._running_head()
         assert self._workspace is not None  # it comes before the head
         return self._workspace
+
+    def _running_metadata(self) -> MetadataServers:
+        self._running_head()
+        assert self._metadata is not None  # it comes before the head
+        return self._metadata
+
+    def _running_end_watch(self) -> EndWatch:
+        self._running_head()
+        assert self._end_watch is not None  # it comes before the head
+        return self._end_watch
 
     def _slice(self, name: str) -> list[RunningHost]:
         self._running_head()
@@ -484,8 +582,10 @@ def _checked_count(what: str, number: object, *, least: int) -> int:
 
 
 def _checked_notice(notice_s: object) -> float:
-    if notice_s is None:
-        return 0.0
-    if isinstance(notice_s, bool) or not isinstance(notice_s, int | float) or not 0 <= notice_s < float("inf"):
-        raise InvalidRequestError(f"notice_s must be a number of seconds, 0 or more, or None, not {notice_s!r}.")
-    return float(notice_s)
+    return 0.0 if notice_s is None else _checked_seconds("notice_s", notice_s)
+
+
+def _checked_seconds(what: str, seconds: object) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        raise InvalidRequestError(f"{what} must be a number of seconds, 0 or more, not {seconds!r}.")
+    return float(seconds)

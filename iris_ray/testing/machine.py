@@ -47,6 +47,7 @@ class Machine:
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C and hang-up
             )
         self._tree = psutil.Process(self._keeper.pid)
+        self._kill_asked = False
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -58,12 +59,18 @@ class Machine:
         """Whether the machine is there; a frozen one is."""
         return self._keeper.poll() is None
 
+    @property
+    def killed(self) -> bool:
+        """Whether this process has asked for its end."""
+        return self._kill_asked
+
     def pids(self) -> list[int]:
         """Pids of all processes that live on the machine, parents before children; empty once it is gone."""
         return [process.pid for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE)]
 
     def begin_kill(self) -> None:
         """Asks the keeper to SIGKILL everything, and returns at once."""
+        self._kill_asked = True
         stdin = self._keeper.stdin
         if stdin is not None and not stdin.closed:
             with contextlib.suppress(OSError, ValueError):  # the keeper may be gone, or another thread be first

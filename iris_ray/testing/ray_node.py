@@ -45,6 +45,8 @@ Launch = Callable[[str, Sequence[str]], subprocess.Popen[bytes]]
 
 GCS = "gcs_server"
 """The purpose for which Ray starts its GCS."""
+RAYLET = "raylet"
+"""The purpose for which Ray starts a raylet."""
 
 _OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
 _DRAIN_TIMEOUT_S = 3.0
@@ -194,12 +196,15 @@ class RayHead:
         )
 
         self._gcs_command: Sequence[str] = ()
+        self._raylet_command: Sequence[str] = ()
+        self._has_agents, self._address = dashboard, address
 
         def launch_on_head(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
             if kind == GCS:
                 self._gcs_command = command
-            if kind == "raylet" and not dashboard:
-                command = _without_agents(command, Path(_flag(command, "session_dir")), address)
+            if kind == RAYLET:
+                self._raylet_command = command
+                command = self._as_wanted(command)
             return launch(kind, command)
 
         with _launched_by(launch_on_head):
@@ -226,6 +231,18 @@ class RayHead:
         """The command line of another GCS in place of this one: it has the same port, where everybody looks for it."""
         port = self.gcs_address.rpartition(":")[2]
         return [_replace(argument, {"gcs_server_port": port}) for argument in self._gcs_command]
+
+    def begin_anew(self) -> Sequence[str]:
+        """From now on the head is another node, at the same address; the command line of its raylet."""
+        before, self._node._node_id = self.node_id, new_node_id()
+        self._gcs_command = [argument.replace(before, self.node_id) for argument in self._gcs_command]
+        self._raylet_command = [argument.replace(before, self.node_id) for argument in self._raylet_command]
+        return self._as_wanted(self._raylet_command)
+
+    def _as_wanted(self, raylet_command: Sequence[str]) -> Sequence[str]:
+        if self._has_agents:
+            return raylet_command
+        return _without_agents(raylet_command, Path(_flag(raylet_command, "session_dir")), self._address)
 
     def start_host(self, spec: HostSpec, launch: Launch) -> None:
         """Starts the raylet of a host, and returns before it has joined."""

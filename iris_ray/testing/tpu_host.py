@@ -7,15 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iris_ray.testing.machine import Machine
+from iris_ray.testing.metadata_server import HostMetadata
 from iris_ray.topology import TPUConfig, default_topology
 
 HOST_DIR_VARIABLE = "IRIS_RAY_HOST_DIR"
 """Names the private directory of a simulated host; no real host has this variable."""
 
+METADATA_VARIABLE = "IRIS_RAY_METADATA_HOST"
+"""Where a host's metadata server is, for iris_ray alone. Through Google's own variable, ``GCE_METADATA_HOST``, its
+client libraries would ask this server for the credentials of the cloud VM that the cluster may run on: it has none."""
+
 _SUBDIRECTORIES = ("dev", "lock", "logs", "tmp")
 
 # What describes the machine that the driver runs on must not describe the simulated ones.
-_NOT_INHERITED = ("MEGASCALE_", "TPU_", "RAY_ADDRESS", "RAY_OVERRIDE_", HOST_DIR_VARIABLE)
+_NOT_INHERITED = ("MEGASCALE_", "TPU_", "RAY_ADDRESS", "RAY_OVERRIDE_", HOST_DIR_VARIABLE, METADATA_VARIABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,24 @@ class TPUHost:
             "ray.io/tpu-pod-type": self.config.name,
         }
 
+    def metadata(self, addresses: Sequence[str]) -> dict[str, str]:
+        """What the metadata server of a TPU VM says about it, by key. Arguments as for `environment`."""
+        tpu_env = {
+            "ACCELERATOR_TYPE": self.config.accelerator_type,
+            "NODE_ID": self.slice_name,
+            "TOPOLOGY": default_topology(self.config),
+            "WORKER_ID": str(self.worker_id),
+        }
+        return {
+            "project/project-id": "simulated",
+            "instance/zone": "projects/1/zones/simulated-a",
+            "instance/attributes/accelerator-type": self.config.accelerator_type,
+            "instance/attributes/agent-worker-number": str(self.worker_id),
+            "instance/attributes/instance-id": self.slice_name,
+            "instance/attributes/tpu-env": "".join(f"{name}: '{value}'\n" for name, value in tpu_env.items()),
+            "instance/attributes/worker-network-endpoints": ",".join(addresses),
+        }
+
     def environment(self, addresses: Sequence[str]) -> dict[str, str]:
         """The whole environment of the host's processes.
 
@@ -98,10 +121,11 @@ class TPUHost:
 
 @dataclass(frozen=True, slots=True)
 class RunningHost:
-    """A host and the processes that make it up."""
+    """A host, the processes that make it up, and what its metadata server says."""
 
     host: TPUHost
     machine: Machine
+    metadata: HostMetadata
 
 
 def machine_environment() -> dict[str, str]:

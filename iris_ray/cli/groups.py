@@ -1,0 +1,36 @@
+"""Groups of commands that know what people may call a command instead."""
+
+import difflib
+from collections.abc import Mapping
+
+import click
+
+OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("jobs", "list", "ps", "queue", "top"), "ls"),
+    **dict.fromkeys(("describe", "get", "info", "show"), "status"),
+    **dict.fromkeys(("explain", "reason"), "why"),
+    **dict.fromkeys(("output", "tail"), "logs"),
+    **dict.fromkeys(("delete", "end", "kill", "rm", "stop"), "cancel"),
+    **dict.fromkeys(("hosts", "nodes", "slices"), "workers"),
+    **dict.fromkeys(("exec", "start"), "run"),
+    "cordon": "drain",
+    "uncordon": "undrain",
+    "check": "doctor",
+}
+"""What other tools call our commands."""
+
+
+class KindGroup(click.Group):
+    """Names the nearest command to an unknown one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.commands and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}{self._hint(args[0].lower())}")
+        return super().resolve_command(ctx, args)
+
+    def _hint(self, name: str) -> str:
+        meant = OTHER_NAMES.get(name, "")
+        near = [meant] if meant in self.commands else difflib.get_close_matches(name, self.commands, n=3, cutoff=0.5)
+        return f"; did you mean {' or '.join(near)}?" if near else "."

@@ -1,0 +1,185 @@
+"""What ``iris-ray doctor`` looks at on every TPU host of the cluster, all at once."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from iris_ray.cli import host_look
+from iris_ray.cli.checks import Finding, Level
+from iris_ray.cli.tables import counted, one_line
+from iris_ray.workers import TPU
+
+if TYPE_CHECKING:
+    from iris_ray.actors.node_watch import NodeTable
+
+LOOK_TIMEOUT_S = 30.0
+"""How long all hosts together may take: a process that starts, and a look around."""
+_NAMED = 4
+_INSTALL = "install the same in the cluster's image and here"
+_JAX = "jax"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A TPU host of the cluster.
+
+    Attributes:
+        name: as people call it: ``v4-16-0 host 1 (10.0.0.2)``.
+        node_id: Ray's.
+    """
+
+    name: str
+    node_id: str
+
+
+Answer = Mapping[str, Any] | str
+"""What `host_look.look_around` found, or why there is no answer."""
+
+
+def tpu_hosts(table: "NodeTable") -> list[Host]:
+    """The hosts to look at: all that have chips, but for those that are about to go."""
+    from iris_ray.actors.node_watch import SLICE_NAME_LABEL, WORKER_ID_LABEL
+
+    found = []
+    for node in table.nodes:
+        if node["Alive"] and node.get("Resources", {}).get(TPU) and node["NodeID"] not in table.draining:
+            labels, address = node.get("Labels", {}), node["NodeManagerAddress"]
+            parts = (labels.get(SLICE_NAME_LABEL, ""), f"host {labels.get(WORKER_ID_LABEL, '?')}", f"({address})")
+            found.append(Host(" ".join(filter(None, parts)), node["NodeID"]))
+    return sorted(found, key=lambda host: host.name)
+
+
+def claimed_nodes(table: "NodeTable") -> set[str]:
+    """Ids of the nodes some of whose chips somebody has claimed from Ray."""
+    return {
+        node["NodeID"]
+        for node in table.nodes
+        if table.available.get(node["NodeID"], {}).get(TPU, 0.0) < node.get("Resources", {}).get(TPU, 0.0)
+    }
+
+
+def ask_hosts(hosts: Sequence[Host], timeout_s: float = LOOK_TIMEOUT_S) -> dict[Host, Answer]:
+    """Have every host look around, side by side.
+
+    Args:
+        hosts: of the cluster that this process is connected to.
+        timeout_s: how long to wait for all of them, in seconds.
+    """
+    import ray
+    from ray import cloudpickle
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def answer(ref: Any) -> Answer:
+        try:
+            found: Answer = ray.get(ref)
+            return found
+        except RayTaskError as error:
+            return f"{type(error.cause).__name__}: {one_line(error.cause)}"
+        except RayError as error:
+            return f"{type(error).__name__}: {one_line(str(error).strip().partition(chr(10))[0])}"
+
+    cloudpickle.register_pickle_by_value(host_look)
+    try:
+        look = ray.remote(num_cpus=0, max_retries=0)(host_look.look_around)
+        refs = {
+            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False)).remote(): host
+            for host in hosts
+        }
+    finally:
+        cloudpickle.unregister_pickle_by_value(host_look)
+    ready = set(ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[0]) if refs else set()
+    return {
+        host: answer(ref) if ref in ready else f"no answer within {timeout_s:g} s"
+        for ref, host in refs.items()
+    }  # fmt: skip
+
+
+def check_answers(
+    answers: Mapping[Host, Answer], claimed: set[str], here: Mapping[str, str | None]
+) -> Iterator[Finding]:
+    """Args:
+    answers: of all hosts.
+    claimed: ids of nodes whose chips somebody has claimed from Ray, so that a process may well hold them.
+    here: this machine's versions.
+    """
+    if not answers:
+        return
+    silent = {host: answer for host, answer in answers.items() if isinstance(answer, str)}
+    looks = {host: answer for host, answer in answers.items() if not isinstance(answer, str)}
+    for host, why in silent.items():
+        advice = (
+            "log in there and see what is wrong (uptime, dmesg, Ray's logs); until then keep jobs away: iris-ray drain"
+        )
+        yield Finding(Level.WARNING, "silent host", f"{host.name}: {why}", advice)
+    if not silent:
+        yield Finding(Level.OK, "silent hosts", f"none; all {counted(len(looks), 'TPU host')} answered")
+    if looks:
+        yield from _chips(looks, claimed)
+        yield _metadata(looks)
+        yield from _versions(looks, here)
+
+
+def _chips(looks: Mapping[Host, Mapping[str, Any]], claimed: set[str]) -> Iterator[Finding]:
+    idle = {host: look for host, look in looks.items() if host.node_id not in claimed}
+    held = {host: look["holders"] for host, look in idle.items() if look["holders"]}
+    for host, holders in held.items():
+        advice = "if they are not wanted any more, end them there (kill PID): libtpu lets in one process at a time"
+        found = f"{host.name}: {', '.join(holders)}, and nobody has claimed chips there from Ray"
+        yield Finding(Level.WARNING, "chips held", found, advice)
+    for host, look in looks.items():
+        if look["foreign_lock"]:
+            found = f"{host.name}: libtpu's lock file belongs to {look['foreign_lock']}, and Ray's user can't open it"
+            yield Finding(
+                Level.WARNING, "lock file", found, "if nobody holds it, remove it there, as its owner or root"
+            )
+    hidden = [host for host, look in idle.items() if look["hidden"] and not look["holders"]]
+    if hidden:
+        found = f"processes of other users can't be looked into on {named(hidden, looks)}"
+        yield Finding(
+            Level.INFO, "chips held", found, "on a doubt look there as root: fuser -v /dev/accel* /dev/vfio/*"
+        )
+    elif not held:
+        busy = f", {counted(len(looks) - len(idle), 'host')} with claimed ones left aside" if looks != idle else ""
+        yield Finding(Level.OK, "chips held", f"by no process without a claim{busy}")
+
+
+def _metadata(looks: Mapping[Host, Mapping[str, Any]]) -> Finding:
+    check = "metadata server of hosts"
+    without = [host for host, look in looks.items() if not look["metadata"]]
+    if not without:
+        return Finding(Level.OK, check, f"answers on {counted(len(looks), 'host')}")
+    if len(without) == len(looks):
+        advice = "nothing to do outside Google Cloud; on TPU VMs or in GKE see to it that it can be reached"
+        return Finding(Level.INFO, check, f"answers on none of {counted(len(looks), 'host')}", advice)
+    advice = "their preemption would come without notice: see what keeps them from it (firewall, network policy, proxy)"
+    return Finding(Level.WARNING, check, f"does not answer on {named(without, looks)}", advice)
+
+
+def _versions(looks: Mapping[Host, Mapping[str, Any]], here: Mapping[str, str | None]) -> Iterator[Finding]:
+    check, same = "versions on hosts", []
+    for package in here:
+        by_version: defaultdict[str | None, list[Host]] = defaultdict(list)
+        for host, look in looks.items():
+            by_version[look["versions"].get(package)].append(host)
+        usual = Counter({found: len(hosts) for found, hosts in by_version.items()}).most_common(1)[0][0]
+        wanted = usual if package == _JAX else here[package]  # many drivers have no JAX, or another one
+        others = {found: hosts for found, hosts in by_version.items() if found != wanted}
+        for found, hosts in others.items():
+            against = f"{wanted or 'none'} {'on the others' if package == _JAX else 'here'}"
+            yield Finding(
+                Level.WARNING, check, f"{package} {found or 'is missing'} on {named(hosts, looks)}, {against}", _INSTALL
+            )
+        if not others and wanted:
+            same.append(f"{package} {wanted}")
+    if same:
+        yield Finding(Level.OK, check, f"the same on all: {', '.join(same)}")
+
+
+def named(some: Sequence[Host], of: Collection[Host]) -> str:
+    """The names of a few, and how many more."""
+    if len(some) == len(of) > 1:
+        return f"all {len(of)} hosts"
+    more = len(some) - _NAMED
+    return ", ".join(host.name for host in some[:_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,124 @@
+"""What a machine says about itself to ``iris-ray doctor``: who holds its chips, Google's metadata server, versions.
+
+On the hosts of a cluster it runs as a plain Ray task and travels by value, so that a host with another iris_ray, or
+with none, answers as well: the standard library only, and answers of built-in types.
+"""
+
+import os
+import platform
+import pwd
+import threading
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+METADATA_TIMEOUT_S = 1.0
+PACKAGES = ("ray", "iris_ray", "jax")
+
+
+def look_around() -> dict[str, Any]:
+    """All about this machine; takes a second or so, and changes nothing."""
+    dev, lock = device_places(os.environ)
+    devices = chip_devices(dev)
+    holders, hidden = find_holders([*devices, lock])
+    return {
+        "holders": holders,
+        "hidden": hidden,
+        "foreign_lock": foreign_lock(lock),
+        "metadata": metadata_answers(os.environ),
+        "versions": versions(),
+    }
+
+
+def device_places(environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """The directory of device files, and the file that libtpu locks. Simulated hosts have their own."""
+    own = environ.get("IRIS_RAY_HOST_DIR")  # on a real host it holds logs and no devices
+    if own and Path(own, "dev").is_dir():
+        return Path(own, "dev"), Path(own, "lock", "libtpu_lockfile")
+    return Path("/dev"), Path("/tmp/libtpu_lockfile")
+
+
+def chip_devices(dev: Path) -> list[Path]:
+    """The device files of this machine's TPU chips."""
+    return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
+
+
+def find_holders(files: Iterable[Path]) -> tuple[list[str], int]:
+    """The processes that have one of the files open, and how many could not be looked into."""
+    paths = set(map(str, files))
+    holders, hidden = [], 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if any(path in paths for path in _open_files(process)):
+                holders.append(f"pid {process.name} ({(process / 'comm').read_text().strip()})")
+        except PermissionError:
+            hidden += 1
+        except OSError:
+            continue  # it has ended
+    return holders, hidden
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    for descriptor in os.listdir(process / "fd"):
+        try:
+            yield os.readlink(process / "fd" / descriptor)
+        except FileNotFoundError:
+            continue  # closed meanwhile
+
+
+def foreign_lock(lock: Path) -> str | None:
+    """Whose the lock file is if libtpu could not open it from here, even if nobody holds it; None if all is well."""
+    try:
+        owner = lock.stat().st_uid
+    except OSError:
+        return None
+    if os.access(lock, os.R_OK | os.W_OK):
+        return None
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:
+        return f"uid {owner}"
+
+
+def metadata_host(environ: Mapping[str, str]) -> str:
+    return environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
+
+
+def metadata_answers(environ: Mapping[str, str]) -> bool:
+    """Whether Google's metadata server answers within `METADATA_TIMEOUT_S`."""
+    answers: list[bool] = []
+    url = f"http://{metadata_host(environ)}/computeMetadata/v1/"
+    asking = threading.Thread(target=lambda: answers.append(_is_googles(url)), daemon=True)
+    asking.start()  # in a thread, as looking up its name has no timeout of its own
+    asking.join(METADATA_TIMEOUT_S)
+    return any(answers)
+
+
+def _is_googles(url: str) -> bool:
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches it
+    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    try:
+        with direct.open(request, timeout=METADATA_TIMEOUT_S) as reply:
+            return bool(reply.headers.get("Metadata-Flavor") == "Google")
+    except (OSError, ValueError):
+        return False
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the packages that count; None if one is not there."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def _version(package: str) -> str | None:
+    if package == "iris_ray":  # may come with a working directory instead of being installed
+        try:
+            import iris_ray
+        except ImportError:
+            return None
+        return iris_ray.__version__
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

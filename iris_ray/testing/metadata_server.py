@@ -1,0 +1,230 @@
+"""The metadata servers of simulated hosts: real HTTP, with the answers of Google's.
+
+What they speak is documented at https://cloud.google.com/compute/docs/metadata/querying-metadata (headers, ETags, long
+polls) and https://cloud.google.com/tpu/docs/view-maintenance-notifications. They have no credentials to give.
+"""
+
+import asyncio
+import contextlib
+import json
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+_PREFIX = "/computeMetadata/v1/"
+PREEMPTED = "instance/preempted"
+MAINTENANCE_EVENT = "instance/maintenance-event"
+UPCOMING_MAINTENANCE = "instance/upcoming-maintenance"
+
+_CLOSE_TIMEOUT_S = 0.05  # for those who wait for a change; 0 would be for ever
+_LONGEST_POLL_S = 3600.0
+_WINDOW_S = 4 * 3600.0
+_IMMINENT_S = 3600.0
+
+T = TypeVar("T")
+
+
+class Fault(Enum):
+    """What may be wrong with a metadata server."""
+
+    UNAVAILABLE = "answers 503 to everything, as the real one does during maintenance"
+    HANGS = "takes questions and never answers"
+    HANGS_UP = "closes every connection, also those that wait for a change"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What one key answers."""
+
+    body: str
+    status: int = 200
+    content_type: str = "application/text"
+    etag: str = field(default_factory=lambda: secrets.token_hex(8))
+
+
+# The real server's way to say that nothing is planned; on machine types that don't support it, it is a plain 404.
+NO_MAINTENANCE = Value(
+    '{ "error": "no notifications have been received yet, try again later" }', 503, "application/json"
+)
+
+
+class HostMetadata:
+    """The metadata server of one host. Its methods may be called from any thread but the servers' own.
+
+    Attributes:
+        address: ``ip:port``, as ``GCE_METADATA_HOST`` has it.
+        asked: how often each key was asked for.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, values: Mapping[str, str]) -> None:
+        self.address = ""
+        self.asked: Counter[str] = Counter()
+        self._loop = loop
+        self._values = {
+            PREEMPTED: Value("FALSE"),
+            MAINTENANCE_EVENT: Value("NONE"),
+            UPCOMING_MAINTENANCE: NO_MAINTENANCE,
+            **{key: Value(text) for key, text in values.items()},
+        }
+        self._fault: Fault | None = None
+        self._changed = asyncio.Condition()
+
+    def set(self, key: str, value: Value | None) -> None:
+        """Change what a key answers; None for a key that there is not."""
+
+        def change() -> None:
+            if value is None:
+                self._values.pop(key, None)
+            else:
+                self._values[key] = value
+
+        self._run(self._change(change))
+
+    def preempt(self) -> None:
+        """The host's VM is being preempted."""
+        self.set(PREEMPTED, Value("TRUE"))
+
+    def announce_maintenance(self, starts_in_s: float, kind: str = "UNSCHEDULED") -> None:
+        """Maintenance of the host is going to begin.
+
+        Args:
+            starts_in_s: when, in seconds from now.
+            kind: ``SCHEDULED`` or ``UNSCHEDULED``.
+        """
+        start = time.time() + starts_in_s
+        announced = {
+            "can_reschedule": "false",
+            "latest_window_start_time": _rfc3339(start),
+            "maintenance_status": "PENDING",
+            "type": kind,
+            "window_end_time": _rfc3339(start + _WINDOW_S),
+            "window_start_time": _rfc3339(start),
+        }
+        if starts_in_s <= _IMMINENT_S:
+            self.set(MAINTENANCE_EVENT, Value("TERMINATE_ON_HOST_MAINTENANCE"))
+        self.set(UPCOMING_MAINTENANCE, Value(json.dumps(announced), content_type="application/json"))
+
+    def call_off_maintenance(self) -> None:
+        """What was announced will not take place."""
+        self.set(MAINTENANCE_EVENT, Value("NONE"))
+        self.set(UPCOMING_MAINTENANCE, NO_MAINTENANCE)
+
+    def misbehave(self, fault: Fault | None) -> None:
+        """From now on do what real servers do on bad days; None for a good day again."""
+
+        def change() -> None:
+            self._fault = fault
+
+        self._run(self._change(change))
+
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer one request."""
+        self.asked[request.path.removeprefix(_PREFIX)] += 1
+        if self._fault is None and request.path == "/":
+            return _response("computeMetadata/\n", 200)
+        if self._fault is None and (refusal := _refusal(request)):
+            return _response(refusal, 403)
+        key = request.path.removeprefix(_PREFIX) if request.path.startswith(_PREFIX) else ""
+        if self._fault is None and request.query.get("wait_for_change", "").lower() == "true":
+            await self._until_changed(key, request.query)
+        if self._fault is Fault.HANGS:
+            await asyncio.Event().wait()
+        if self._fault is Fault.HANGS_UP:
+            assert request.transport is not None
+            request.transport.abort()
+        if self._fault is not None:
+            return _response("Service Unavailable\n", 503)
+        value = self._values.get(key)
+        if value is None:
+            return _response(f"The requested URL {request.path} was not found on this server.\n", 404)
+        return _response(value.body, value.status, value.content_type, value.etag)
+
+    async def _until_changed(self, key: str, query: Mapping[str, str]) -> None:
+        known = query.get("last_etag") or self._etag(key)
+        timeout_s = min(_LONGEST_POLL_S, float(query.get("timeout_sec", _LONGEST_POLL_S)))
+        async with self._changed:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait_for(lambda: self._fault or self._etag(key) != known)
+
+    def _etag(self, key: str) -> str:
+        value = self._values.get(key)
+        return value.etag if value else ""
+
+    async def _change(self, change: Any) -> None:
+        async with self._changed:
+            change()
+            self._changed.notify_all()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class MetadataServers:
+    """Serves the metadata of any number of hosts, each at an address of its own, from one thread of this process."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._runners: list[web.ServerRunner] = []
+        self._thread = threading.Thread(target=self._loop.run_forever, name="metadata-servers", daemon=True)
+        self._thread.start()
+
+    def serve(self, ip: str, values: Mapping[str, str]) -> HostMetadata:
+        """Begin to serve a host.
+
+        Args:
+            ip: a loopback address; the port is any free one.
+            values: metadata by key, as in ``{"instance/zone": "projects/1/zones/us-central2-b"}``.
+        """
+        return asyncio.run_coroutine_threadsafe(self._serve(ip, values), self._loop).result()
+
+    def close(self) -> None:
+        """Stop serving everybody. Harmless when repeated."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _serve(self, ip: str, values: Mapping[str, str]) -> HostMetadata:
+        host = HostMetadata(self._loop, values)
+        server = web.Server(host.answer, handler_cancellation=True, access_log=None)
+        runner = web.ServerRunner(server, shutdown_timeout=_CLOSE_TIMEOUT_S)
+        await runner.setup()
+        await web.TCPSite(runner, ip, 0).start()
+        self._runners.append(runner)
+        host.address = "{}:{}".format(*runner.addresses[0])
+        return host
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(runner.cleanup() for runner in self._runners))
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def _refusal(request: web.BaseRequest) -> str | None:
+    """Questions that were not meant for a metadata server, or come through a proxy, get no answer."""
+    if request.headers.get("Metadata-Flavor") != "Google":
+        return "Missing Metadata-Flavor:Google header.\n"
+    if "X-Forwarded-For" in request.headers:
+        return "Requests with an X-Forwarded-For header are refused.\n"
+    return None
+
+
+def _response(body: str, status: int, content_type: str = "text/html", etag: str = "") -> web.Response:
+    headers = {"Metadata-Flavor": "Google", "Server": "Metadata Server for VM", "ETag": etag or secrets.token_hex(8)}
+    return web.Response(text=body, status=status, content_type=content_type, headers=headers)
+
+
+def _rfc3339(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -1,0 +1,67 @@
+"""An event loop whose clock goes on only when there is nothing left to do: waiting takes no time, and is exact.
+
+For code that knows no clock but its event loop's.
+"""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+ENDLESS = 10_000
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Begins at 0 s. Fails where nobody could ever go on, and where somebody always goes on and no time passes."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        super().__init__(_Jump(self))
+
+    def time(self) -> float:
+        return self._now
+
+    def block(self, seconds: float) -> None:
+        """What a call does that keeps the event loop from its work for so long."""
+        self._now += seconds
+
+
+class _Jump(selectors.DefaultSelector):
+    """Where a loop would wait for its next timer, the clock jumps there."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self._rounds = 0  # since the last jump
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise AssertionError("everybody waits, and nothing will ever happen")
+        self._rounds += 1
+        if not ready and timeout:
+            self._loop.block(timeout)
+            self._rounds = 0
+        if self._rounds > ENDLESS:
+            self._rounds = 0
+            raise AssertionError(f"{ENDLESS} rounds of the event loop, and no time has passed")
+        return ready
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    """As asyncio.run, in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(scenario)
+
+
+def now() -> float:
+    """Seconds since the loop that runs was made."""
+    return asyncio.get_running_loop().time()
+
+
+def block(seconds: float) -> None:
+    """Keep the loop that runs from its work."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.block(seconds)
