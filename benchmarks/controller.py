@@ -34,7 +34,7 @@ from ray.exceptions import RayError
 
 from iris_ray.actors.controller import Controller
 from iris_ray.actors.journal import Journal
-from iris_ray.actors.messages import AttemptOrder
+from iris_ray.actors.messages import AttemptOrder, PoolView
 from iris_ray.actors.node_watch import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable, registration
 from iris_ray.actors.ray_internals import ClusterStore
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
@@ -153,6 +153,9 @@ class Timing:
     reports: list[float] = field(default_factory=list)
 
 
+INCARNATION = "the only one"
+
+
 class FakePool:
     """Carries out orders as a SlicePoolManager does, but there is nothing to carry out."""
 
@@ -171,8 +174,8 @@ class FakePool:
     async def watched(self) -> None:
         await asyncio.Event().wait()
 
-    async def reconnect(self, epoch: int) -> tuple[str, ...]:
-        return tuple(self._held)
+    async def reconnect(self, epoch: int) -> PoolView:
+        return PoolView(INCARNATION, tuple(self._held))
 
     async def assign(self, order: AttemptOrder) -> bool:
         ordered = self._orders.get(order.job_id)
@@ -231,7 +234,7 @@ class FakePool:
         self._queued.clear()
 
     async def _submit(self, job: JobSpec) -> None:
-        await self._controller.submit.remote(job, ray.get_runtime_context().current_actor)
+        await self._controller.submit.remote(job, ray.get_runtime_context().current_actor, INCARNATION)
 
     async def _run(self, tpu_type: str, up: asyncio.Event | None = None, finish: asyncio.Event | None = None) -> Timing:
         job, timing = spec(tpu_type, self._owner, self._user), Timing()
@@ -429,6 +432,7 @@ def asked_until_answered(method: Any) -> Any:
 def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
     """In this process, with a journal of its own that nobody reads: what it costs to put down a gang's assignment."""
     state, journal, table = ControllerState(), Journal(), FakeNodes(fleet)()
+    journal.begin()  # from now on the Controller that was measured before acknowledges nothing
     for node in table.nodes:
         worker = registration(node, table, ours=0.0)
         assert isinstance(worker, WorkerRegisteredEvent)

@@ -1,8 +1,10 @@
-"""Watch a JAX training run lose a TPU slice and finish anyway. No TPU needed: real Ray nodes pose as TPU hosts.
+"""Watch a JAX training run lose two TPU slices and finish anyway. No TPU needed: real Ray nodes pose as TPU hosts.
 
     python examples/demo.py
 
-Three simulated v4-16 slices of two hosts: the run takes two, one is lost half-way, and the third takes its place.
+Four simulated v4-16 slices of two hosts, of which the run takes two. One is taken away with a notice: all processes
+save the same step and go on elsewhere without losing any. Then one is taken without: the run goes on from its latest
+checkpoint.
 """
 
 import os
@@ -21,7 +23,7 @@ import train_digits
 from iris_ray import run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 
-TPU_TYPE, STEPS, LOSE_AT = "v4-16", 300, 120
+TPU_TYPE, STEPS, ANNOUNCE_AT, LOSE_AT = "v4-16", 300, 80, 200
 
 
 def say(text: str) -> None:
@@ -34,17 +36,26 @@ def progress(directory: str) -> list[dict]:
 
 
 def main() -> None:
-    with SimulatedCluster({TPU_TYPE: 3}) as cluster, tempfile.TemporaryDirectory(prefix="digits-") as checkpoints:
-        say(f"training on 2 of 3 {TPU_TYPE} slices; each attempt says where it runs")
+    with SimulatedCluster({TPU_TYPE: 4}) as cluster, tempfile.TemporaryDirectory(prefix="digits-") as checkpoints:
+        say(f"training on 2 of 4 {TPU_TYPE} slices; each attempt says where it runs")
         train = functools.partial(train_digits.train, checkpoints, STEPS, step_s=0.02)
         began = time.time()
         ref = run_on_pod_ray.remote(train, TPU_TYPE, num_slices=2)
 
-        while not any(line["step"] >= LOSE_AT for line in progress(checkpoints)):
-            done, _ = ray.wait([ref], timeout=0.2)
-            if done:
-                break
-        victim = cluster.slice_names[1]
+        def wait_for(step: int) -> None:
+            while (
+                not any(line["step"] >= step for line in progress(checkpoints)) and not ray.wait([ref], timeout=0.2)[0]
+            ):
+                pass
+
+        wait_for(ANNOUNCE_AT)
+        victim = progress(checkpoints)[-1]["slice"]
+        say(f"the provider announces that slice {victim} goes in 20 seconds")
+        announced = time.time()
+        cluster.preempt_slice(victim, notice_s=20)
+
+        wait_for(LOSE_AT)
+        victim = progress(checkpoints)[-1]["slice"]
         say(f"the provider takes slice {victim} away, without notice")
         lost = time.time()
         cluster.preempt_slice(victim)
@@ -53,14 +64,15 @@ def main() -> None:
         took = time.time() - began
         lines = progress(checkpoints)
 
-    before = max(line["step"] for line in lines if line["attempt"] == 1)
-    after = [line for line in lines if line["attempt"] > 1]
     say("done")
-    print(f"results, one per task     {[round(accuracy, 3) for accuracy in accuracies]} (accuracy on unseen images)")
-    print(f"attempts                  {max(line['attempt'] for line in lines)}")
-    print(f"resumed from checkpoint   step {before} of {STEPS}")
-    print(f"lost slice → new progress {after[0]['time'] - lost:.1f} s")
-    print(f"the whole run             {took:.1f} s")
+    print(f"results, one per task   {[round(accuracy, 3) for accuracy in accuracies]} (accuracy on unseen images)")
+    for attempt, since in ((2, announced), (3, lost)):
+        before = max(line["step"] for line in lines if line["attempt"] == attempt - 1)
+        first = next(line for line in lines if line["attempt"] == attempt)
+        print(
+            f"attempt {attempt}               from step {before} on, new progress {first['time'] - since:.1f} s later"
+        )
+    print(f"the whole run           {took:.1f} s")
 
 
 if __name__ == "__main__":

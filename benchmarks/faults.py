@@ -1,0 +1,205 @@
+"""How long a gang is away, by kind of fault, with a spare at hand: until it is noticed, and until all tasks run again.
+
+    python -m benchmarks.faults [--samples 3] [--plot docs/recovery-by-fault.png]
+
+A gang on two simulated slices of two hosts, with a third as its spare. Every task notes the time a hundred times a
+second. *Noticed* is the time from the fault to the last note of a task that it did not hit: then its gang is being
+stopped. *Restart* is the time from there to the first note of the last task of the next attempt. A notice is answered
+at once, so its pause begins when the last task has saved.
+"""
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from iris_ray import run_on_pod_ray
+from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
+from iris_ray.submission import pool_of_this_process
+from iris_ray.testing import SimulatedCluster
+from tests.gangs import actor_pid
+
+TPU_TYPE, NOTE_S = "v4-16", 0.01
+SETTLE_S = 8.0
+"""Until the standbys for the next attempt are there, on all slices; jobs run longer than that."""
+
+
+def noting(directory: str) -> Callable[[], None]:
+    """A function whose every task notes the time until it is told to finish, and saves when it is told to move."""
+
+    def note() -> None:
+        import iris_ray
+
+        me = iris_ray.get_job_info()
+        assert me is not None
+        (Path(directory) / f"pid-{me.attempt}-{me.task_index}").write_text(f"{os.getpid()} {me.slice_name}")
+        with (Path(directory) / f"notes-{me.attempt}-{me.task_index}").open("a") as notes:
+            while not (Path(directory) / "finish").exists():
+                notes.write(f"{time.time():.3f}\n")
+                notes.flush()
+                time.sleep(NOTE_S)
+                if told := iris_ray.preemption_notice():
+                    told.saved()
+
+    return note
+
+
+class Sample:
+    """One gang, one fault."""
+
+    def __init__(self, cluster: SimulatedCluster, directory: Path) -> None:
+        self.cluster = cluster
+        self._directory = directory
+        self._ref = run_on_pod_ray.remote(noting(str(directory)), TPU_TYPE, num_slices=2, spares=1)
+        self._until(lambda: all(self._notes(1, index) for index in range(4)))
+        self._until(self._spare_is_ready)
+        time.sleep(SETTLE_S)
+
+    def hit(self, fault: Callable[["Sample"], set[int]]) -> tuple[float, float]:
+        """Seconds until it was noticed, and from then until all tasks ran again."""
+        at = time.time()
+        hit = fault(self)
+        self._until(lambda: all(self._notes(2, index) for index in range(4)))
+        last = max(max(self._notes(1, index)) for index in range(4) if index not in hit)
+        back = max(min(self._notes(2, index)) for index in range(4))
+        (self._directory / "finish").touch()
+        ray.get(self._ref)
+        return max(0.0, last - at), back - last
+
+    def task(self, index: int) -> tuple[int, str]:
+        """The process of a task, and its slice."""
+        pid, slice_name = (self._directory / f"pid-1-{index}").read_text().split()
+        return int(pid), slice_name
+
+    def _notes(self, attempt: int, index: int) -> list[float]:
+        path = self._directory / f"notes-{attempt}-{index}"
+        return [float(line) for line in path.read_text().splitlines() if len(line) > 13] if path.exists() else []
+
+    def _spare_is_ready(self) -> bool:
+        controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+        jobs = ray.get(controller.list_jobs.remote())
+        return any("/spare-" in job.job_id and job.state.name == "RUNNING" for job in jobs)
+
+    def _until(self, condition: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < deadline, "nothing happened for two minutes"
+            time.sleep(0.02)
+
+
+def kill_task(sample: Sample) -> set[int]:
+    os.kill(sample.task(3)[0], signal.SIGKILL)
+    return {3}
+
+
+def kill_actor(kind: str, worker: int) -> Callable[[Sample], set[int]]:
+    def kill(sample: Sample) -> set[int]:
+        os.kill(actor_pid(sample.cluster, sample.task(2)[1], worker, kind), signal.SIGKILL)
+        return {2 + worker}
+
+    return kill
+
+
+def kill_pool(sample: Sample) -> set[int]:
+    os.kill(ray.get(pool_of_this_process._pool.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    return set()
+
+
+def kill_host(sample: Sample) -> set[int]:
+    sample.cluster.kill_host(sample.task(3)[1], 1)
+    return {3}
+
+
+def freeze_host(sample: Sample) -> set[int]:
+    sample.cluster.freeze_host(sample.task(3)[1], 1)
+    return {3}
+
+
+def take_slice(sample: Sample) -> set[int]:
+    sample.cluster.preempt_slice(sample.task(3)[1])
+    return {2, 3}
+
+
+def announce(sample: Sample) -> set[int]:
+    sample.cluster.preempt_slice(sample.task(3)[1], notice_s=30)
+    return set()
+
+
+FAULTS: dict[str, Callable[[Sample], set[int]]] = {
+    "slice taken, 30 s notice": announce,
+    "slice taken without notice": take_slice,
+    "host killed": kill_host,
+    "host frozen": freeze_host,
+    "task process killed": kill_task,
+    "TPUHostActor killed": kill_actor("TPUHostActor", 1),
+    "SliceActor killed": kill_actor("SliceActor", 0),
+    "SlicePoolManager killed": kill_pool,
+}
+
+
+def sound_slices(cluster: SimulatedCluster) -> int:
+    alive: dict[str, int] = {}
+    controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+    for worker in ray.get(controller.list_workers.remote()):
+        if worker.slice_name and not worker.unavailable:
+            alive[worker.slice_name] = alive.get(worker.slice_name, 0) + 1
+    return sum(count == 2 for count in alive.values())
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--plot", help="where to put a picture (needs matplotlib)")
+    given = parser.parse_args(arguments)
+    rows: dict[str, tuple[list[float], list[float]]] = {}
+    with SimulatedCluster({TPU_TYPE: 3}, quiet=True) as cluster, tempfile.TemporaryDirectory() as directory:
+        for name, fault in FAULTS.items():
+            rows[name] = [], []
+            for number in range(given.samples):
+                place = Path(directory) / name.replace(" ", "-") / str(number)
+                place.mkdir(parents=True)
+                noticed, restart = Sample(cluster, place).hit(fault)
+                rows[name][0].append(noticed)
+                rows[name][1].append(restart)
+                print(f"{name}: noticed after {noticed:.2f} s, restart {restart:.2f} s", flush=True)
+                while sound_slices(cluster) < 3:
+                    cluster.add_slice(TPU_TYPE)
+                    time.sleep(1.0)
+    print(f"\n| fault | noticed, s | restart, s |  ({given.samples} samples: median, least to most)\n|---|---|---|")
+    for name, (noticed_s, restart_s) in rows.items():
+        print(f"| {name} | {spread(noticed_s)} | {spread(restart_s)} |")
+    if given.plot:
+        draw(rows, given.plot)
+    return 0
+
+
+def spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def draw(rows: dict[str, tuple[list[float], list[float]]], path: str) -> None:
+    import matplotlib.pyplot as plt
+
+    names = list(rows)[::-1]
+    noticed = [statistics.median(rows[name][0]) for name in names]
+    restart = [statistics.median(rows[name][1]) for name in names]
+    _, axes = plt.subplots(figsize=(8, 3.2))
+    axes.barh(names, noticed, color="#b0b8c4", label="until it is noticed")
+    axes.barh(names, restart, left=noticed, color="#2f6db3", label="until all tasks run again")
+    axes.set_xlabel("seconds after the fault, spare at hand")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    plt.tight_layout()
+    plt.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

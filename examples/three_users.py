@@ -1,0 +1,42 @@
+"""Three users, each with a driver of their own, share the two slices of one (simulated) cluster: one of them waits.
+
+python examples/three_users.py
+"""
+
+import os
+import subprocess
+import sys
+import time
+
+from iris_ray import IrisClient, ResourceSpec, tpu_device
+from iris_ray.testing import SimulatedCluster
+
+
+def train():
+    time.sleep(10)
+
+
+def driver(address):
+    with IrisClient.remote(address) as client:
+        job = client.submit(train, resources=ResourceSpec(device=tpu_device("v4-16")))
+        print(job.job_id, flush=True)
+        job.results()
+
+
+def main():
+    with SimulatedCluster({"v4-16": 2}, connect=False) as cluster:
+        command, ls = [sys.executable, __file__, cluster.address], [sys.executable, "-m", "iris_ray", "ls", "--all"]
+        users = [
+            subprocess.Popen(command, env=os.environ | {"IRIS_USER": name}, stdout=subprocess.PIPE)
+            for name in ("ann", "ben", "cleo")
+        ]
+        for user in users:
+            user.stdout.readline()  # the id of a job that is in the queue
+        subprocess.run([*ls, "--address", cluster.address])
+        for user in users:
+            user.wait()
+        subprocess.run([*ls, "--address", cluster.address])
+
+
+if __name__ == "__main__":
+    main() if len(sys.argv) == 1 else driver(sys.argv[1])
