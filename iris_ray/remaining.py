@@ -8,6 +8,7 @@ from itertools import islice
 
 from iris_ray.candidates import Candidates, Fit, Rank, Status
 from iris_ray.groups import Group
+from iris_ray.waiting import Shortage, WaitReason
 from iris_ray.workers import TPU_NAME, Resources, Worker
 
 
@@ -40,6 +41,25 @@ class Plan:
         self.touched.append(worker)
 
 
+@dataclass(frozen=True, slots=True)
+class Dearth:
+    """What gangs find that can use the same numbers of groups, and get none.
+
+    Attributes:
+        reason: the kind of answer to why they wait.
+        counts: the numbers of groups.
+        free: how many there are now.
+        sound: how many there would be if nobody used them.
+        shortage: what is in the way.
+    """
+
+    reason: WaitReason
+    counts: tuple[int, ...]
+    free: int
+    sound: int
+    shortage: Shortage
+
+
 class Remaining:
     """The candidates of one requirement, as the plan leaves them. The candidates themselves stay as they are.
 
@@ -48,6 +68,8 @@ class Remaining:
         version: counts the changes that the plan has made to it.
         kept: buckets of which some group is kept for a job.
         waiting: jobs that found too little here, in order.
+        dearths: what they found, by the numbers of groups that they can use. It holds for all that come after them,
+            until the plan gives something away; so a long queue costs little.
         given_away: groups that were free before the plan, what becomes of them in words, and the job that gets them.
     """
 
@@ -56,6 +78,7 @@ class Remaining:
         self.version = 0
         self.kept: set[int] = set()
         self.waiting: list[str] = []
+        self.dearths: dict[tuple[int, ...], Dearth] = {}
         self.given_away: list[tuple[str, str, str]] = []
         self._plan = plan
         self._seen = 0
@@ -71,6 +94,7 @@ class Remaining:
         touched = self._plan.touched
         if self._seen == len(touched):
             return
+        self.dearths.clear()
         name_of = self.candidates.grouping.name_of
         names = dict.fromkeys(name_of(worker) for worker in islice(touched, self._seen, None))
         self._seen = len(touched)

@@ -14,7 +14,7 @@ from iris_ray.fair_queue import FairQueue, Urgency, Usage
 from iris_ray.fleet import Fleet
 from iris_ray.groups import Group
 from iris_ray.jobs import Gang, Job
-from iris_ray.remaining import Plan, Remaining
+from iris_ray.remaining import Dearth, Plan, Remaining
 from iris_ray.requirement import Requirement
 from iris_ray.waiting import Obstacle, Shortage, Waiting, WaitReason
 from iris_ray.workers import Worker
@@ -59,7 +59,14 @@ class Scheduler:
     def __init__(self, backfill_bound_s: float = BACKFILL_BOUND_S) -> None:
         self._bound = backfill_bound_s
 
-    def find_assignments(self, pending: Iterable[Job], fleet: Fleet, usage: Usage, now: float) -> SchedulingResult:
+    def find_assignments(
+        self,
+        pending: Iterable[Job],
+        fleet: Fleet,
+        usage: Usage,
+        now: float,
+        waiting: Mapping[str, Waiting] | None = None,
+    ) -> SchedulingResult:
         """Place what can be placed. Changes nothing, but for the fleet's own indexes, which catch up.
 
         Args:
@@ -67,8 +74,40 @@ class Scheduler:
             fleet: all live workers, and who holds what.
             usage: what each user's gangs hold.
             now: seconds on the clock of the events.
+            waiting: why jobs wait, from a plan of a moment ago, if the fleet is still as that plan has left it. Then
+                they wait on, and if all others can be placed, these are all that is looked at.
         """
-        return _Cycle(fleet, now, self._bound).run(list(pending), usage)
+        pending = list(pending)
+        if waiting and (result := self._place_new(pending, fleet, usage, now, waiting)) is not None:
+            return result
+        cycle = _Cycle(fleet, now, self._bound)
+        result = cycle.run(pending, usage)
+        fleet.forget_candidates(cycle.requirements)
+        return result
+
+    def _place_new(
+        self, pending: list[Job], fleet: Fleet, usage: Usage, now: float, waiting: Mapping[str, Waiting]
+    ) -> SchedulingResult | None:
+        """The plan if those that wait go on waiting, or None if that can't be told without looking at all of them.
+
+        Looked at are jobs that are new, that pause, or that have groups kept for them.
+        """
+        looked_at, left = [], {}
+        for job in pending:
+            why = waiting.get(job.spec.job_id)
+            if why is None or why.pause is not None or why.kept:
+                looked_at.append(job)
+            else:
+                left[job.spec.job_id] = why
+        there = {job.spec.job_id for job in looked_at}
+        if not left or any(why.kept and job_id not in there for job_id, why in waiting.items()):
+            return None  # what was kept for a job that is gone may be what others wait for
+        result = _Cycle(fleet, now, self._bound).run(looked_at, usage)
+        placed = {assignment.job_id for assignment in result.assignments}
+        if result.waiting.keys() - waiting.keys() or placed & waiting.keys():
+            return None
+        result.waiting |= left
+        return result
 
 
 class _Cycle:
@@ -90,8 +129,12 @@ class _Cycle:
         for job in queue:
             if (granted := self._try(job)) is not None:
                 queue.granted(job, granted)
-        self._fleet.forget_candidates(len(self._remaining))
         return self._result
+
+    @property
+    def requirements(self) -> int:
+        """How many different ones there were."""
+        return len(self._remaining)
 
     def _waited_long(self, gang: Gang) -> bool:
         return self._now - gang.waiting_since > self._bound
@@ -123,12 +166,15 @@ class _Cycle:
             if gang.not_before > self._now:
                 self._pause(job, gang)
                 continue
-            remaining = self._remaining_of(job.requirement)
-            buckets = self._buckets(job, remaining)
-            names = self._choose(job, remaining, buckets)
-            if names:
-                return self._assign(job, gang, remaining, names)
-            self._wait(job, gang, remaining, buckets)
+            remaining, counts = self._remaining_of(job.requirement), _counts(job)
+            dearth = remaining.dearths.get(counts)
+            if dearth is None:
+                buckets = self._buckets(job, remaining)
+                names = self._choose(job, remaining, buckets)
+                if names:
+                    return self._assign(job, gang, remaining, names)
+                dearth = remaining.dearths[counts] = self._dearth(counts, remaining, buckets)
+            self._wait(job, gang, remaining, dearth)
             break
         return None
 
@@ -192,29 +238,31 @@ class _Cycle:
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
-    def _wait(self, job: Job, gang: Gang, remaining: Remaining, buckets: tuple[int, ...]) -> None:
-        job_id, candidates = job.spec.job_id, remaining.candidates
-        if not gang.started and (why := self._never_evaluable(job.requirement)) is not None:
-            self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, why))
-            return
-        counts, queue = _counts(job), remaining.waiting
-        sound = sum(candidates.sound[bucket] for bucket in buckets)
+    def _dearth(self, counts: tuple[int, ...], remaining: Remaining, buckets: tuple[int, ...]) -> Dearth:
+        sound = sum(remaining.candidates.sound[bucket] for bucket in buckets)
         shortage = self._shortage(remaining)
         if sound >= counts[0]:
             reason = WaitReason.IN_USE
         else:
             reason = WaitReason.TOO_FEW if sound or shortage.closest else WaitReason.NO_SUCH_WORKERS
+        return Dearth(reason, counts, sum(map(remaining.free, buckets)), sound, shortage)
+
+    def _wait(self, job: Job, gang: Gang, remaining: Remaining, dearth: Dearth) -> None:
+        job_id, queue = job.spec.job_id, remaining.waiting
+        if not gang.started and (why := self._never_evaluable(job.requirement)) is not None:
+            self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, why))
+            return
         self._result.waiting[job_id] = Waiting(
             job_id,
-            reason,
+            dearth.reason,
             job.requirement,
-            counts,
-            free=sum(map(remaining.free, buckets)),
-            sound=sound,
-            shortage=shortage,
-            ahead=len(queue),
-            first_ahead=queue[0] if queue else None,
-            kept=self._keep(job, gang, remaining),
+            dearth.counts,
+            dearth.free,
+            dearth.sound,
+            dearth.shortage,
+            len(queue),
+            queue[0] if queue else None,
+            self._keep(job, gang, remaining),
         )
         queue.append(job_id)
 

@@ -54,7 +54,7 @@ class Shortage:
     slice_types: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take three times as long to make, for each waiting job in each cycle
 class Waiting:
     """Why a job waits.
 

@@ -52,7 +52,7 @@ from iris_ray.records import JobRecord
 from iris_ray.retry import SUSPICION_S
 from iris_ray.scheduler import BACKFILL_BOUND_S, SchedulingResult
 from iris_ray.state import ControllerState
-from iris_ray.waiting import WaitReason
+from iris_ray.waiting import Waiting, WaitReason
 from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, Worker
 from tests.worlds import World, gang_spec, host
 
@@ -465,6 +465,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.joined = 0
         self.spare_owners: dict[str, str] = {}
         self.looks_often = True
+        self.latest: tuple[int, float, Mapping[str, Waiting]] = 0, 0.0, {}  # fleet's version, time, who waited then
         for place in PLACES:
             self.join(place)
 
@@ -980,15 +981,28 @@ class RandomEvents(RuleBasedStateMachine):
         plan = self.world.plan()
         self.check_plan(plan)
         assert self.world.plan() == plan, "the same snapshot gives the same plan"
+        self.check_plan_after_the_latest(plan)
         decided: list[Event] = [*plan.assignments, *plan.timed_out, *plan.unschedulable]
         if when == "later":
             self.unsent += decided
             return
+        dropped = False
         for event in decided:
-            assert self.apply(event) is not None, "what was just planned fits"
+            effects = self.apply(event)
+            assert effects is not None, "what was just planned fits"
+            dropped = dropped or bool(effects.dropped)
             if when == "twice":
                 is_assigned = isinstance(event, AssignedEvent)
                 assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
+        if not dropped:  # else their slices are free
+            self.latest = self.state.fleet.version, self.world.now, plan.waiting
+
+    @precondition(lambda self: len(self.own_jobs()) < 10)
+    @rule(job=JOBS)
+    def one_more_comes_when_nothing_else_has_changed(self, job: tuple[Any, Any]) -> None:
+        self.schedule(0.0)
+        self.submit(job)
+        self.schedule(0.0)
 
     @rule(rounds=st.lists(ROUND, min_size=1, max_size=3))
     def some_rounds(self, rounds: list[tuple[float, list[TaskState], int, bool]]) -> None:
@@ -1367,6 +1381,16 @@ class RandomEvents(RuleBasedStateMachine):
             assert len(with_chips) + self.uses_of_chips(worker) <= 1
         self.check_reasons(plan, placed)
         self.check_kept(plan, takers)
+
+    def check_plan_after_the_latest(self, plan: SchedulingResult) -> None:
+        """If nothing has changed in the fleet, it makes no difference whether those that waited are looked at again."""
+        version, now, waiting = self.latest
+        if (version, now) == (self.state.fleet.version, self.world.now):
+            short = self.world.plan(waiting)
+            self.check_plan(short)
+            assert (short.assignments, short.starving) == (plan.assignments, plan.starving)
+            assert (short.timed_out, short.unschedulable) == (plan.timed_out, plan.unschedulable)
+            assert short.waiting.keys() == plan.waiting.keys()
 
     def check_place(self, job: Job, assignment: AssignedEvent) -> tuple[int, list[str]]:
         """The hosts are what the job asks for, take new tasks, and are groups as they should be."""

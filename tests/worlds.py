@@ -21,6 +21,7 @@ from iris_ray.retry import QUICK_S
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.state import ControllerState, apply_all
 from iris_ray.topology import get_tpu_config
+from iris_ray.waiting import Waiting
 from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 
 S = TaskState
@@ -108,9 +109,9 @@ class World:
             self.report(job, S.RUNNING, task.index)
         return job
 
-    def plan(self) -> SchedulingResult:
+    def plan(self, waiting: Mapping[str, Waiting] | None = None) -> SchedulingResult:
         state = self.state
-        return Scheduler().find_assignments(state.pending(), state.fleet, state.usage, self.now)
+        return Scheduler().find_assignments(state.pending(), state.fleet, state.usage, self.now, waiting)
 
     def why(self, job_id: str = "job") -> str:
         """Why a job waits, in words."""

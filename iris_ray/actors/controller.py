@@ -386,22 +386,27 @@ class Controller:
     def _plan(self) -> list[tuple[AttemptOrder, str, list[ReclaimSlice]]]:
         """Place what can be placed: the orders, to whom they go, and what others must let go before."""
         state, now = self._state, time.time()
-        seen = state.fleet.version, state.queue_version
-        if seen == self._planned_for and now < self._planned_at + NODE_POLL_S:
+        recent, fleet_version = now < self._planned_at + NODE_POLL_S, self._planned_for[0]
+        if recent and self._planned_for == (state.fleet.version, state.queue_version):
             return []  # nothing has changed that a plan depends on
-        self._planned_for, self._planned_at = seen, now
-        plan = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now)
+        still_waiting = self._waiting if recent and fleet_version == state.fleet.version else None
+        if still_waiting is None:
+            self._planned_at = now
+        plan = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now, still_waiting)
         self._waiting = plan.waiting
         self._put_down(plan)
-        orders = []
+        orders, dropped = [], False
         for assignment in plan.assignments:
             effects = state.handle_event(assignment)
+            self._effects.add(effects)
+            dropped = dropped or bool(effects.dropped)
             job = state.jobs[assignment.job_id]
             position = job.position_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else 0
             orders.append((self._order(job, position), job.spec.owner, effects.reclaim))
-        self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
+        if not dropped:  # else a spare has made another one needless, and its slices are free for somebody else
+            self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
         apply_all(state, (*plan.timed_out, *plan.unschedulable), self._effects)
-        return orders
+        return orders + self._plan() if dropped else orders
 
     def _put_down(self, plan: SchedulingResult) -> None:
         """Log and count what did not go as its owner hoped, once for each job."""
