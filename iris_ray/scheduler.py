@@ -90,12 +90,12 @@ class Scheduler:
     ) -> SchedulingResult | None:
         """The plan if those that wait go on waiting, or None if that can't be told without looking at all of them.
 
-        Looked at are jobs that are new, that pause, or that have groups kept for them.
+        Looked at are jobs that are new or pause, that have groups kept for them, or that could run but hope for more.
         """
         looked_at, left = [], {}
         for job in pending:
             why = waiting.get(job.spec.job_id)
-            if why is None or why.pause is not None or why.kept:
+            if why is None or why.pause is not None or why.kept or why.free >= why.counts[0]:
                 looked_at.append(job)
             else:
                 left[job.spec.job_id] = why

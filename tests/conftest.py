@@ -1,7 +1,9 @@
 """Fixtures for tests on real Ray clusters. They import Ray when they are used: the core is tested without it."""
 
+import io
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,3 +39,29 @@ def trace(tmp_path: Path) -> "Trace":
     from tests.gangs import Trace
 
     return Trace(tmp_path)
+
+
+class Terminal:
+    """Keeps what this process prints, the lines that Ray brings from other processes included.
+
+    Instead of capsys and capfd on a cluster: they close their files at the end of a test, and Ray's thread that prints
+    what tasks say dies if it writes to a closed one; no later test would see a line.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._printed = io.StringIO()
+
+    def listen(self) -> None:
+        """To be called by the test: between a fixture and its test pytest sets the streams to its own."""
+        self._monkeypatch.setattr(sys, "stdout", self._printed)
+        self._monkeypatch.setattr(sys, "stderr", self._printed)
+
+    @property
+    def lines(self) -> list[str]:
+        return self._printed.getvalue().splitlines()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    return Terminal(monkeypatch)

@@ -41,6 +41,7 @@ from iris_ray.errors import (
 from iris_ray.log_stream import FIRST_WORD_S
 from iris_ray.testing import SimulatedCluster
 from tests.command_line import command_line, environment, iris
+from tests.conftest import Terminal
 from tests.gangs import Trace, alive, wait_until
 
 V4_8, V4_16 = tpu_device("v4-8"), tpu_device("v4-16")
@@ -244,9 +245,9 @@ def test_unknown_job_or_task_is_refused_with_the_nearest(client: IrisClient) -> 
 
 
 @pytest.mark.cluster
-def test_wait_streams_what_the_tasks_print_and_the_log_stays(
-    client: IrisClient, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_wait_streams_what_the_tasks_print_and_the_log_stays(client: IrisClient, terminal: Terminal) -> None:
+    terminal.listen()
+
     def speak() -> None:
         info = get_job_info()
         assert info is not None
@@ -256,13 +257,14 @@ def test_wait_streams_what_the_tasks_print_and_the_log_stays(
 
     job = client.submit(speak, resources=ResourceSpec(replicas=2))
     assert job.wait(stream_logs=True).state is JobState.SUCCEEDED
-    lines = capfd.readouterr().out.splitlines()
+    lines = terminal.lines
     for line in ("task-0| task 0 attempt 1", "task-1| task 1 attempt 1", "task-1| task 1 attempt 2"):
         assert line in lines
     assert client.fetch_task_logs(job, 1, attempt=1).text.splitlines()[0] == "task 1 attempt 1"
     assert client.fetch_task_logs(job, task_index=1).text == "task 1 attempt 2\n"
+    before = len(terminal.lines)
     job.wait(stream_task_index=0)
-    assert "task 0 attempt 1" in capfd.readouterr().out.splitlines()
+    assert "task 0 attempt 1" in terminal.lines[before:]
     with pytest.raises(UnknownNameError):
         job.wait(stream_task_index=2)
     with pytest.raises(InvalidRequestError, match="timeout"):
@@ -271,8 +273,10 @@ def test_wait_streams_what_the_tasks_print_and_the_log_stays(
 
 @pytest.mark.cluster
 def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_nor_logs(
-    client: IrisClient, small: SimulatedCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    client: IrisClient, small: SimulatedCluster, tmp_path: Path, terminal: Terminal
 ) -> None:
+    terminal.listen()
+
     def serve_or_ask() -> str:
         info = get_job_info()
         assert info is not None
@@ -307,7 +311,7 @@ def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_n
         assert following.wait(60) == OK, printed.read_text()
         assert asked.result(60).state is TaskState.RUNNING
         assert [found.result(60).state for found in (waiting, streaming)] == [JobState.SUCCEEDED] * 2
-    assert "task-0| found 10.0.0.1:80" in capfd.readouterr().out.splitlines()
+    assert "task-0| found 10.0.0.1:80" in terminal.lines
 
 
 # -- children and endpoints -----------------------------------------------------------------------------------------

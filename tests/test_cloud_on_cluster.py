@@ -18,6 +18,7 @@ from iris_ray.connection import find_controller
 from iris_ray.provisioning import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
+from tests.conftest import Terminal
 from tests.gangs import Trace, ask_controller, job_view, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -80,10 +81,11 @@ def test_host_lost_without_notice_is_judged_by_the_providers_word(
     cluster: SimulatedCluster,
     provider: CloudTpuServer,
     trace: Trace,
-    capfd: pytest.CaptureFixture[str],
+    terminal: Terminal,
     state: tpu_v2.Node.State,
     outcome: str,
 ) -> None:
+    terminal.listen()
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0)
     first = trace.wait_for_tasks(2, timeout_s=120)
     victim = first[0]["slice"]
@@ -96,14 +98,7 @@ def test_host_lost_without_notice_is_judged_by_the_providers_word(
     ray.get(ref)
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1)
-    said = ""
-
-    def verdict() -> str | None:
-        nonlocal said
-        said += "".join(capfd.readouterr())
-        return next((line for line in said.splitlines() if " attempt 1 ended: " in line), None)
-
-    line = wait_until(verdict, 10)
+    line = wait_until(lambda: next((line for line in terminal.lines if " attempt 1 ended: " in line), None), 10)
     assert f"ended: {outcome}: " in line
     assert f"the provider says that its node is {state.name}" in line
 
