@@ -53,7 +53,8 @@ class Trace:
         (self.directory / "finish").touch()
 
     def gang(self, during: Callable[[dict[str, Any]], Any] | None = None) -> Callable[[], dict[str, Any]]:
-        """A function that writes down who it is, waits for `finish`, and returns what it wrote down.
+        """A function that writes down who it is and which tasks of earlier attempts still run, waits for `finish`, and
+        returns what it wrote down.
 
         Args:
             during: called with that, after it is written down, in place of the wait; its result is returned.
@@ -71,7 +72,16 @@ class Trace:
 
             me = get_job_info()
             assert me is not None
+
+            def runs(pid: int) -> bool:
+                try:
+                    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+                except OSError:
+                    return False
+
+            others = [json.loads(text) for path in Path(directory).glob("start-*") if (text := path.read_text())]
             facts = {
+                "beside": [one["pid"] for one in others if one["attempt"] < me.attempt and runs(one["pid"])],
                 "job": me.job_id,
                 "attempt": me.attempt,
                 "index": me.task_index,
