@@ -94,7 +94,7 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
 
 @pytest.mark.parametrize(
     ("kind", "worker_id", "num_slices", "has_standby"),
-    [("SliceActor", 0, 2, False), ("TPUHostActor", 1, 1, False), ("TPUHostActor", 0, 2, True)],
+    [("SliceActor", 0, 2, True), ("TPUHostActor", 1, 1, False), ("TPUHostActor", 0, 2, True)],
 )
 def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
     cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, num_slices: int, has_standby: bool
@@ -228,4 +228,4 @@ def test_forked_child_of_a_task_that_crashed_neither_hides_the_crash_nor_outlive
     assert ray.get(ref, timeout=60) == [2, 2]
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (1, 0)
-    wait_until(lambda: not alive(child), 10)
+    assert not alive(child)
