@@ -53,7 +53,8 @@ class Trace:
         (self.directory / "finish").touch()
 
     def gang(self, during: Callable[[dict[str, Any]], Any] | None = None) -> Callable[[], dict[str, Any]]:
-        """A function that writes down who it is, waits for `finish`, and returns what it wrote down.
+        """A function that writes down who it is and which tasks of earlier attempts still run, waits for `finish`, and
+        returns what it wrote down.
 
         Args:
             during: called with that, after it is written down, in place of the wait; its result is returned.
@@ -71,7 +72,9 @@ class Trace:
 
             me = get_job_info()
             assert me is not None
+            others = [json.loads(text) for path in Path(directory).glob("start-*") if (text := path.read_text())]
             facts = {
+                "beside": [one["pid"] for one in others if one["attempt"] < me.attempt and alive(one["pid"])],
                 "job": me.job_id,
                 "attempt": me.attempt,
                 "index": me.task_index,
@@ -241,8 +244,8 @@ def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: 
 
 
 def alive(pid: int) -> bool:
+    """Whether that process still does anything: one that has ended and that nobody has reaped does not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
         return False
-    return True

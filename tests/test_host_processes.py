@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from iris_ray.actors.family import Family, stat_of
-from iris_ray.actors.host_processes import ProcessLedger, end_task, host_directory
+from iris_ray.actors.host_processes import ProcessLedger, end_task, host_directory, output_pipe
 from iris_ray.actors.pidfd import how_it_ended
 
 # Starts the children that it is told to, says their pids, and stays: without waiting for them, so that they are zombies
@@ -198,6 +198,50 @@ def test_ledger_asks_what_was_left_behind_to_end_before_it_kills_it(
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(process)
     assert asked.exists() == (handler != "signal.SIG_IGN")
+
+
+def test_task_that_shares_a_host_on_which_no_other_was_has_a_place_for_its_output(tmp_path: Path) -> None:
+    ProcessLedger(tmp_path / "host", exclusive=False)
+    os.mkfifo(output_pipe(tmp_path / "host", 1))
+
+
+@pytest.mark.parametrize("keeper_lives", [True, False])
+def test_ledger_of_a_shared_host_ends_only_tasks_whose_keeper_is_gone(
+    nursery: Nursery, tmp_path: Path, keeper_lives: bool
+) -> None:
+    process, keeper = nursery.sleeper(), nursery.sleeper()
+    ledger = ProcessLedger(tmp_path, exclusive=False)
+    ledger.record(family(process), "token")
+    (entry,) = tmp_path.rglob("*.json")
+    noted = json.loads(entry.read_text())
+    assert noted["keeper"][0] == os.getpid()
+    entry.write_text(json.dumps(noted | {"keeper": [keeper.pid, family(keeper).started]}))
+    if not keeper_lives:
+        keeper.kill()
+        nursery.reap(keeper)
+    assert ledger.end_leftovers() == []
+    assert alive(process) == entry.exists() == keeper_lives
+
+
+def test_ledger_of_a_shared_host_leaves_alone_what_nobody_says_he_keeps(nursery: Nursery, tmp_path: Path) -> None:
+    process = nursery.sleeper()
+    ledger = ProcessLedger(tmp_path, exclusive=False)
+    ledger.record(family(process), "token")
+    (entry,) = tmp_path.rglob("*.json")
+    noted = json.loads(entry.read_text())
+    del noted["keeper"]
+    entry.write_text(json.dumps(noted))
+    assert ledger.end_leftovers() == []
+    assert alive(process)
+
+
+def test_ledger_does_not_end_who_asks(nursery: Nursery, tmp_path: Path) -> None:
+    left, me = nursery.sleeper(), psutil.Process()
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(family(left), "token-1")
+    ledger.record(family(me), "token-2")
+    assert ledger.end_leftovers(grace_s=0.0) == []
+    assert not alive(left)
 
 
 def test_ledger_does_not_touch_what_it_was_told_to_forget(nursery: Nursery, tmp_path: Path) -> None:

@@ -98,8 +98,7 @@ def test_host_whose_watcher_dies_under_a_printing_task_counts_as_lost(cluster: S
         if psutil.Process(pid).cmdline()[0].startswith("ray::TPUHostActor")
     ]
     os.kill(watcher, signal.SIGKILL)
-    trace.wait_for_tasks(2, attempt=2)
-    wait_until(lambda: not any(alive(start["pid"]) for start in first), 10)
+    assert not any(start["beside"] for start in trace.wait_for_tasks(2, attempt=2))
     trace.finish()
     assert ray.get(ref) == [2, 2]
     view = job_view(first[0]["job"])

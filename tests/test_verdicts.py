@@ -2,14 +2,17 @@
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
-from iris_ray import release, run_on_pod, run_on_pod_ray
+from iris_ray import IrisClient, ResourceSpec, release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.attempt import AT_ONCE_S
 from iris_ray.errors import TaskCrashedError
 from iris_ray.quarantine import QUARANTINE
@@ -89,21 +92,69 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
     return run
 
 
-@pytest.mark.parametrize(("kind", "worker_id"), [("SliceActor", 0), ("TPUHostActor", 1)])
-def test_death_of_our_own_process_costs_a_preemption(
-    cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int
+@pytest.mark.parametrize(
+    ("kind", "worker_id", "num_slices", "has_standby"),
+    [("SliceActor", 0, 2, True), ("TPUHostActor", 1, 1, False), ("TPUHostActor", 0, 2, True)],
+)
+def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
+    cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, num_slices: int, has_standby: bool
 ) -> None:
-    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, max_retries_preemption=1)
-    first = trace.wait_for_tasks(2)
+    """The next attempt could begin at once, on a slice that is warm."""
+    release()
+    run_on_pod(lambda: None, "v4-16", num_slices=3, keep_warm=600)
+    directory = trace.directory
+
+    def leaves_a_daemon(facts: dict[str, Any]) -> list[int]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        left = [pid for path in directory.glob("daemon-*") if alive(pid := int(path.read_text()))]
+        if facts["attempt"] == 1:
+            daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            (directory / f"daemon-{facts['index']}").write_text(str(daemon.pid))
+            time.sleep(1000)
+        return facts["beside"] + left
+
+    options = {"num_slices": num_slices, "max_retries_failure": 0, "max_retries_preemption": 1}
+    ref = run_on_pod_ray.remote(trace.gang(leaves_a_daemon), "v4-16", **options)
+    first = trace.wait_for_tasks(2 * num_slices)
+    host = cluster.host_dir(first[0]["slice"], worker_id)
+    wait_until(lambda: len([*directory.glob("daemon-*")]) == 2 * num_slices)
     time.sleep(2 * AT_ONCE_S)  # else it counts as broken before
+    wait_until(lambda: not has_standby or len([*host.glob("tasks/*.json")]) == 2)
     os.kill(actor_pid(cluster, first[0]["slice"], worker_id, kind), signal.SIGKILL)
-    trace.wait_for_tasks(2, attempt=2)
-    # Nobody is left who could wait for them: Ray ends them with their reservation.
-    wait_until(lambda: not any(alive(task["pid"]) for task in first), 10)
-    trace.finish()
-    assert len(ray.get(ref)) == 2
+    assert ray.get(ref, timeout=60) == [[]] * (2 * num_slices)
     view = job_view(first[0]["job"])
-    assert (view.failures, view.preemptions) == (0, 1)
+    assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
+
+
+def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt(trace: Trace) -> None:
+    """Others are on that host, whose processes nobody touches."""
+    (trace.directory / "other").mkdir()
+    other = Trace(trace.directory / "other")
+
+    def waits_once(facts: dict[str, Any]) -> list[int]:
+        if facts["attempt"] == 1:
+            time.sleep(1000)
+        return facts["beside"]
+
+    client = IrisClient()
+    need = ResourceSpec(cpu=0.1, replicas=1)
+    stays = client.submit(other.gang(), resources=need)
+    other.wait_for_tasks(1)
+    job = client.submit(trace.gang(waits_once), resources=need, max_retries_failure=0, max_retries_preemption=1)
+    first = trace.wait_for_tasks(1)
+    time.sleep(2 * AT_ONCE_S)  # else it counts as broken before
+    os.kill(watcher_of(first[0]["pid"]), signal.SIGKILL)
+    assert job.result(timeout=60) == [[]]
+    other.finish()
+    assert [task["attempt"] for task in stays.result(timeout=60)] == [1]
+
+
+def watcher_of(pid: int) -> int:
+    """The TPUHostActor that reads what a task prints."""
+    pipe = os.readlink(f"/proc/{pid}/fd/1")
+    readers = [p for p in psutil.process_iter() if p.name().startswith("ray::TPUHostAct")]
+    (found,) = [p.pid for p in readers if any(os.readlink(fd) == pipe for fd in Path(f"/proc/{p.pid}/fd").iterdir())]
+    return found
 
 
 def test_warm_slice_that_broke_while_nobody_used_it_costs_nothing(cluster: SimulatedCluster, trace: Trace) -> None:
@@ -126,7 +177,7 @@ def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(tra
     os.kill(pool_pid(), signal.SIGKILL)
     # An order may come to the new process before the run is repeated there, and goes back uncharged.
     second = wait_until(lambda: next((s for n in (2, 3, 4) if len(s := trace.starts(n)) == 4), None))
-    wait_until(lambda: not any(alive(task["pid"]) for task in first), 10)
+    assert not any(task["beside"] for task in second)
     trace.finish()
     assert ray.get(ref) == second
     view = job_view(first[0]["job"])
@@ -150,12 +201,12 @@ def test_task_process_that_is_killed_from_outside_is_a_crash(trace: Trace) -> No
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=1, max_retries_preemption=0)
     first = trace.wait_for_tasks(2)
     os.kill(first[1]["pid"], signal.SIGKILL)
-    trace.wait_for_tasks(2, attempt=2)
+    second = trace.wait_for_tasks(2, attempt=2)
+    assert not any(task["beside"] for task in second)
     trace.finish()
     ray.get(ref)
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (1, 0)
-    wait_until(lambda: not alive(first[0]["pid"]), 10)
 
 
 def test_forked_child_of_a_task_that_crashed_neither_hides_the_crash_nor_outlives_it(trace: Trace) -> None:
@@ -177,4 +228,4 @@ def test_forked_child_of_a_task_that_crashed_neither_hides_the_crash_nor_outlive
     assert ray.get(ref, timeout=60) == [2, 2]
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (1, 0)
-    wait_until(lambda: not alive(child), 10)
+    assert not alive(child)

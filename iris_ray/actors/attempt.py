@@ -7,7 +7,7 @@ A fixed sequence: hold the slices → have every host ready → start every task
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from ray.exceptions import RuntimeEnvSetupError
 
 from iris_ray.actors.controller_client import ControllerClient
 from iris_ray.actors.messages import AttemptOrder, Progress, RunRequest, TaskLaunch
-from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, ChipsHeld, NotReserved, Unreachable
+from iris_ray.actors.resource_pool import ANSWER_TIMEOUT_S, ChipsHeld, Gone, NotReserved, Unreachable
 from iris_ray.actors.silence import SilenceWatch
 from iris_ray.actors.slice_pool import SlicePool, in_words, is_broken
 from iris_ray.errors import TaskSetupError
@@ -106,6 +106,7 @@ class Attempt:
         self._ends: Ends = {}
         self._running = self._ended = self._ended_at_once = False
         self._lost_hosts: set[TaskKey] = set()
+        self._there: set[TaskKey] = set()  # hosts that answer, or of which only a process is known to be gone
         self._progress_at = 0.0
         self._notice: Notice | None = None
         self._telling: asyncio.Future[None] | None = None
@@ -157,7 +158,7 @@ class Attempt:
             name = hosts[0].slice_name
             if name in names and name in self._slices:
                 reasons = await self._slices.ask_hosts(name)
-                silent |= {host.node_id: why for host in hosts if (why := reasons[host.worker_id]) is not None}
+                silent |= {host.node_id: why.reason for host in hosts if (why := reasons[host.worker_id]) is not None}
         return silent
 
     def blamed_host(self, key: TaskKey) -> tuple[str, bool] | None:
@@ -304,7 +305,9 @@ class Attempt:
         bad = {key.slice_id for key, host in evidence.items() if host.lost or host.draining}
         self.lost = tuple(self.names[slice_id] for slice_id in sorted(bad))
         reason = self._stop_reason.result() if self._stop_reason.done() else "another task of the gang ended"
-        self._ends = ends | await self.stop_all(reason)
+        stopped = await self.stop_all(reason)
+        await self._end_what_is_left(self._there - stopped.keys())
+        self._ends = ends | stopped
         for key, end in self._ends.items():
             if end is not None and end.kind is EndKind.DEVICE_BUSY:
                 self.suspects.setdefault(self._order.slices[key.slice_id][key.worker_id].node_id, end.error)
@@ -342,6 +345,14 @@ class Attempt:
         return ends
 
     # -- its parts -------------------------------------------------------------------------------------------------
+
+    async def _end_what_is_left(self, hosts: Collection[TaskKey]) -> None:
+        """End what runs on those hosts of lost slices, though a process of ours that should have done so is gone."""
+        left = {name: [key.worker_id for key in hosts if self.names[key.slice_id] == name] for name in self.lost}
+        asks = (
+            self._slices.end_tasks(name, workers) for name, workers in left.items() if workers and name in self._slices
+        )
+        await asyncio.gather(*asks)
 
     def _launches(self, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
         """What each host gets, with addresses for this attempt alone."""
@@ -398,7 +409,7 @@ class Attempt:
         finally:
             silence.cancel()
             watch.stop()
-        self._silent = watch.silent
+        self._silent = watch.hung
         return ends
 
     async def _watch_progress(self) -> None:
@@ -466,17 +477,22 @@ class Attempt:
         unexplained: dict[TaskKey, str] = {}
         for slice_id, (hosts, reply) in enumerate(zip(slices, replies, strict=True)):
             alone = isinstance(reply, Unreachable)  # its SliceActor is gone; the hosts may be there
-            silent = await self._slices.ask_hosts(self.names[slice_id], ALONE_TIMEOUT_S) if alone else reply
+            silent: Mapping[int, Unreachable | None] = (
+                await self._slices.ask_hosts(self.names[slice_id], ALONE_TIMEOUT_S) if alone else reply
+            )
             for host in hosts:
                 said = heard.get(host.node_id, HostEvidence())
-                lost = said.lost or silent[host.worker_id]
+                key, silence = TaskKey(slice_id, host.worker_id), silent[host.worker_id]
+                if not said.lost and (silence is None or isinstance(silence, Gone)):
+                    self._there.add(key)
+                lost = said.lost or (None if silence is None else silence.reason)
                 if lost:
                     self.suspects[host.node_id] = lost
                     if not said.draining:
-                        unexplained[TaskKey(slice_id, host.worker_id)] = host.node_id
+                        unexplained[key] = host.node_id
                 elif alone and host.worker_id == 0:
                     lost = reply.reason
-                evidence[TaskKey(slice_id, host.worker_id)] = HostEvidence(lost, said.draining)
+                evidence[key] = HostEvidence(lost, said.draining)
         words = await self._provider_words(list(unexplained.values()))
         for key, node_id in unexplained.items():
             evidence[key] = replace(evidence[key], provider=words.get(node_id))

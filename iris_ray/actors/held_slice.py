@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -12,11 +13,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.host_actor import TPUHostActor
 from iris_ray.actors.messages import HostPlace, ProcessSpec
-from iris_ray.actors.resource_pool import Unreachable, answer
+from iris_ray.actors.resource_pool import Gone, Unreachable, answer
 from iris_ray.actors.slice_actor import SliceActor
 from iris_ray.actors.task_process import TaskProcess
 from iris_ray.workers import TPU
 
+END_TIMEOUT_S = 10.0
+"""How long the next attempt waits for a host to end what is left of the one before."""
+LOOK_AGAIN_S = 0.2
 START_TIMEOUT_S = 300.0
 """How long all hosts of a slice may take to start their processes (their runtime environment included)."""
 
@@ -104,6 +108,33 @@ class HeldSlice:
         """Whether Ray has set the resources aside. Blocks for a millisecond or two."""
         return bool(placement_group_table(self.group)["state"] == "CREATED")
 
+    async def end_tasks(self, worker_id: int) -> str | None:
+        """End every task process on one of its hosts; why that is not sure, or None. Never raises.
+
+        If the host's actor is gone, the next task's process does it, or one that is started for that. So the slice
+        can't be used again.
+        """
+        host = self.hosts[worker_id]
+        name = f"{self.name} host {worker_id}"
+        try:
+            reply = await answer(self.host_actors[worker_id].teardown.remote(), name, END_TIMEOUT_S)
+            if isinstance(reply, Gone):
+                heir = self._idle_standby(worker_id) or _start_standby(self.group, host, ProcessSpec(), ())
+                call = heir.end_leftovers.remote(TPU in self.bundle)
+                async with asyncio.timeout(END_TIMEOUT_S):
+                    reply = await _unless_lost(answer(call, f"another process on {name}", None), host.node_id)
+        except TimeoutError:
+            return f"{name} has not ended it within {END_TIMEOUT_S:g} s"
+        except Exception as error:
+            return str(error)
+        return reply.reason if isinstance(reply, Unreachable) else None
+
+    def _idle_standby(self, worker_id: int) -> ActorHandle | None:
+        started = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+        if self.needs_standbys or not started or isinstance(self.ready.result(), Unreachable):
+            return None
+        return self.standbys[worker_id]
+
     def discard(self) -> None:
         """Give the reservation back to Ray, which ends every process that runs in it. Returns at once."""
         self.ready.cancel()
@@ -114,6 +145,23 @@ class HeldSlice:
 
 def _on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+
+
+async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
+    """What a process on that host answers; None if Ray has given up the host, and so all that ran there."""
+    waiting = asyncio.ensure_future(reply)
+    try:
+        while True:
+            await asyncio.wait({waiting}, timeout=LOOK_AGAIN_S)
+            if waiting.done() and not isinstance(waiting.result(), Unreachable):
+                return waiting.result()
+            nodes = await asyncio.to_thread(ray.nodes)
+            if not any(node["NodeID"] == node_id and node["Alive"] for node in nodes):
+                return None
+            if waiting.done():
+                return waiting.result()
+    finally:
+        waiting.cancel()
 
 
 def _prepare(

@@ -170,8 +170,7 @@ class TPUHostActor:
     async def _clear_up(self) -> str | None:
         """What earlier tasks left behind is ended; who holds the chips all the same, or None."""
         await asyncio.to_thread(prune, logs_directory(host_directory()), time.time())
-        stubborn = await asyncio.to_thread(self._ledger.end_leftovers) if self._exclusive else []
-        if stubborn:
+        if stubborn := await asyncio.to_thread(self._ledger.end_leftovers):
             raise RuntimeError(f"{self._name}: processes of an earlier task can't be ended: {', '.join(stubborn)}")
         if self._devices is None:
             return None

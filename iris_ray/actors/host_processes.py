@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import psutil
 
-from iris_ray.actors.family import Family, stat_of
+from iris_ray.actors.family import Family, runs_since, stat_of
 
 TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """Set in a task's process, so that everything it starts inherits it and can be found again."""
@@ -118,13 +118,15 @@ class ProcessLedger:
     """Records task processes of this host in ``<directory>/tasks/<pid>.json``.
 
     Tasks that share the host with others, because they use no chips, are recorded in ``<directory>/shared-tasks``:
-    what is found there may belong to an actor that lives.
+    what is found there is left over only if the process that has recorded it is gone.
     """
 
     def __init__(self, directory: Path, exclusive: bool = True) -> None:
         self._marks = directory
+        self._exclusive = exclusive
         self._directory = directory / ("tasks" if exclusive else "shared-tasks")
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for used in (self._directory, output_pipe(directory, 0).parent):
+            used.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
 
     def record(self, family: Family, token: str) -> None:
@@ -144,6 +146,8 @@ class ProcessLedger:
     def _write(self, family: Family, token: str) -> None:
         known = [[pid, started] for pid, started in family.known.items() if pid != family.pid]
         entry = {"pid": family.pid, "started": family.started, "token": token, "descendants": known}
+        if (keeper := stat_of(os.getpid())) is not None:
+            entry["keeper"] = [keeper.pid, keeper.started]
         unfinished = self._directory / f"{family.pid}.unfinished"
         unfinished.write_text(json.dumps(entry))
         unfinished.replace(self._entry(family.pid))
@@ -162,11 +166,17 @@ class ProcessLedger:
         started_mark(self._marks, pid).unlink(missing_ok=True)
         TaskFiles.of_process(self._marks, pid).remove()
 
-    def end_leftovers(self) -> list[str]:
-        """End what earlier actors left behind, with SIGTERM first; return who could not be ended in 10 s."""
+    def end_leftovers(self, grace_s: float = TERM_GRACE_S) -> list[str]:
+        """End what earlier actors left behind, but not the calling process; return who could not be ended in 10 s.
+
+        Args:
+            grace_s: seconds that it gets after a SIGTERM; 0: there is none.
+        """
         stubborn: list[str] = []
-        for family, token in self._entries():
-            left = end_task(family.gather(), token, grace_s=TERM_GRACE_S)
+        for family, token in self._entries(left_over=True):
+            if family.pid == os.getpid():
+                continue
+            left = end_task(family.gather(), token, grace_s=grace_s)
             if left:
                 stubborn += left
             else:
@@ -185,15 +195,22 @@ class ProcessLedger:
         except (psutil.Error, OSError):
             return False
 
-    def _entries(self) -> Iterator[tuple[Family, str]]:
-        """Every recorded process, and its token. What makes no sense is removed."""
+    def _entries(self, left_over: bool = False) -> Iterator[tuple[Family, str]]:
+        """Every recorded process, or those that are left over, and its token. What makes no sense is removed."""
         for path in self._directory.glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
                 known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
-                yield Family(int(entry["pid"]), int(entry["started"]), known), str(entry["token"])
+                family = Family(int(entry["pid"]), int(entry["started"]), known)
+                if not left_over or self._exclusive or _is_gone(entry.get("keeper")):
+                    yield family, str(entry["token"])
             except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not ours, or another actor was faster
                 path.unlink(missing_ok=True)
+
+
+def _is_gone(keeper: list[int] | None) -> bool:
+    """Whether the process that has recorded another one has ended; not if nobody knows which that was."""
+    return keeper is not None and not runs_since(*keeper)
 
 
 def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, grace_s: float = 0.0) -> list[str]:

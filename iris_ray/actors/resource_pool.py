@@ -23,6 +23,11 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone(Unreachable):
+    """A member whose process is gone, says Ray; its host may be there."""
+
+
+@dataclass(frozen=True, slots=True)
 class ChipsHeld(Unreachable):
     """A host that answers, but whose chips somebody holds.
 
@@ -80,6 +85,6 @@ async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> An
     except RuntimeEnvSetupError:
         raise
     except RayError as error:  # the actor, or what it sent, is lost
-        return Unreachable(f"{name} is gone ({type(error).__name__})")
+        return Gone(f"{name} is gone ({type(error).__name__})")
     except TimeoutError:
         return Unreachable(f"{name} did not answer within {timeout_s:g} s")

@@ -28,6 +28,7 @@ class SilenceWatch(Generic[Key]):
 
     Attributes:
         silent: who counts as lost, and why.
+        hung: those of them who may still answer, some day; whoever asks one that is gone hears so at once.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class SilenceWatch(Generic[Key]):
         since_first: bool = False,
     ) -> None:
         self.silent: dict[Key, str] = {}
+        self.hung: dict[Key, str] = {}
         self._ping = ping
         self._limit = limit_s
         self._since_first = since_first
@@ -63,7 +65,8 @@ class SilenceWatch(Generic[Key]):
                 while not call.done():
                     left = heard + self._limit - self._time()
                     if left < 1e-6:  # less than sums of seconds are exact to
-                        self._lost(key, f"has not answered for {self._limit:g} s")
+                        self.hung[key] = f"has not answered for {self._limit:g} s"
+                        self._lost(key, self.hung[key])
                         return
                     await asyncio.wait({call}, timeout=min(left, self._limit))
             finally:

@@ -63,12 +63,12 @@ class SliceActor(ResourcePoolManager[int]):
     def member_name(self, key: int) -> str:
         return f"{self._name} host {key}"
 
-    async def healthy(self, patience_s: float) -> dict[int, str | None]:
+    async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
         """Why each host counts as lost; None for those that answer within so many seconds."""
         there = [i for i in self._hosts if i not in self._silent]
         answers = await asyncio.gather(*(self.ask(i, "healthy", timeout_s=patience_s) for i in there))
-        lost = {i: a.reason for i, a in zip(there, answers, strict=True) if isinstance(a, Unreachable)}
-        lost |= {i: f"{self.member_name(i)} {why}" for i, why in self._silent.items()}
+        lost = {i: a for i, a in zip(there, answers, strict=True) if isinstance(a, Unreachable)}
+        lost |= {i: Unreachable(f"{self.member_name(i)} {why}") for i, why in self._silent.items()}
         return {i: lost.get(i) for i in self._hosts}
 
     async def ping(self) -> None:
@@ -128,7 +128,7 @@ class SliceActor(ResourcePoolManager[int]):
         finally:
             silence.cancel()
             watch.stop()
-        self._silent = watch.silent
+        self._silent = watch.hung
         return {i: task.known_end() for i, task in tasks.items() if task.end.done() or i in watch.silent}
 
     async def _refuse(self, reason: str) -> dict[int, TaskEnd | None]:

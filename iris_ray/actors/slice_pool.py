@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -65,12 +65,22 @@ class SlicePool(ResourcePoolManager[str]):
     def member_name(self, key: str) -> str:
         return f"slice {key}"
 
-    async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, str | None]:
+    async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Why each host of a slice counts as lost, asked without its SliceActor; None for those that answer."""
         hosts = dict(enumerate(self._held[name].host_actors))
         calls = (answer(actor.healthy.remote(), f"{name} host {i}", timeout_s) for i, actor in hosts.items())
         answers = await asyncio.gather(*calls)
-        return {i: a.reason if isinstance(a, Unreachable) else None for i, a in zip(hosts, answers, strict=True)}
+        return {i: a if isinstance(a, Unreachable) else None for i, a in zip(hosts, answers, strict=True)}
+
+    async def end_tasks(self, name: str, worker_ids: Iterable[int]) -> None:
+        """End what runs on hosts of a slice for which its SliceActor can't vouch; not for one that is used again.
+
+        Returns when nothing runs there any more, or after a while, with a warning.
+        """
+        held, hosts = self._held[name], tuple(worker_ids)
+        for i, why in zip(hosts, await asyncio.gather(*map(held.end_tasks, hosts)), strict=True):
+            if why is not None:
+                logger.warning("%s host %d: what ran there may run for a moment longer: %s", name, i, why)
 
     def slice_names(self) -> tuple[str, ...]:
         """The slices among what is held; the rest are places for single tasks."""

@@ -68,6 +68,18 @@ class TaskProcess:
         assert stat is not None
         return StandbyReady(stat.pid, stat.started, self._token, ports, self._error)
 
+    def end_leftovers(self, exclusive: bool) -> None:
+        """End the task that ran here before: the actor that should have done so is gone.
+
+        Args:
+            exclusive: whether no task of anybody else may be on this host.
+
+        Raises:
+            RuntimeError: it can't be ended.
+        """
+        if stubborn := ProcessLedger(host_directory(), exclusive).end_leftovers(grace_s=0.0):
+            raise RuntimeError(f"{', '.join(stubborn)} can't be ended")
+
     def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run the user's function here and now, unless another process has this host's chips in its hands.
 
