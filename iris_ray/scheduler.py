@@ -90,18 +90,17 @@ class Scheduler:
     ) -> SchedulingResult | None:
         """The plan if those that wait go on waiting, or None if that can't be told without looking at all of them.
 
-        Looked at are jobs that are new or pause, that have groups kept for them, or that could run but hope for more.
+        Looked at are jobs that are new, that pause, or that could run but hope for more.
         """
         looked_at, left = [], {}
         for job in pending:
             why = waiting.get(job.spec.job_id)
-            if why is None or why.pause is not None or why.kept or why.free >= why.counts[0]:
+            if why is None or why.pause is not None or why.free >= why.counts[0]:
                 looked_at.append(job)
             else:
                 left[job.spec.job_id] = why
-        there = {job.spec.job_id for job in looked_at}
-        if not left or any(why.kept and job_id not in there for job_id, why in waiting.items()):
-            return None  # what was kept for a job that is gone may be what others wait for
+        if not left or any(why.kept for why in waiting.values()):
+            return None  # which groups are kept for a job depends on all others
         result = _Cycle(fleet, now, self._bound).run(looked_at, usage)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.waiting.keys() - waiting.keys() or placed & waiting.keys():
