@@ -1264,6 +1264,7 @@ class RandomEvents(RuleBasedStateMachine):
         """What comes back from the records is what was there; attempts that are over are stopped once more."""
         self.apply(TimePassedEvent(self.world.now))  # taints whose time is over are not left behind
         old, new = self.state, ControllerState()
+        self.latest = 0, 0.0, {}  # its fleet counts its changes anew
         new.handle_event(TimePassedEvent(self.account.now))
         for target, taints in old.fleet.taints.items():
             for name, taint in taints.items():
