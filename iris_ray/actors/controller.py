@@ -535,30 +535,37 @@ class Controller:
     # -- coming back -----------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
+        gc.disable()  # next to nothing that is made now is garbage, and to look through it takes half of the time
+        try:
+            await self._come_back()
+        finally:
+            gc.enable()
+        gc.collect()
+        gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
+        self._in_background(self._watch_nodes())
+        if (demand := AutoscalerDemand.of(os.environ)) is not None:
+            self._in_background(self._watch_demand(demand))
+        self._following = False
+        self._apply([])
+
+    async def _come_back(self) -> None:
         """Learn what hosts there are, and take up what an earlier Controller has left."""
         records, taints = self._journal.begin()
-        table = await asyncio.to_thread(self._read_nodes)
-        apply_all(self._state, [TimePassedEvent(time.time()), *taints, *self._events_of(table)])
-        views = await self._pools.come_back()
-        apply_all(self._state, (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices))
+        table, views = await asyncio.gather(asyncio.to_thread(self._read_nodes), self._pools.come_back())
+        held = (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices)
+        apply_all(self._state, [TimePassedEvent(time.time()), *held])
+        apply_all(self._state, [*taints, *self._events_of(table)])
         effects = apply_all(self._state, map(JobRestoredEvent, records))
         for owner, view in views.items():
             await self._pools.process_is(owner, view.incarnation)
         self._pools.watch(views)
         self._carry_out(self._without_pools(effects))
-        for record in records:
-            self._take_up(record, effects.reclaim)
         apply_all(self._state, self._events_of(table))  # by now it is known which chips are reserved by ourselves
         await self._journal.take_over(self._state)
+        for record in records:
+            self._take_up(record, effects.reclaim)
         if records:
             logger.info("Controller %d takes up %d jobs of %d pools", self._journal.epoch, len(records), len(views))
-        self._in_background(self._watch_nodes())
-        if (demand := AutoscalerDemand.of(os.environ)) is not None:
-            self._in_background(self._watch_demand(demand))
-        gc.collect()
-        gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
-        self._following = False
-        self._apply([])
 
     def _without_pools(self, effects: Effects) -> Effects:
         """Jobs whose pool is gone end."""
@@ -568,14 +575,13 @@ class Controller:
 
     def _take_up(self, record: JobRecord, reclaim: list[ReclaimSlice]) -> None:
         """Go on with a job. Its pool gets its orders again, which it ignores if it has them already."""
-        job = self._state.jobs.get(record.job.spec.job_id)
-        if job is None or job.state.finished:
+        job, pool = self._state.jobs.get(record.job.spec.job_id), self._pools.get(record.job.spec.owner)
+        if job is None or job.state.finished or pool is None:  # a pool that has just gone ends its jobs itself
             return
         for position, gang in enumerate(job.gangs):
             if gang.placed:
                 wanted = [one for one in reclaim if one.slice_name in gang.groups]
-                order = self._order(job, position)
-                self._in_background(self._dispatch(order, self._pools[job.spec.owner], wanted))
+                self._in_background(self._dispatch(self._order(job, position), pool, wanted))
 
     # -- the outside world -----------------------------------------------------------------------------------------
 

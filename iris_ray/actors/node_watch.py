@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import ray
@@ -101,7 +101,7 @@ def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
     An operator sets ``iris/<key>``, which is typed: ``iris/tpu-pool=large-jobs``, ``iris/disk-gb=500``. A label can't
     hold a colon, so ``iris/taint.<name>`` is the taint ``<name>``. No label overrides what iris_ray reports itself.
     """
-    attributes = {name: AttributeValue(value) for name, value in labels.items()}
+    attributes = {name: _text(value) for name, value in labels.items()}
     for name, value in labels.items():
         if name.startswith(OPERATOR_PREFIX):
             key = name.removeprefix(OPERATOR_PREFIX)
@@ -109,6 +109,12 @@ def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
                 key = TAINT_PREFIX + key.removeprefix(TAINT_LABEL)
             attributes[key] = AttributeValue.parse(value)
     return attributes
+
+
+@lru_cache(maxsize=100_000)
+def _text(value: str) -> AttributeValue:
+    """A label's value; the same for thousands of hosts."""
+    return AttributeValue(value)
 
 
 def failure(node: Mapping[str, Any]) -> WorkerFailedEvent:
