@@ -47,6 +47,7 @@ class Fleet:
         self.totals: Counter[str] = Counter()
         self.taints: dict[str, dict[str, Taint]] = {}
         self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may be over, its target and its name
+        self._suspicions: list[tuple[float, str]] = []  # a heap: when a suspicion may be over, and whose
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
         self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
         self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
@@ -135,8 +136,20 @@ class Fleet:
             del self.taints[target]
         self._taints_changed(target)
 
-    def lift_expired(self, now: float) -> None:
-        """Take back the taints whose time is over."""
+    def suspect(self, worker_id: str, reason: str, until: float) -> None:
+        """A worker may be lost; for so long it gets nothing new."""
+        if worker := self.workers.get(worker_id):
+            until = max(worker.suspected_until, until)
+            self.put(replace(worker, suspected=reason, suspected_until=until))
+            heapq.heappush(self._suspicions, (until, worker_id))
+
+    def time_passed(self, now: float) -> None:
+        """Take back the taints whose time is over, and take note of workers that are not suspected any more."""
+        while self._suspicions and self._suspicions[0][0] <= now:
+            until, worker_id = heapq.heappop(self._suspicions)
+            worker = self.workers.get(worker_id)
+            if worker is not None and worker.suspected_until == until:
+                self._note(worker)
         while self._expiries and self._expiries[0][0] <= now:
             until, target, name = heapq.heappop(self._expiries)
             taint = self.taints.get(target, {}).get(name)

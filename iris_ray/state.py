@@ -118,7 +118,7 @@ class ControllerState:
             case WorkerRegisteredEvent():
                 self._on_worker_registered(event, effects)
             case TimePassedEvent():
-                self.fleet.lift_expired(self._now)
+                self.fleet.time_passed(self._now)
             case WorkerDrainedEvent():
                 self._on_worker_drained(event, effects)
             case MaintenanceCalledOffEvent():
@@ -132,9 +132,7 @@ class ControllerState:
                 if event.taint == QUARANTINE:
                     self._blames.forgive(event.target)
             case WorkerSuspectedEvent():
-                if worker := self.workers.get(event.worker_id):
-                    until = max(worker.suspected_until, event.now + SUSPICION_S)
-                    self.fleet.put(replace(worker, suspected=event.reason, suspected_until=until))
+                self.fleet.suspect(event.worker_id, event.reason, event.now + SUSPICION_S)
             case WorkerFailedEvent():
                 self._on_worker_failed(event, effects)
             case GangAssignedEvent():

@@ -216,6 +216,7 @@ def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_c
     """setsid starts it in a session of its own; its parent is not the task's process, which is gone."""
     task = subprocess.Popen(["sleep", "60"])
     host.ledger.record(family(task), "an earlier task's")
+    started_mark(host.directory, task.pid).touch()
     task.kill()
     task.wait()
     holder = host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN="an earlier task's")

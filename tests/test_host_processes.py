@@ -13,7 +13,14 @@ import psutil
 import pytest
 
 from iris_ray.actors.family import Family, stat_of
-from iris_ray.actors.host_processes import ProcessLedger, end_task, host_directory, output_pipe
+from iris_ray.actors.host_processes import (
+    TOKEN_VARIABLE,
+    ProcessLedger,
+    end_task,
+    host_directory,
+    output_pipe,
+    started_mark,
+)
 from iris_ray.actors.pidfd import how_it_ended
 
 # Starts the children that it is told to, says their pids, and stays: without waiting for them, so that they are zombies
@@ -235,6 +242,18 @@ def test_ledger_of_a_shared_host_leaves_alone_what_nobody_says_he_keeps(nursery:
     assert alive(process)
 
 
+def test_ledger_forgets_a_process_that_ended_before_it_got_a_task(nursery: Nursery, tmp_path: Path) -> None:
+    """Nothing can descend from it; so nobody looks through all processes of the machine for each of them."""
+    ended, relative = nursery.sleeper(), nursery.sleeper(**{TOKEN_VARIABLE: "token"})
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(family(ended), "token")
+    ended.kill()
+    nursery.reap(ended)
+    assert ledger.end_leftovers() == []
+    assert alive(relative)
+    assert not [*tmp_path.rglob("*.json")]
+
+
 def test_ledger_does_not_end_who_asks(nursery: Nursery, tmp_path: Path) -> None:
     left, me = nursery.sleeper(), psutil.Process()
     ledger = ProcessLedger(tmp_path)
@@ -283,6 +302,7 @@ def test_ledger_ends_a_daemon_of_a_task_whose_own_process_is_gone(nursery: Nurse
     """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
     parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN="token-1")
     ProcessLedger(tmp_path).record(family(parent), "token-1")
+    started_mark(tmp_path, parent.pid).touch()
     parent.kill()
     nursery.reap(parent)
     ProcessLedger(tmp_path).end_leftovers()

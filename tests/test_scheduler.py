@@ -8,9 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.events import WorkerDrainedEvent, WorkerFailedEvent, WorkerSuspectedEvent
-from iris_ray.jobs import CoschedulingConfig
+from iris_ray.events import (
+    AttemptEndConfirmedEvent,
+    TimePassedEvent,
+    WorkerDrainedEvent,
+    WorkerFailedEvent,
+    WorkerSuspectedEvent,
+)
+from iris_ray.jobs import CoschedulingConfig, PriorityBand
 from iris_ray.lifecycle import JobState, TaskState
+from iris_ray.retry import SUSPICION_S
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from tests.worlds import World, host
@@ -361,6 +368,45 @@ def test_suspected_host_is_left_alone_for_a_while(world: World) -> None:
     world.submit("second")
     assert placed(world) == {"first": ("b",)}
     assert "a: host 0 may be lost (no answer)" in world.why("second")
+
+
+def test_who_waited_is_not_looked_at_again_for_a_job_that_finds_room(world: World) -> None:
+    add_slices(world, "a")
+    world.add_slice("small", "v4-8")
+    running = world.start("running")
+    world.submit("waits")
+    waiting = world.plan().waiting
+    assert waiting.keys() == {"waits"}
+    world.report_all(running, TaskState.SUCCEEDED)
+    world.do(AttemptEndConfirmedEvent("running", 1))
+    world.submit("new", tpu_type="v4-8")
+    assert [a.job_id for a in world.plan(waiting).assignments] == ["new"], "as the caller says that nothing has changed"
+    assert world.plan(waiting).waiting == waiting
+    assert {a.job_id for a in world.plan().assignments} == {"waits", "new"}
+
+
+@pytest.mark.parametrize("tpu_type", ["v4-16", "v4-32"])
+def test_who_waited_is_looked_at_again_for_a_job_that_finds_no_room(world: World, tpu_type: str) -> None:
+    add_slices(world, "a")
+    world.start("running")
+    world.submit("waits")
+    waiting = world.plan().waiting
+    world.submit("new", tpu_type=tpu_type, priority=PriorityBand.PRODUCTION)
+    assert world.plan(waiting).waiting == world.plan().waiting
+    assert world.plan(waiting).waiting["waits"].ahead == (tpu_type == "v4-16")
+
+
+def test_end_of_a_suspicion_is_a_change_to_the_fleet(world: World) -> None:
+    """Else a job that comes later could overtake one that waits for that host."""
+    add_slices(world, "a")
+    world.do(WorkerSuspectedEvent("a-0", "no answer", world.now))
+    world.do(WorkerSuspectedEvent("a-0", "still none", world.now + 1.0))
+    version = world.state.fleet.version
+    for seconds, changes in ((SUSPICION_S - 0.1, 0), (0.2, 0), (1.0, 1), (1.0, 0)):
+        world.now += seconds
+        world.do(TimePassedEvent(world.now))
+        assert world.state.fleet.version == version + changes
+        version += changes
 
 
 def test_constraint_that_can_not_be_evaluated_stops_that_job_alone_and_says_why(world: World) -> None:

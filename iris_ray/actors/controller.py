@@ -395,18 +395,18 @@ class Controller:
         plan = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now, still_waiting)
         self._waiting = plan.waiting
         self._put_down(plan)
-        orders, dropped = [], False
+        orders, queue_version = [], state.queue_version
         for assignment in plan.assignments:
             effects = state.handle_event(assignment)
             self._effects.add(effects)
-            dropped = dropped or bool(effects.dropped)
             job = state.jobs[assignment.job_id]
             position = job.position_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else 0
             orders.append((self._order(job, position), job.spec.owner, effects.reclaim))
-        if not dropped:  # else a spare has made another one needless, and its slices are free for somebody else
+        done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
+        if done:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
         apply_all(state, (*plan.timed_out, *plan.unschedulable), self._effects)
-        return orders + self._plan() if dropped else orders
+        return orders if done else orders + self._plan()
 
     def _put_down(self, plan: SchedulingResult) -> None:
         """Log and count what did not go as its owner hoped, once for each job."""

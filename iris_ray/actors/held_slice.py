@@ -117,17 +117,21 @@ class HeldSlice:
         host = self.hosts[worker_id]
         name = f"{self.name} host {worker_id}"
         try:
-            reply = await answer(self.host_actors[worker_id].teardown.remote(), name, END_TIMEOUT_S)
-            if isinstance(reply, Gone):
-                heir = self._idle_standby(worker_id) or _start_standby(self.group, host, ProcessSpec(), ())
-                call = heir.end_leftovers.remote(TPU in self.bundle)
-                async with asyncio.timeout(END_TIMEOUT_S):
-                    reply = await _unless_lost(answer(call, f"another process on {name}", None), host.node_id)
+            async with asyncio.timeout(END_TIMEOUT_S):
+                reply = await answer(self.host_actors[worker_id].teardown.remote(), name, None)
+                if isinstance(reply, Gone) and (heir := self._idle_standby(worker_id)) is not None:
+                    reply = await self._have_ended_by(heir, worker_id)
+                if isinstance(reply, Gone):
+                    reply = await self._have_ended_by(_start_standby(self.group, host, ProcessSpec(), ()), worker_id)
         except TimeoutError:
             return f"{name} has not ended it within {END_TIMEOUT_S:g} s"
         except Exception as error:
             return str(error)
         return reply.reason if isinstance(reply, Unreachable) else None
+
+    async def _have_ended_by(self, heir: ActorHandle, worker_id: int) -> Any:
+        call = answer(heir.end_leftovers.remote(TPU in self.bundle), f"a process on {self.name} host {worker_id}", None)
+        return await _unless_lost(call, self.hosts[worker_id].node_id)
 
     def _idle_standby(self, worker_id: int) -> ActorHandle | None:
         started = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None

@@ -171,7 +171,10 @@ class TPUHostActor:
         """What earlier tasks left behind is ended; who holds the chips all the same, or None."""
         await asyncio.to_thread(prune, logs_directory(host_directory()), time.time())
         if stubborn := await asyncio.to_thread(self._ledger.end_leftovers):
-            raise RuntimeError(f"{self._name}: processes of an earlier task can't be ended: {', '.join(stubborn)}")
+            why = f"{self._name}: processes of an earlier task can't be ended: {', '.join(stubborn)}"
+            if self._exclusive:
+                raise RuntimeError(why)
+            logger.warning("%s", why)  # they hold no chips, and others may run here
         if self._devices is None:
             return None
         return await asyncio.to_thread(wait_until_free, self._devices, self._ledger)

@@ -176,6 +176,10 @@ class ProcessLedger:
         for family, token in self._entries(left_over=True):
             if family.pid == os.getpid():
                 continue
+            never_ran = not self.has_started(family.pid) and len(family.known) == 1
+            if never_ran and not runs_since(family.pid, family.started):  # so it has left nothing
+                self.forget(family.pid)
+                continue
             left = end_task(family.gather(), token, grace_s=grace_s)
             if left:
                 stubborn += left

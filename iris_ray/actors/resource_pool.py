@@ -24,7 +24,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True)
 class Gone(Unreachable):
-    """A member whose process is gone, says Ray; its host may be there."""
+    """A member whose process is gone, or can't be reached at the moment, says Ray; its host may be there."""
 
 
 @dataclass(frozen=True, slots=True)
