@@ -17,6 +17,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 quick: $(READY)
 	$(BIN)/python -m pytest -m "not cluster and not thorough" -q
@@ -33,8 +34,8 @@ bench-controller: $(READY)  ## a storm of tasks through the real Controller, and
 bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spare at hand; about five minutes
 	$(BIN)/python -m benchmarks.faults
 
-chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.chaos --minutes 30
-	$(BIN)/python -m tests.chaos
+chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.proofs.chaos --minutes 30
+	$(BIN)/python -m tests.proofs.chaos
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'

@@ -32,13 +32,25 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.controller import Controller
-from iris_ray.actors.journal import Journal
-from iris_ray.actors.messages import AttemptOrder, PoolView
-from iris_ray.actors.node_watch import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable, registration
-from iris_ray.actors.ray_internals import ClusterStore
-from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.events import (
+from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.node_table import (
+    POD_TYPE_LABEL,
+    SLICE_NAME_LABEL,
+    WORKER_ID_LABEL,
+    NodeTable,
+    registration,
+)
+from iris_ray.actors.wire.messages import AttemptOrder, PoolView
+from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.jobs import CoschedulingConfig, JobSpec
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import TPU_TOPOLOGY
+from iris_ray.scheduler import Scheduler
+from iris_ray.state import ControllerState
+from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
     JobCancelledEvent,
@@ -46,12 +58,6 @@ from iris_ray.events import (
     TaskStateChangedEvent,
     WorkerRegisteredEvent,
 )
-from iris_ray.jobs import CoschedulingConfig, JobSpec
-from iris_ray.lifecycle import JobState, TaskState
-from iris_ray.scheduler import Scheduler
-from iris_ray.state import ControllerState
-from iris_ray.topology import get_tpu_config
-from iris_ray.workers import TPU_TOPOLOGY
 
 LARGE, SMALL = "v4-128", "v4-64"
 SMALL_SLICES = 8
@@ -438,11 +444,12 @@ def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
         assert isinstance(worker, WorkerRegisteredEvent)
         state.handle_event(worker)
     sizes, pickling, writing = [], [], []
+    scheduler = Scheduler()
     loop = asyncio.new_event_loop()
     for number in range(rounds):
         job = pickle.loads(pickle.dumps(spec(LARGE, "a pool", f"user-{number % 7}", slices)))
         state.handle_event(JobSubmittedEvent(job, 1.0))
-        (assignment,) = Scheduler().find_assignments(state.pending(), state.fleet, state.usage, 1.0).assignments
+        (assignment,) = scheduler.find_assignments(state.pending(), state.fleet, state.usage, 1.0).assignments
         state.handle_event(assignment)
         record = state.record(job.job_id)
         assert record is not None

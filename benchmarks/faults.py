@@ -22,10 +22,10 @@ from typing import Any
 import ray
 
 from iris_ray import run_on_pod_ray
-from iris_ray.actors.controller_client import CONTROLLER_NAME, NAMESPACE
-from iris_ray.submission import pool_of_this_process
+from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.client.submission import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
-from tests.gangs import actor_pid
+from tests.support.gangs import actor_pid
 
 TPU_TYPE, NOTE_S = "v4-16", 0.01
 SETTLE_S = 8.0

@@ -30,8 +30,13 @@ from typing import Any
 
 import psutil
 
-from iris_ray.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.events import (
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.jobs import CoschedulingConfig, JobSpec
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.scheduler import Scheduler, SchedulingResult
+from iris_ray.state import ControllerState
+from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangAssignedEvent,
     JobCancelledEvent,
@@ -40,12 +45,7 @@ from iris_ray.events import (
     TaskStateChangedEvent,
     WorkerRegisteredEvent,
 )
-from iris_ray.fleet import Fleet
-from iris_ray.jobs import CoschedulingConfig, JobSpec
-from iris_ray.lifecycle import TaskState
-from iris_ray.scheduler import Scheduler, SchedulingResult
-from iris_ray.state import ControllerState
-from iris_ray.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.state.fleet import Fleet
 
 PICTURE = Path(__file__).parents[1] / "docs" / "scheduling-cost.png"
 TPU_TYPE, SLICE = "v4-128", 16
@@ -190,8 +190,11 @@ def cpu_s(action: Callable[[], object]) -> float:
     return spent
 
 
+scheduler = Scheduler()
+
+
 def cycle(state: ControllerState, fleet: Fleet | None = None) -> SchedulingResult:
-    return Scheduler().find_assignments(state.pending(), fleet or state.fleet, state.usage, NOW)
+    return scheduler.find_assignments(state.pending(), fleet or state.fleet, state.usage, NOW)
 
 
 def steady_s(state: ControllerState, rounds: int) -> float:

@@ -12,7 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
-    from tests.gangs import Trace
+    from tests.support.gangs import Trace
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
 os.environ.setdefault("IRIS_RAY_HOST_SILENCE_S", "10")  # machines that run tests are often busy with something else
@@ -36,7 +36,7 @@ def cluster() -> Iterator["SimulatedCluster"]:
 
 @pytest.fixture
 def trace(tmp_path: Path) -> "Trace":
-    from tests.gangs import Trace
+    from tests.support.gangs import Trace
 
     return Trace(tmp_path)
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import iris_ray
 from iris_ray.cli.host_look import METADATA_TIMEOUT_S, metadata_answers, metadata_host
 from iris_ray.cli.tables import counted
-from iris_ray.events import WorkerRegisteredEvent
-from iris_ray.groups import Group
-from iris_ray.workers import TPU, TPU_NAME, Worker, string_attribute
+from iris_ray.model.workers import TPU, TPU_NAME, Worker, string_attribute
+from iris_ray.state.events import WorkerRegisteredEvent
+from iris_ray.state.groups import Group
 
 if TYPE_CHECKING:
-    from iris_ray.actors.node_watch import NodeTable
+    from iris_ray.actors.controller.node_table import NodeTable
 
 CHECKED_RAY = "2.60"
 """The Ray whose private APIs iris_ray was checked on."""
@@ -131,7 +131,7 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
         table: a reading of Ray's tables.
         reserved: how many chips of a node iris_ray has reserved, by node id.
     """
-    from iris_ray.actors.node_watch import SLICE_NAME_LABEL, registration
+    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
 
     slices: dict[str, list[Worker]] = {}
     refused, unlabelled, foreign = [], [], []
@@ -165,7 +165,7 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
 
 
 def _worker(event: WorkerRegisteredEvent) -> Worker:
-    return Worker(event.worker_id, event.address, event.attributes, event.resources, event.draining, event.foreign)
+    return Worker(event.node_id, event.address, event.attributes, event.resources, event.draining, event.foreign)
 
 
 def _labels_found(slices: Mapping[str, list[Worker]]) -> Finding:

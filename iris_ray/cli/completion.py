@@ -11,7 +11,7 @@ import click
 
 from iris_ray.cli.options import address_given
 from iris_ray.cli.script import is_tpu_type
-from iris_ray.topology import TPU_GENERATIONS
+from iris_ray.model.topology import TPU_GENERATIONS
 
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 

@@ -8,15 +8,15 @@ from typing import Any
 import click
 
 import iris_ray
+from iris_ray.actors.wire.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
+from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.cli.exits import NO_CLUSTER, say_error
 from iris_ray.cli.groups import KindGroup
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.slices import slices_of
 from iris_ray.cli.tables import counted, duration, print_facts, print_json
-from iris_ray.connection import NO_CONTROLLER, Controller, find_controller
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
-from iris_ray.protocol import PROTOCOL_VERSION
 
 STOPPED = (
     "the Controller is stopped; jobs that run go on. Another one is started by the next"
@@ -46,7 +46,7 @@ def start(as_json: bool) -> None:
         was_there = find_controller() is not None
         if not was_there:
             _start()
-        about = Controller().about()
+        about = ControllerConnection().about()
     if as_json:
         print_json({"running": True, "started": not was_there, **about})
         return
@@ -63,7 +63,7 @@ def stop(yes: bool, as_json: bool) -> None:
     Asks first if it is on a terminal.
     """
     with cluster():
-        running = Controller(any_version=True)
+        running = ControllerConnection(any_version=True)
         confirm("Stop the Controller? Jobs that run go on, but nothing new starts until another one runs.", yes)
         running.end()
     if as_json:
@@ -81,18 +81,18 @@ def upgrade(as_json: bool) -> None:
     Jobs that run do not notice. Nothing is changed if the new one could not go on from what the old one has put down.
     """
     with cluster():
-        old = Controller(any_version=True)
+        old = ControllerConnection(any_version=True)
         protocol, version = old.versions()
         _require_successor(protocol, version)
         old.end()
         _start_in_place_of(version)
-        _, found = Controller(any_version=True).versions()
+        _, found = ControllerConnection(any_version=True).versions()
         if found != iris_ray.__version__:
             raise ControllerUnavailableError(
                 f"a job of iris_ray {found} was faster and has started a Controller of that version; jobs go on, and"
                 " nothing is lost; try again"
             )
-        new = Controller()
+        new = ControllerConnection()
         about, jobs = new.about(), new.ask("list_jobs")
     left = Counter(job.state.value for job in jobs if not job.state.finished)
     if as_json:
@@ -103,7 +103,7 @@ def upgrade(as_json: bool) -> None:
 
 
 def _start() -> None:
-    from iris_ray.actors.controller_client import get_or_start_controller
+    from iris_ray.actors.wire.controller_client import get_or_start_controller
 
     asyncio.run(get_or_start_controller())
 
@@ -118,7 +118,7 @@ def _start_in_place_of(version: str) -> None:
         _start()
     except ControllerUnavailableError as error:
         if find_controller() is not None:  # one that hangs, say; its name is for one that answers
-            Controller(any_version=True).end()
+            ControllerConnection(any_version=True).end()
         raise ControllerUnavailableError(
             f"{error}\nThe Controller of iris_ray {version} is ended, and the new one, of iris_ray"
             f" {iris_ray.__version__}, did not start. Jobs that run go on and nothing is lost: the next job that has"
@@ -134,7 +134,7 @@ def _require_successor(protocol: int, version: str) -> None:
         UnknownRecordError: no, it can't read what the old one has put down.
         VersionMismatchError: no, it does not understand the processes of the jobs that are there.
     """
-    from iris_ray.actors.journal import Journal
+    from iris_ray.actors.controller.journal import Journal
 
     stays = f"the Controller stays as it is, of iris_ray {version}"
     try:
@@ -160,7 +160,7 @@ def status(as_json: bool) -> None:
                 print_json({"running": False})
             say_error(NO_CONTROLLER)
             raise click.exceptions.Exit(NO_CLUSTER)
-        running = Controller()
+        running = ControllerConnection()
         about, counts = running.about(), running.ask("statistics")
         jobs, workers = running.ask("list_jobs"), running.ask("list_workers")
     by_state = Counter(job.state.value for job in jobs)

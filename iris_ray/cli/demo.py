@@ -54,7 +54,7 @@ def demo() -> None:
 
     import ray
 
-    from iris_ray.launcher import run_on_pod_ray
+    from iris_ray.client.run_on_pod import run_on_pod_ray
     from iris_ray.testing import SimulatedCluster
 
     with SimulatedCluster({TPU_TYPE: 4}) as cluster, tempfile.TemporaryDirectory(prefix="iris-demo-") as directory:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import click
 
-from iris_ray.actors.devices import host_devices
+from iris_ray.actors.host.chips import host_devices
+from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.cli.checks import (
     Finding,
     Level,
@@ -26,7 +27,7 @@ from iris_ray.cli.host_look import versions
 from iris_ray.cli.options import address_option, chosen_address, cluster, json_option
 from iris_ray.cli.questions import on_a_terminal
 from iris_ray.cli.tables import counted, one_line, print_json
-from iris_ray.connection import AUTO, Controller, find_controller, host_and_port
+from iris_ray.client.connection import AUTO, host_and_port
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
 _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}
@@ -73,7 +74,7 @@ def _print(finding: Finding) -> None:
 
 def examine() -> Iterator[Finding]:
     """All findings, as they come."""
-    from iris_ray.submission import current_user
+    from iris_ray.client.submission import current_user
 
     yield check_versions()
     yield check_user(os.environ, current_user())
@@ -91,7 +92,7 @@ def examine() -> Iterator[Finding]:
 def _examine_cluster() -> Iterator[Finding]:
     import ray
 
-    from iris_ray.actors.node_watch import NodeTable
+    from iris_ray.actors.controller.node_table import NodeTable
 
     table = NodeTable.read()
     alive = sum(1 for node in table.nodes if node["Alive"])
@@ -117,7 +118,7 @@ def _examine_cluster() -> Iterator[Finding]:
 def _examine_controller() -> Finding:
     if find_controller() is None:
         return check_controller(None, "", 0)
-    controller = Controller()
+    controller = ControllerConnection()
     about = controller.about()
     return check_controller(about, in_words(about), len(controller.ask("list_workers")))
 
@@ -126,7 +127,7 @@ def reserved_chips() -> dict[str, float]:
     """How many chips of each node are reserved by iris_ray, by node id: its placement groups say so by their names."""
     from ray.util.placement_group import placement_group_table
 
-    from iris_ray.actors.held_slice import PLACEMENT_GROUP_PREFIX
+    from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 
     chips: defaultdict[str, float] = defaultdict(float)
     for group in placement_group_table().values():

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from iris_ray.cli import host_look
 from iris_ray.cli.checks import Finding, Level
 from iris_ray.cli.tables import counted, one_line
-from iris_ray.workers import TPU
+from iris_ray.model.workers import TPU
 
 if TYPE_CHECKING:
-    from iris_ray.actors.node_watch import NodeTable
+    from iris_ray.actors.controller.node_table import NodeTable
 
 LOOK_TIMEOUT_S = 30.0
 """How long all hosts together may take: a process that starts, and a look around."""
@@ -39,7 +39,7 @@ Answer = Mapping[str, Any] | str
 
 def tpu_hosts(table: "NodeTable") -> list[Host]:
     """The hosts to look at: all that have chips, but for those that are about to go."""
-    from iris_ray.actors.node_watch import SLICE_NAME_LABEL, WORKER_ID_LABEL
+    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, WORKER_ID_LABEL
 
     found = []
     for node in table.nodes:

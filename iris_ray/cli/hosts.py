@@ -5,15 +5,15 @@ from typing import Any
 
 import click
 
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.cli.tables import counted, print_json, print_table
-from iris_ray.connection import Controller
 from iris_ray.errors import InvalidRequestError
-from iris_ray.status import WorkerStatus
-from iris_ray.suggestions import unknown
-from iris_ray.workers import TPU, job_of
+from iris_ray.model.suggestions import unknown
+from iris_ray.model.workers import TPU, job_of
 
 DRAINED = "drained"
 NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"
@@ -41,7 +41,7 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
       iris-ray workers v4-32-0
     """
     with cluster():
-        slices = slices_of(Controller().ask("list_workers"))
+        slices = slices_of(ControllerConnection().ask("list_workers"))
     if slice_name is not None:
         shown = [view for view in slices if view.slice == slice_name]
         if not shown:
@@ -65,8 +65,8 @@ def _slice_row(view: SliceView) -> tuple[object, ...]:
 def _host_row(view: SliceView, host: WorkerStatus) -> tuple[object, ...]:
     chips = f"{host.free.get(TPU, 0):g}/{host.resources.get(TPU, 0):g} free"
     jobs = ", ".join(dict.fromkeys(map(job_of, host.tasks))) or "-"
-    number = "-" if host.host_number is None else host.host_number
-    return view.slice, number, host.address, host.worker_id[:12], chips, jobs, reason_of(host) or ""
+    number = "-" if host.host_index is None else host.host_index
+    return view.slice, number, host.address, host.node_id[:12], chips, jobs, reason_of(host) or ""
 
 
 @click.command(epilog=_TARGET_HELP)
@@ -131,13 +131,13 @@ def untaint(target: str, name: str, as_json: bool) -> None:
 
 
 def _taint(target: str, name: str, reason: str | None, undo: str, as_json: bool) -> None:
-    from iris_ray.submission import current_user
+    from iris_ray.client.submission import current_user
 
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
         concerned = set(controller.ask("taint", found, name, reason or f"by {current_user()}"))
-    affected = [host for host in hosts if host.worker_id in concerned]
+    affected = [host for host in hosts if host.node_id in concerned]
     jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
     if as_json:
         print_json({"target": target, "taint": name, "hosts": sorted(concerned), "jobs_still_there": list(jobs)})
@@ -154,10 +154,10 @@ def _lift_taint(target: str, name: str, as_json: bool) -> None:
         controller, found, hosts = _look(target)
         concerned = set(controller.ask("lift_taint", found, name))
         now: list[WorkerStatus] = controller.ask("list_workers")
-    affected = [host for host in hosts if host.worker_id in concerned]
-    closed = [host for host in now if host.worker_id in concerned and reason_of(host)]
+    affected = [host for host in hosts if host.node_id in concerned]
+    closed = [host for host in now if host.node_id in concerned and reason_of(host)]
     if as_json:
-        still = {host.worker_id: reason_of(host) for host in closed}
+        still = {host.node_id: reason_of(host) for host in closed}
         print_json({"target": target, "taint": name, "hosts": sorted(concerned), "still_closed": still})
         return
     click.echo(f"{_in_words(target, affected)}: the taint {name} is lifted")
@@ -165,8 +165,8 @@ def _lift_taint(target: str, name: str, as_json: bool) -> None:
         click.echo(f"{host.slice_name}, {host_name(host)} still takes nothing new: {reason_of(host)}")
 
 
-def _look(target: str) -> tuple[Controller, str, list[WorkerStatus]]:
-    controller = Controller()
+def _look(target: str) -> tuple[ControllerConnection, str, list[WorkerStatus]]:
+    controller = ControllerConnection()
     hosts: list[WorkerStatus] = controller.ask("list_workers")
     return controller, find_target(target, hosts), hosts
 

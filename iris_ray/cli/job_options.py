@@ -9,8 +9,7 @@ import click
 
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
-from iris_ray.jobs import PriorityBand
-from iris_ray.retry import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
+from iris_ray.model.jobs import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -4,12 +4,12 @@ import time
 
 import click
 
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.completion import all_jobs, unfinished_jobs
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.tables import counted, duration, one_line, print_facts, print_json, print_table
-from iris_ray.connection import Controller
-from iris_ray.status import JobStatus
 
 
 @click.command()
@@ -25,7 +25,7 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
       iris-ray ls --all --user ann
     """
     with cluster():
-        jobs: list[JobStatus] = Controller().ask("list_jobs")
+        jobs: list[JobStatus] = ControllerConnection().ask("list_jobs")
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
     if as_json:
         print_json(shown)
@@ -57,7 +57,7 @@ def status(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found: JobStatus = Controller().ask("job_status", job)
+        found: JobStatus = ControllerConnection().ask("job_status", job)
     if as_json:
         print_json(found)
         return
@@ -94,7 +94,7 @@ def tasks(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found = Controller().ask("list_tasks", job)
+        found = ControllerConnection().ask("list_tasks", job)
     if as_json:
         print_json(found)
         return
@@ -119,7 +119,7 @@ def why(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls` shows.
     """
     with cluster():
-        found: JobStatus = Controller().ask("job_status", job)
+        found: JobStatus = ControllerConnection().ask("job_status", job)
     waiting = found.waiting
     if as_json:
         print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})
@@ -161,10 +161,10 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
 
     JOB is an id that `iris-ray ls` shows. Asks first if it is on a terminal; Ctrl-C there leaves the job alone.
     """
-    from iris_ray.submission import current_user
+    from iris_ray.client.submission import current_user
 
     with cluster():
-        controller = Controller()
+        controller = ControllerConnection()
         before: JobStatus = controller.ask("job_status", job)
         if not before.state.finished:
             where = f" on {', '.join(before.groups)}" if before.groups else ""

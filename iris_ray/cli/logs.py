@@ -5,14 +5,14 @@ from collections.abc import Iterator
 
 import click
 
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobStatus, TaskStatus
+from iris_ray.actors.wire.task_log import TaskLog, printable
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.tables import print_json
-from iris_ray.connection import Controller
-from iris_ray.lifecycle import JobState, TaskState
-from iris_ray.log_stream import LogLine, stream_logs
-from iris_ray.status import JobStatus, TaskStatus
-from iris_ray.task_logs import TaskLog, printable
+from iris_ray.client.log_stream import LogLine, stream_logs
+from iris_ray.model.lifecycle import JobState, TaskState
 
 PIECE_BYTES = 1 << 20
 _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
@@ -53,7 +53,7 @@ def logs(
     if as_json and (follow or all_tasks):
         raise click.UsageError("--json is for one task, without --follow.")
     with cluster():
-        controller = Controller()
+        controller = ControllerConnection()
         status: JobStatus = controller.ask("job_status", job)
         if task is None and not all_tasks:
             several = sum(status.tasks.values()) > 1
@@ -75,14 +75,16 @@ def logs(
                 show(line, prefixed=task is None)
 
 
-def _most_telling(controller: Controller, status: JobStatus) -> int:
+def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
     if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
         tasks: list[TaskStatus] = controller.ask("list_tasks", status.job_id)
         return next((task.task_index for task in tasks if task.state in _FIRST_CAUSES), 0)
     return 0
 
 
-def _pieces(controller: Controller, job: str, task: int, attempt: int | None, tail: int | None) -> Iterator[TaskLog]:
+def _pieces(
+    controller: ControllerConnection, job: str, task: int, attempt: int | None, tail: int | None
+) -> Iterator[TaskLog]:
     """All that is there now."""
     piece: TaskLog = controller.ask("fetch_task_logs", job, task, attempt, 0, PIECE_BYTES, tail)
     end = piece.end

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from iris_ray.connection import AUTO, connect
+from iris_ray.client.connection import AUTO, connect
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

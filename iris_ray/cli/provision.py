@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from iris_ray.actors.wire.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
+from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.exits import say_error
 from iris_ray.cli.options import address_option, chosen_address, cluster
 from iris_ray.cli.slices import SliceState, slices_of
-from iris_ray.connection import AUTO, NO_CONTROLLER, Controller, find_controller
-from iris_ray.constraints import TAINT_PREFIX
-from iris_ray.errors import (
-    ControllerUnavailableError,
-    InvalidRequestError,
-    ProviderError,
-    UnknownNameError,
-    VersionMismatchError,
-)
-from iris_ray.provisioning import (
+from iris_ray.client.connection import AUTO
+from iris_ray.cloud.provisioning import (
     ENDPOINT_VARIABLE,
     HEAD_MARK,
     LOCATION_VARIABLE,
@@ -40,11 +34,18 @@ from iris_ray.provisioning import (
     plan,
     request_id,
 )
-from iris_ray.status import WorkerStatus
-from iris_ray.topology import get_tpu_config
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    InvalidRequestError,
+    ProviderError,
+    UnknownNameError,
+    VersionMismatchError,
+)
+from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.topology import get_tpu_config
 
 if TYPE_CHECKING:
-    from iris_ray.actors.cloud_tpu import CloudTpu
+    from iris_ray.cloud.cloud_tpu import CloudTpu
 
 GIVEN_BACK = "given-back"
 """The taint of slices that are about to be deleted."""
@@ -114,7 +115,7 @@ def provision(
     \b
       iris-ray provision --type v6e-16 --max 4 --spot --runtime-version v2-alpha-tpuv6e --dry-run
     """
-    from iris_ray.actors.cloud_tpu import CloudTpu
+    from iris_ray.cloud.cloud_tpu import CloudTpu
 
     if most < least:
         raise InvalidRequestError(f"--max is {most}, which is less than --min {least}")
@@ -156,7 +157,7 @@ class Jobs:
         """How many slices of the type are missing, and all slices that are there; None without a Controller."""
         if find_controller() is None:
             return None, {}
-        controller = Controller()
+        controller = ControllerConnection()
         try:
             demand: dict[str, int] = controller.ask("demand")
         except AttributeError:
@@ -168,11 +169,11 @@ class Jobs:
     def close(self, name: str) -> None:
         """Let a slice take nothing new, if it has hosts."""
         with suppress(UnknownNameError):
-            Controller().ask("taint", name, GIVEN_BACK, "iris-ray provision gives it back")
+            ControllerConnection().ask("taint", name, GIVEN_BACK, "iris-ray provision gives it back")
 
     def reopen(self, name: str) -> None:
         with suppress(UnknownNameError):  # it was not closed, or somebody else has opened it
-            Controller().ask("lift_taint", name, GIVEN_BACK)
+            ControllerConnection().ask("lift_taint", name, GIVEN_BACK)
 
 
 def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:

@@ -17,7 +17,7 @@ from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.cli.tables import cut, one_line
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, IrisError, RemoteUserError
-from iris_ray.jobs import PriorityBand
+from iris_ray.model.jobs import PriorityBand
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0
@@ -74,8 +74,8 @@ def run(
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
     task, called = as_task(found, arguments, env, working_dir is None)
-    from iris_ray.launcher import make_request
-    from iris_ray.submission import identified, pool_of_this_process
+    from iris_ray.client.run_on_pod import make_request
+    from iris_ray.client.submission import identified, pool_of_this_process
 
     # What can't work is refused before anything is connected.
     request = make_request(
@@ -122,8 +122,8 @@ def as_task(
     from ray import cloudpickle
     from ray.remote_function import RemoteFunction
 
-    from iris_ray.actors.ray_internals import remote_function_parts
-    from iris_ray.submission import require_no_arguments
+    from iris_ray.actors.wire.ray_internals import remote_function_parts
+    from iris_ray.client.submission import require_no_arguments
 
     function = remote_function_parts(target)[0] if isinstance(target, RemoteFunction) else target
     if ship and (module := is_at_home(function)):

@@ -17,8 +17,8 @@ from types import ModuleType
 from typing import Any
 
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnknownTPUTypeError
-from iris_ray.suggestions import unknown
-from iris_ray.topology import get_tpu_config
+from iris_ray.model.suggestions import unknown
+from iris_ray.model.topology import get_tpu_config
 
 _OURS = re.compile(r"<frozen runpy>|.*/iris_ray/(actors|cli)/[^/]*")
 _WHAT = "give a script, such as train.py, or a function as module:function"

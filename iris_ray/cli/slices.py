@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from iris_ray.constraints import TAINT_PREFIX, AttributeValue
+from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.errors import InvalidRequestError
-from iris_ray.groups import Group
-from iris_ray.status import WorkerStatus
-from iris_ray.workers import Worker, job_of
+from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
+from iris_ray.model.workers import Worker, job_of
+from iris_ray.state.groups import Group
 
 _SHORTEST_ID = 6
 _NODE_ID = re.compile(rf"[0-9a-f]{{{_SHORTEST_ID},}}")
@@ -86,7 +86,7 @@ def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
 
 def _worker(host: WorkerStatus) -> Worker:
     attributes = {name: AttributeValue(value) for name, value in host.attributes.items()}
-    return Worker(host.worker_id, host.address, attributes, host.resources)
+    return Worker(host.node_id, host.address, attributes, host.resources)
 
 
 def _reason(hosts: Sequence[WorkerStatus]) -> str | None:
@@ -103,7 +103,7 @@ def reason_of(host: WorkerStatus) -> str | None:
 
 
 def host_name(host: WorkerStatus) -> str:
-    return f"host {host.worker_id[:12] if host.host_number is None else host.host_number}"
+    return f"host {host.node_id[:12] if host.host_index is None else host.host_index}"
 
 
 def find_target(target: str, workers: Sequence[WorkerStatus]) -> str:
@@ -115,15 +115,15 @@ def find_target(target: str, workers: Sequence[WorkerStatus]) -> str:
     Raises:
         InvalidRequestError: several hosts could be meant.
     """
-    if any(target in (w.slice_name, w.worker_id) for w in workers):
+    if any(target in (w.slice_name, w.node_id) for w in workers):
         return target
     names: Mapping[str, list[str]] = {
-        worker.worker_id: [f"{worker.slice_name}/{worker.host_number}", worker.address] for worker in workers
+        worker.node_id: [f"{worker.slice_name}/{worker.host_index}", worker.address] for worker in workers
     }
-    found = [worker_id for worker_id, called in names.items() if target in called]
+    found = [node_id for node_id, called in names.items() if target in called]
     if not found and _NODE_ID.fullmatch(target):
-        found = [worker_id for worker_id in names if worker_id.startswith(target)]
+        found = [node_id for node_id in names if node_id.startswith(target)]
     if len(found) > 1:
-        which = ", ".join(names[worker_id][0] for worker_id in found)
+        which = ", ".join(names[node_id][0] for node_id in found)
         raise InvalidRequestError(f"{target} could be any of {which}; say which")
     return found[0] if found else target

@@ -2,6 +2,8 @@
 
 import click
 
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
 from iris_ray.cli.job_options import ScriptCommand, job_options, marked_arguments, runtime_environment
 from iris_ray.cli.logs import show
@@ -10,14 +12,12 @@ from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.cli.tables import one_line, print_json
-from iris_ray.connection import Controller
+from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
-from iris_ray.job_info import get_job_info
-from iris_ray.jobs import CoschedulingConfig, PriorityBand
-from iris_ray.lifecycle import JobState
-from iris_ray.log_stream import stream_logs
-from iris_ray.status import JobStatus
-from iris_ray.waiting import WaitReason
+from iris_ray.model.jobs import CoschedulingConfig, PriorityBand
+from iris_ray.model.lifecycle import JobState
+from iris_ray.scheduler.pending_reason import PendingKind
+from iris_ray.task.job_info import get_job_info
 
 
 @click.command(cls=ScriptCommand)
@@ -68,8 +68,8 @@ def submit(
     Without --tpu the tasks run on any host. On slices there is one task on every host, with all its chips, and --cpu
     and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for the function.
     """
-    from iris_ray.client import IrisClient
-    from iris_ray.resources import ResourceSpec, tpu_device
+    from iris_ray.client.client import IrisClient
+    from iris_ray.model.resources import ResourceSpec, tpu_device
 
     if tpu_type is None and arguments and not marked_arguments() and is_tpu_type(arguments[0]):
         raise InvalidRequestError(
@@ -116,10 +116,10 @@ def submit(
 def _say_if_it_can_not_run(job_id: str) -> None:
     """If the cluster as it is could not run the job even if nobody else used it; it is in the queue all the same."""
     try:
-        status: JobStatus = Controller().ask("job_status", job_id)
+        status: JobStatus = ControllerConnection().ask("job_status", job_id)
     except ControllerUnavailableError:
         return  # the job has got there, which is what matters
-    if (waiting := status.waiting) is not None and waiting.reason in (WaitReason.NO_SUCH_WORKERS, WaitReason.TOO_FEW):
+    if (waiting := status.waiting) is not None and waiting.reason in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
         say_error(
             f"{job_id} can't run on the cluster as it is: {one_line(waiting)}; to end it: iris-ray cancel {job_id}"
         )
@@ -127,7 +127,7 @@ def _say_if_it_can_not_run(job_id: str) -> None:
 
 def _follow(job_id: str) -> None:
     """Print what the job's tasks print until it ends; ends the command if it did not succeed, or at Ctrl-C."""
-    controller = Controller()
+    controller = ControllerConnection()
     try:
         for line in stream_logs(controller.ask, job_id):
             show(line, prefixed=True)

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from iris_ray.constraints import AttributeValue, Constraint
-from iris_ray.waiting import Waiting
+from iris_ray.model.constraints import AttributeValue, Constraint
+from iris_ray.scheduler.pending_reason import PendingReason
 
 _GAP = "  "
 _LEAST_WIDTH = 20
@@ -77,7 +77,7 @@ def plain(value: Any) -> Any:
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
         found = {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
-        return {"sentence": str(value), **found} if isinstance(value, Waiting) else found
+        return {"sentence": str(value), **found} if isinstance(value, PendingReason) else found
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, Set):

@@ -25,7 +25,7 @@ from google.protobuf import any_pb2, empty_pb2
 from google.rpc import status_pb2
 
 from iris_ray.errors import UnknownTPUTypeError
-from iris_ray.topology import get_tpu_config
+from iris_ray.model.topology import get_tpu_config
 
 _State = tpu_v2.QueuedResourceState.State
 _Initiator = tpu_v2.QueuedResourceState.StateInitiator

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal, Self, get_args
 import ray
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.topology import TPUConfig, get_tpu_config
 from iris_ray.testing.end_watch import EndWatch
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
@@ -28,7 +29,6 @@ from iris_ray.testing.preemption import Preemption
 from iris_ray.testing.ray_node import GCS, RAYLET, HostSpec, RayHead, gcs_storage, new_node_id, ray_settings
 from iris_ray.testing.tpu_host import METADATA_VARIABLE, RunningHost, TPUHost, machine_environment
 from iris_ray.testing.workspace import Workspace
-from iris_ray.topology import TPUConfig, get_tpu_config
 
 _JOIN_TIMEOUT_S = 120.0
 _LOOK_S = 0.02

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from iris_ray.model.topology import TPUConfig, default_topology
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata
-from iris_ray.topology import TPUConfig, default_topology
 
 HOST_DIR_VARIABLE = "IRIS_RAY_HOST_DIR"
 """Names the private directory of a simulated host; no real host has this variable."""

@@ -1,0 +1,64 @@
+from .actors.wire.status import JobStatus, TaskStatus
+from .client.client import IrisClient, JobHandle
+from .client.run_on_pod import (
+    release,
+    run_on_pod,
+    run_on_pod_multislice,
+    run_on_pod_multislice_resumable,
+    run_on_pod_ray,
+    run_on_pod_resumable,
+)
+from .errors import IrisError
+from .model.constraints import AttributeValue, Constraint, ConstraintOp
+from .model.job_info import JobInfo
+from .model.jobs import CoschedulingConfig, PriorityBand
+from .model.lifecycle import JobState, TaskState
+from .model.multislice import MultisliceInfo
+from .model.notices import NoticeKind
+from .model.outcomes import TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
+from .model.resources import ResourceSpec, tpu_device
+from .model.topology import TPUConfig, get_tpu_config
+from .task.endpoints import lookup_endpoint, register_endpoint
+from .task.job_info import get_job_info
+from .task.preemption import PreemptionNotice, heartbeat, on_preemption, preemption_notice
+
+__version__: str
+__all__ = [
+    "AttributeValue",
+    "Constraint",
+    "ConstraintOp",
+    "CoschedulingConfig",
+    "IrisClient",
+    "IrisError",
+    "JobHandle",
+    "JobInfo",
+    "JobState",
+    "JobStatus",
+    "MultisliceInfo",
+    "NoticeKind",
+    "PreemptionNotice",
+    "PriorityBand",
+    "ResourceSpec",
+    "TPUConfig",
+    "TaskState",
+    "TaskStatus",
+    "TpuCancelled",
+    "TpuFailed",
+    "TpuPreempted",
+    "TpuRunError",
+    "TpuSuccess",
+    "get_job_info",
+    "get_tpu_config",
+    "heartbeat",
+    "lookup_endpoint",
+    "on_preemption",
+    "preemption_notice",
+    "register_endpoint",
+    "release",
+    "run_on_pod",
+    "run_on_pod_multislice",
+    "run_on_pod_multislice_resumable",
+    "run_on_pod_ray",
+    "run_on_pod_resumable",
+    "tpu_device",
+]

@@ -1,0 +1,100 @@
+"""Demand for slices that are not there, in the form that Ray's autoscaler understands: placement groups that wait.
+
+Off unless ``IRIS_RAY_AUTOSCALER_DEMAND=1`` is in the head node's environment: without an autoscaler these placement
+groups would only stand in ``ray status`` and be tried again and again by Ray.
+
+One group of one bundle ``{"TPU-<type>-head": 1}`` for each missing slice. What was found on Ray 2.60:
+
+- Ray gives such a bundle the head of *any* slice, busy ones too, since jobs claim chips and not heads. So a label
+  selector keeps it off all slices that are there. Version 2 of the autoscaler heeds the selector, too.
+- Version 1 does not, and thinks that a busy slice's head would do. There the bundle asks for the host's chips as well.
+- A group that a detached actor made goes when that actor is ended for good. When it comes back, the groups are still
+  there: their names say whose they are.
+
+A slice that comes gives its head to a group, which is removed within a second.
+"""
+
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL
+from iris_ray.actors.wire.ray_internals import has_autoscaler_v2, placement_group_by_id
+from iris_ray.cloud.provisioning import Arrivals, net_demand
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import TPU
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "IRIS_RAY_AUTOSCALER_DEMAND"
+NAME_PREFIX = "iris_ray_demand/"
+MOST_GROUPS = 64
+"""Of one type. An autoscaler that has brought so many gets to see the next ones."""
+
+
+class AutoscalerDemand:
+    """Keeps as many placement groups waiting as slices are missing. Everything here blocks."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, list[PlacementGroup]] = {}
+        self._kept_off: dict[str, frozenset[str]] = {}
+        self._arrivals = Arrivals()
+        self._said: dict[str, int] = {}
+        self._began = False
+
+    @staticmethod
+    def of(environ: Mapping[str, str]) -> "AutoscalerDemand | None":
+        """As the environment says: None unless it is switched on."""
+        return AutoscalerDemand() if environ.get(VARIABLE) == "1" else None
+
+    def update(self, missing: Mapping[str, int], slices: Mapping[str, tuple[str, bool]]) -> None:
+        """Make the groups that are lacking, and remove those that are too many or have got their slice.
+
+        Args:
+            missing: how many slices of each type waiting jobs could use.
+            slices: the type of each slice that has hosts, and whether it has all of them.
+        """
+        if not self._began:
+            self._remove_leftovers()
+            self._began = True
+        wanted = net_demand(missing, self._arrivals.arriving(slices, time.monotonic()))
+        for tpu_type in {*wanted, *self._groups}:
+            there = frozenset(name for name, (its_type, _) in slices.items() if its_type == tpu_type)
+            self._update(tpu_type, min(wanted.get(tpu_type, 0), MOST_GROUPS), there)
+        if wanted != self._said:
+            self._said = wanted
+            logger.info("Ray's autoscaler is asked for %s", wanted or "no slices any more")
+
+    def _update(self, tpu_type: str, count: int, there: frozenset[str]) -> None:
+        groups = self._groups.get(tpu_type, [])
+        outdated = groups if there != self._kept_off.get(tpu_type) else [g for g in groups if not _waits(g)]
+        kept = [group for group in groups if group not in outdated]
+        made = [_make(tpu_type, there) for _ in range(count - len(kept))]  # first, so that the demand never drops
+        for group in (*outdated, *kept[count:]):
+            remove_placement_group(group)
+        self._groups[tpu_type] = kept[:count] + made
+        self._kept_off[tpu_type] = there
+        if not self._groups[tpu_type]:
+            del self._groups[tpu_type], self._kept_off[tpu_type]
+
+    def _remove_leftovers(self) -> None:
+        """Of the same actor, from before its process was restarted."""
+        for group_id, group in placement_group_table().items():
+            if group["name"].startswith(NAME_PREFIX) and group["state"] != "REMOVED":
+                remove_placement_group(placement_group_by_id(group_id))
+
+
+def _make(tpu_type: str, there: frozenset[str]) -> PlacementGroup:
+    bundle = {f"TPU-{tpu_type}-head": 1.0}
+    if not has_autoscaler_v2():
+        bundle[TPU] = float(get_tpu_config(tpu_type).chips_per_vm)
+    selector = {SLICE_NAME_LABEL: f"!in({','.join(sorted(there))})"} if there else {}
+    name = f"{NAME_PREFIX}{tpu_type}/{uuid.uuid4().hex[:8]}"
+    return placement_group([bundle], name=name, bundle_label_selector=[selector] if selector else None)
+
+
+def _waits(group: PlacementGroup) -> bool:
+    return placement_group_table(group).get("state") in ("PENDING", "PREPARED", "RESCHEDULING")

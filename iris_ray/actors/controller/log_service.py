@@ -1,0 +1,204 @@
+"""Where the Controller looks up what a task has printed: on its host, through a small actor there, or in its memory.
+
+The job's own actors may be gone, so the reader is the Controller's. It starts when somebody asks, in a second or two,
+and ends when nobody has asked for a minute.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from iris_ray.actors.controller.log_memory import LogMemory
+from iris_ray.actors.host.log_files import AttemptLog, Piece, logs_directory
+from iris_ray.actors.host.process_ledger import host_directory
+from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.messages import AttemptOrder
+from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, TaskLog
+from iris_ray.model.jobs import Job
+from iris_ray.model.suggestions import unknown
+from iris_ray.model.workers import Worker
+from iris_ray.state import ControllerState
+
+MOST_BYTES = 4 << 20
+"""Of one answer."""
+READ_TIMEOUT_S = 20.0
+MOST_ASKED = 32
+"""Hosts that are asked for the files of an attempt of which it is not known where it ran."""
+IDLE_S = 60.0
+
+
+class LogReader:
+    """Reads the logs of the host that it is on."""
+
+    def __init__(self) -> None:
+        self._root = logs_directory(host_directory())
+
+    def read(
+        self, job_id: str, task_index: int, attempt: int, offset: int, limit: int, tail_lines: int | None
+    ) -> Piece | None:
+        """A piece of what an attempt has printed; None if it has left no files here."""
+        log = AttemptLog(self._root, job_id, task_index, attempt)
+        return log.read(offset, limit) if tail_lines is None else log.tail(tail_lines, limit)
+
+
+_LogReader = ray.remote(LogReader)
+
+
+@dataclass(slots=True)
+class _Reader:
+    actor: ActorHandle
+    busy: int = 0
+    used_at: float = 0.0
+
+
+class LogService:
+    """Remembers where attempts ran and what they printed last, and reads the rest on their hosts."""
+
+    def __init__(self) -> None:
+        self._memory = LogMemory()
+        self._readers: dict[str, _Reader] = {}
+        self._sweeper: asyncio.Task[None] | None = None
+
+    def placed(self, order: AttemptOrder) -> None:
+        """An attempt is about to run on these hosts."""
+        hosts = [host for hosts in order.slices for host in hosts]
+        for index, host in enumerate(hosts, order.first_task):
+            self._memory.placed(order.job_id, index, order.attempt, host.node_id)
+
+    def note(self, batch: Sequence[LastLines]) -> None:
+        for last in batch:
+            self._memory.remember(last)
+
+    async def fetch(
+        self,
+        standing: "LogStanding",
+        workers: Mapping[str, Worker],
+        offset: int,
+        max_bytes: int,
+        tail_lines: int | None,
+    ) -> TaskLog:
+        """A piece from the attempt's host, or if that is not to be had, its last lines."""
+        log = standing.log
+        if log.attempt == 0:
+            return replace(log, note="it has not been placed on a host yet")
+        key = log.job_id, log.task_index, log.attempt
+        node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
+        if node_id is None:
+            return self._from_memory(
+                log, offset, "the Controller was restarted and does not find the host that it ran on"
+            )
+        worker = workers.get(node_id)
+        if worker is None:
+            return self._from_memory(log, offset, "its host is gone")
+        limit = min(max(max_bytes, 1), MOST_BYTES)
+        piece = await self._read(node_id, worker.address, (*key, max(offset, 0), limit, tail_lines))
+        if isinstance(piece, Unreachable):
+            return self._from_memory(log, offset, piece.reason)
+        if piece is None:
+            deleted = standing.log.finished
+            said = "its host has no log of it: it never started, or its log was deleted" if deleted else None
+            return replace(log, from_host=True, note=said)
+        lost = piece.offset - offset if tail_lines is None else 0
+        note = f"the {lost} bytes before were deleted on its host: only the newest are kept" if lost > 0 else None
+        return replace(log, offset=piece.offset, data=piece.data, end=piece.end, from_host=True, note=note)
+
+    def _from_memory(self, log: TaskLog, offset: int, why: str) -> TaskLog:
+        last = self._memory.last_lines((log.job_id, log.task_index, log.attempt))
+        if last is None:
+            return replace(log, offset=offset, end=offset, note=f"{why}, and nothing that it printed came here before")
+        start = last.end - len(last.data)
+        data = last.data[max(0, offset - start) :]
+        note = f"{why}; these are the last lines that came here before"
+        return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
+
+    async def _find(self, key: AttemptOfTask, job: Job, workers: Mapping[str, Worker]) -> str | None:
+        """The host that has files of an attempt, of those that are there; the likely ones are asked."""
+        need = job.requirement
+        number = key[1] % need.replicas if need.whole_groups else None
+        known = [c for c in need.constraints if not c.orders]
+        asked = [worker for worker in workers.values() if all(c.matches(worker.attributes) for c in known)]
+        asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
+        found = await asyncio.gather(*(self._read(w.node_id, w.address, (*key, 0, 1, None)) for w in asked))
+        for worker, piece in zip(asked, found, strict=True):
+            if isinstance(piece, Piece):
+                self._memory.placed(*key, worker.node_id)
+                return worker.node_id
+        return None
+
+    async def _read(
+        self, node_id: str, address: str, what: tuple[str, int, int, int, int, int | None]
+    ) -> Piece | Unreachable | None:
+        reader = self._readers.get(node_id)
+        if reader is None:
+            # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
+            actor = _LogReader.options(
+                num_cpus=0,
+                resources={f"node:{address}": 0.001},
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                max_concurrency=8,
+            ).remote()
+            reader = self._readers[node_id] = _Reader(actor)
+        if self._sweeper is None:
+            self._sweeper = asyncio.create_task(self._end_idle_readers())
+        reader.busy += 1
+        try:
+            piece: Piece | Unreachable | None = await answer(
+                reader.actor.read.remote(*what), f"the reader on its host ({address})", READ_TIMEOUT_S
+            )
+        finally:
+            reader.busy -= 1
+            reader.used_at = asyncio.get_running_loop().time()
+        if isinstance(piece, Unreachable) and self._readers.get(node_id) is reader:
+            self._end(node_id)
+        return piece
+
+    async def _end_idle_readers(self) -> None:
+        while self._readers:
+            await asyncio.sleep(IDLE_S / 4)
+            now = asyncio.get_running_loop().time()
+            idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
+            for node_id in idle:
+                self._end(node_id)
+        self._sweeper = None
+
+    def _end(self, node_id: str) -> None:
+        ray.kill(self._readers.pop(node_id).actor)
+
+
+@dataclass(frozen=True, slots=True)
+class LogStanding:
+    """A log without content yet, and on which host the state says that its attempt runs or ran."""
+
+    log: TaskLog
+    node_id: str | None
+    job: Job
+
+
+def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> LogStanding:
+    """How an attempt of a task stands, before its log is read: so what is read after its end is all of it.
+
+    Raises:
+        UnknownNameError: there is no such task or attempt.
+    """
+    job_id, tasks = job.spec.job_id, job.tasks
+    if not 0 <= task_index < len(tasks):
+        raise unknown(f"task of {job_id} with the index", str(task_index), map(str, range(len(tasks))))
+    latest = job.gangs[job.position_of(task_index)].attempt
+    if attempt is None:
+        attempt = latest
+    elif not 0 < attempt <= latest:
+        raise unknown(f"attempt of {job_id} with the number", str(attempt), map(str, range(1, latest + 1)))
+    over = job.state.finished or attempt < latest
+    log = TaskLog(
+        job_id=job_id,
+        task_index=task_index,
+        attempt=attempt,
+        finished=over and not state.holds_capacity(job_id, attempt, task_index),
+        latest_attempt=latest,
+        job_finished=job.state.finished,
+    )
+    return LogStanding(log, tasks[task_index].node_id if attempt == latest else None, job)

@@ -1,0 +1,123 @@
+"""Which lines of a task reach the driver's terminal."""
+
+from dataclasses import dataclass
+
+from iris_ray.actors.wire.task_log import printable
+
+FORWARDED_LINES_PER_S = 500.0
+"""What all tasks of a job together may send to its driver's terminal."""
+BURST_S = 5.0
+LEAST_RATE, MOST_RATE, LEAST_BURST = 1.0, 100.0, 20.0
+LONGEST_LINE = 4000
+REPEAT_COST = 0.02
+"""A line that is like the one before it is only counted, which is cheap, but not for nothing."""
+COUNTED_S = 5.0
+"""After so long it is said how many lines were counted so far."""
+
+
+@dataclass(slots=True)
+class LineThrottle:
+    """Decides which lines of one task are shown. Nothing that it leaves out is lost: the file has everything.
+
+    Lines that are alike and follow each other are folded, the rate is bounded, long lines are cut, binary is spelled
+    out, and of what a progress bar wrote over and over the last is shown.
+
+    Args:
+        rate: lines a second.
+        burst: lines that may come at once.
+        where: how to see all of it, for the line that says how many were left out.
+    """
+
+    rate: float
+    burst: float
+    where: str
+    _tokens: float = 0.0
+    _dry: bool = False
+    _filled_at: float | None = None
+    _rest: bytes = b""
+    _rest_cut: bool = False
+    _last: bytes | None = None
+    _repeated: int = 0
+    _left_out: int = 0
+    _said_at: float = 0.0
+
+    @staticmethod
+    def for_task_of(num_tasks: int, where: str) -> "LineThrottle":
+        """One task's share of what a job may show."""
+        rate = min(MOST_RATE, max(LEAST_RATE, FORWARDED_LINES_PER_S / num_tasks))
+        return LineThrottle(rate, max(LEAST_BURST, rate * BURST_S), where)
+
+    @property
+    def holds_something(self) -> bool:
+        """Whether `flush` would give anything out."""
+        return bool(self._repeated or self._left_out or self._rest)
+
+    def feed(self, data: bytes, now: float) -> list[str]:
+        """What to show now, after the task wrote these bytes. Bytes beyond the rate cost next to nothing."""
+        if self._filled_at is None:
+            self._tokens, self._said_at = self.burst, now
+        else:
+            self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.rate)
+        self._filled_at = now
+        shown: list[str] = []
+        if now - self._said_at >= COUNTED_S:
+            self._say_counts(shown)
+            self._said_at = now
+        if self._dry and self._tokens >= max(self.rate, self.burst / 4):
+            self._dry = False  # not at the first token: lines without their neighbours tell nobody anything
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            if self._dry or self._tokens < 1.0:
+                self._dry = True
+                last_end = data.rfind(b"\n")
+                self._left_out += data.count(b"\n", start)
+                self._rest, self._rest_cut, start = b"", False, last_end + 1
+                break
+            line = self._rest + data[start : min(end, start + LONGEST_LINE)]
+            cut = self._rest_cut or end - start > LONGEST_LINE
+            self._rest, self._rest_cut, start = b"", False, end + 1
+            self._take(line, cut, shown)
+        rest = _last_overwriting(self._rest + data[start:])
+        self._rest_cut |= len(rest) > LONGEST_LINE
+        self._rest = rest[:LONGEST_LINE]
+        return shown
+
+    def flush(self, now: float) -> list[str]:
+        """What is held back: counts, and a line without an end. To be asked when nothing has come for a while."""
+        shown: list[str] = []
+        if self._rest:
+            rest, cut, self._rest, self._rest_cut = self._rest, self._rest_cut, b"", False
+            if not self._dry and self._tokens >= 1.0:
+                self._take(rest, cut, shown)
+            else:
+                self._left_out += 1
+        self._say_counts(shown)
+        return shown
+
+    def _take(self, line: bytes, cut: bool, shown: list[str]) -> None:
+        line = _last_overwriting(line).rstrip(b"\r")
+        if line == self._last and not cut:
+            self._repeated += 1
+            self._tokens -= REPEAT_COST
+            return
+        self._say_counts(shown)
+        self._last = line
+        self._tokens -= 1.0
+        text = printable(line[:LONGEST_LINE])
+        shown.append(text[:LONGEST_LINE] + " … (cut)" if cut or len(text) > LONGEST_LINE else text)
+
+    def _say_counts(self, shown: list[str]) -> None:
+        if self._repeated == 1 and self._last is not None:
+            shown.append(printable(self._last))
+        elif self._repeated:
+            shown.append(f"… repeated {self._repeated} times")
+        if self._left_out:
+            shown.append(f"… {self._left_out} line{'s' * (self._left_out > 1)} left out here; see {self.where}")
+            self._last = None
+        self._repeated = self._left_out = 0
+
+
+def _last_overwriting(line: bytes) -> bytes:
+    """What a terminal shows in the end of a line in which carriage returns went back to its beginning."""
+    body = line.rstrip(b"\r")
+    return line[body.rfind(b"\r") + 1 :]

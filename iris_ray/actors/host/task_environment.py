@@ -1,0 +1,62 @@
+"""The environment of a task process: what is set, what is taken away, and what needs a process of its own."""
+
+from collections.abc import Mapping
+
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
+
+# Read by the dynamic loader, the allocator, the interpreter, the C library's locale and time zone, Ray or gRPC before
+# any code of ours runs: setting them in a running process comes too late.
+_PROCESS_START_PREFIXES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "LC_", "RAY_", "GRPC_")
+_PROCESS_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "TMPDIR"})
+
+# A task owns all chips of its host. Ray writes these for processes that hold a part of them.
+_CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
+
+
+def split_by_start(user_env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Split a user's variables into those that act only when a process starts, and the rest.
+
+    Returns:
+        ``(at_start, at_run)``. The first need a process started with them; the second are set in a running one.
+    """
+    at_start = {k: v for k, v in user_env.items() if _acts_at_start(k)}
+    return at_start, {k: v for k, v in user_env.items() if k not in at_start}
+
+
+def _acts_at_start(name: str) -> bool:
+    return name in _PROCESS_START_NAMES or name.startswith(_PROCESS_START_PREFIXES)
+
+
+def task_environment(
+    inherited: Mapping[str, str],
+    user_env: Mapping[str, str],
+    info: JobInfo,
+    multislice: MultisliceInfo,
+    num_cpus: float | None,
+) -> dict[str, str | None]:
+    """The changes that turn an inherited environment into a task's: name → value, or None to remove it.
+
+    The user's variables win over our defaults; what identifies the task and its slice (``IRIS_*``, ``MEGASCALE_*``)
+    wins over the user's. On a single slice every MEGASCALE variable goes, also one that the user set.
+
+    Args:
+        inherited: the variables that the process has.
+        user_env: the user's variables.
+        info: the task's place in its gang.
+        multislice: the slice's place among the gang's slices.
+        num_cpus: CPUs that the task claims, for ``OMP_NUM_THREADS``; None leaves the thread count to the libraries
+            (Ray sets 1 for a process that claims no CPU, on a host that the task has to itself).
+    """
+    changes: dict[str, str | None] = dict.fromkeys(_CHIP_VISIBILITY)
+    if num_cpus is not None:
+        changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus)))
+    elif inherited.get("OMP_NUM_THREADS") == "1":
+        changes["OMP_NUM_THREADS"] = None
+    changes |= user_env
+
+    megascale = multislice.to_env()
+    for name in {*inherited, *user_env}:
+        if name.startswith(MEGASCALE_PREFIX) and not (megascale and name in user_env):
+            changes[name] = None  # of a provider or an earlier attempt; a user may tune a multislice run
+    return changes | megascale | info.to_env()

@@ -1,0 +1,100 @@
+"""Who has stopped answering? Ray's own health checks take a minute to say so of a host that is frozen."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from ray.exceptions import ActorDiedError
+
+Key = TypeVar("Key")
+
+PING_S, RETRY_S = 1.0, 0.2
+FIRST_PING_S = 0.2
+"""Whoever has just been told to start has other things to do, and may be over before."""
+LAG_CHECK_S = 0.25
+
+
+class FailureDetector(Generic[Key]):
+    """Asks members again and again whether they are there.
+
+    Time that this process itself was late is not held against them: on a machine that is starved of CPU everybody is.
+
+    Args:
+        ping: asks one member.
+        keys: the members.
+        limit_s: who has not answered for so long counts as lost; seconds.
+        since_first: whether members may still be starting: their silence counts from their first answer.
+
+    Attributes:
+        silent: who counts as lost, and why.
+        hung: those of them who may still answer, some day; whoever asks one that is gone hears so at once.
+    """
+
+    def __init__(
+        self,
+        ping: Callable[[Key], Awaitable[Any]],
+        keys: Iterable[Key],
+        limit_s: float,
+        since_first: bool = False,
+    ) -> None:
+        self.silent: dict[Key, str] = {}
+        self.hung: dict[Key, str] = {}
+        self._ping = ping
+        self._limit = limit_s
+        self._since_first = since_first
+        self._late, self._checked = 0.0, asyncio.get_running_loop().time()
+        self._found = asyncio.Event()
+        self._work = [asyncio.ensure_future(self._watch(key)) for key in keys]
+        self._work.append(asyncio.ensure_future(self._measure_lag()))
+
+    async def found(self) -> None:
+        """Returns when somebody counts as lost."""
+        await self._found.wait()
+
+    def stop(self) -> None:
+        for work in self._work:
+            work.cancel()
+
+    async def _watch(self, key: Key) -> None:
+        await asyncio.sleep(FIRST_PING_S)
+        heard = math.inf if self._since_first else self._time()
+        while True:
+            call = asyncio.ensure_future(self._received(key))
+            try:
+                while not call.done():
+                    left = heard + self._limit - self._time()
+                    if left < 1e-6:  # less than sums of seconds are exact to
+                        self.hung[key] = f"has not answered for {self._limit:g} s"
+                        self._lost(key, self.hung[key])
+                        return
+                    await asyncio.wait({call}, timeout=min(left, self._limit))
+            finally:
+                call.cancel()
+            error = asyncio.CancelledError() if call.cancelled() else call.exception()
+            if isinstance(error, ActorDiedError):
+                self._lost(key, "is gone (ActorDiedError)")
+                return
+            if error is None:
+                heard = self._time()
+            await asyncio.sleep(PING_S if error is None else RETRY_S)
+
+    async def _received(self, key: Key) -> None:
+        await self._ping(key)
+
+    def _lost(self, key: Key, reason: str) -> None:
+        self.silent[key] = reason
+        self._found.set()
+
+    def _time(self) -> float:
+        """A clock that stands still while this process is late, whoever of its tasks gets to see that first."""
+        return asyncio.get_running_loop().time() - self._late - self._late_now()
+
+    def _late_now(self) -> float:
+        return max(0.0, asyncio.get_running_loop().time() - self._checked - 2 * LAG_CHECK_S)
+
+    async def _measure_lag(self) -> None:
+        while True:
+            await asyncio.sleep(LAG_CHECK_S)
+            self._late += self._late_now()
+            self._checked = asyncio.get_running_loop().time()

@@ -1,0 +1,318 @@
+"""One gang on the user's side: carries out the Controller's orders, and reports what became of them.
+
+The Controller decides where, and whether again; this decides nothing but what the user gets to see.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
+
+from iris_ray.actors.pool.attempt import Attempt, LaunchFailed
+from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
+from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.actors.wire.messages import AttemptOrder, JobView, RunRequest
+from iris_ray.actors.wire.payloads import Pickled, PickledError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    JobCancelledError,
+    JobUnschedulableError,
+    PreemptedTooManyTimesError,
+    RemoteUserError,
+    TaskCrashedError,
+    TaskSetupError,
+)
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.outcomes import TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
+from iris_ray.model.verdict import Verdict
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    GangMovedEvent,
+    GangReturnedEvent,
+    TaskDispatchFailedEvent,
+    TaskStateChangedEvent,
+    WorkerBlamedEvent,
+    WorkerSuspectedEvent,
+)
+
+logger = logging.getLogger(__name__)
+
+FIRST_WORD_S, REPEAT_S = 2.0, 30.0
+"""When a waiting job says for the first time why it waits, and how often it repeats that."""
+
+
+class GangRun:
+    """Runs one gang through as many attempts as the Controller orders.
+
+    Args:
+        slices: what its attempts run on.
+        controller: who is told how they end.
+        request: the job.
+        first_task: the index of the gang's first task.
+    """
+
+    def __init__(
+        self, slices: ReservedSlices, controller: ControllerClient, request: RunRequest, first_task: int
+    ) -> None:
+        self.job_id = request.spec.job_id
+        self._first_task = first_task
+        self._who = self.job_id if request.spec.coscheduling else f"{self.job_id}/task-{first_task}"
+        self._orders: asyncio.Queue[AttemptOrder | None] = asyncio.Queue()
+        self._slices = slices
+        self._controller = controller
+        self._request = request
+        self._attempt: Attempt | None = None
+        self._taken = 0  # orders up to this attempt have come, some of them twice
+        self._told: tuple[int, Notice] | None = None  # the latest notice, and for which attempt
+        self._refused = 0  # attempts up to this one were stopped, perhaps before they began
+        self._background: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> list[Any] | Exception:
+        """The tasks' results in (slice, worker) order, or the error that ends the gang for good."""
+        while True:
+            order = await self._next_order()
+            if order is None:
+                standing = await self._report([])
+                if standing.state.finished:
+                    return self._final_error(None, standing)
+                continue
+            if order.attempt <= self._refused:
+                continue
+            verdict, job = await self._run_attempt(order)
+            if verdict is not None and verdict.succeeded:
+                ordered = sorted(verdict.results.items(), key=lambda r: (r[0].slice_id, r[0].host_index))
+                return [Pickled(result.result) for _, result in ordered if isinstance(result, TpuSuccess)]
+            if job is not None and job.state.finished:
+                return self._final_error(verdict, job)
+
+    def take(self, order: AttemptOrder) -> None:
+        """Have an order carried out, unless it has come before."""
+        if order.attempt > self._taken:
+            self._taken = order.attempt
+            self._orders.put_nowait(order)
+
+    def wake(self) -> None:
+        """The job is over, by the Controller's decision."""
+        self._orders.put_nowait(None)
+
+    async def settled(self) -> None:
+        """Returns when everything has been reported."""
+        while self._background:
+            await asyncio.wait(self._background)
+
+    def notify(self, attempt: int, notice: Notice) -> None:
+        """The gang is to move, says the Controller."""
+        if self._told is None or attempt >= self._told[0]:
+            self._told = attempt, notice
+        if self._attempt is not None and self._attempt.number == attempt:
+            self._attempt.notify(notice)
+
+    async def hold_spare(self, order: AttemptOrder) -> None:
+        """Hold slices ready for this gang, on the Controller's order."""
+        try:
+            await self._slices.hold_ready(
+                order, self._request.process, self._request.keep_warm, self._request.silence_s
+            )
+            events: list[Event] = [
+                TaskStateChangedEvent(order.job_id, index, order.attempt, TaskState.RUNNING)
+                for index in range(order.hosts_per_slice * len(order.slices))
+            ]
+        except SpareFailed as failure:
+            logger.info("%s: %s", order.job_id, failure)
+            released = self._slices.retire(failure.broken)
+            failed = TaskDispatchFailedEvent(order.job_id, order.attempt, str(failure), 0.0)
+            events = [failed, *released, AttemptEndConfirmedEvent(order.job_id, order.attempt)]
+        await self._controller.ask("report", None, events)
+
+    async def stop_attempt(self, number: int, reason: str) -> None:
+        """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
+        self._refused = max(self._refused, number)
+        if self._attempt is not None and self._attempt.number <= number:
+            self._attempt.stop(reason)
+            await self._attempt.over.wait()
+
+    # -- talking to the Controller ---------------------------------------------------------------------------------
+
+    async def _report(self, events: Sequence[Event]) -> JobView:
+        view: JobView | None = await self._controller.ask("report", self.job_id, list(events), self._first_task)
+        if view is None:
+            raise ControllerUnavailableError(
+                f"the Controller was started anew and does not know job {self.job_id}; run it again"
+            )
+        return view
+
+    async def _next_order(self) -> AttemptOrder | None:
+        """Wait for the Controller's order, or for its word that there will be none; say every so often why it waits."""
+        patience = FIRST_WORD_S
+        while True:
+            try:
+                return await asyncio.wait_for(self._orders.get(), patience)
+            except TimeoutError:
+                patience = REPEAT_S
+                if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
+                    return None
+                why = await self._controller.ask("why", self.job_id)
+                logger.info("%s: %s", self._who, why)
+
+    # -- attempts --------------------------------------------------------------------------------------------------
+
+    async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
+        """The verdict (None if it did not start), and how the job stands (None after success)."""
+        attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
+        if self._told is not None and self._told[0] == order.attempt:  # it was faster than the order
+            attempt.notify(self._told[1])
+        try:
+            if not self._slices.is_warm(order):
+                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.number, attempt.where)
+            launches = await attempt.prepare()
+            logger.info("%s attempt %d on %s", self._who, attempt.number, attempt.where)
+            verdict = await attempt.run(launches, lambda: self._report_running(attempt))
+            if verdict.succeeded:
+                await self._succeed(attempt)
+                return verdict, None
+            job = await self._conclude(attempt, verdict)
+        except LaunchFailed as failure:
+            verdict, job = None, await self._give_back(attempt, failure)
+        attempt.over.set()
+        return verdict, job
+
+    def _report_running(self, attempt: Attempt) -> None:
+        self._in_background(self._report(self._changes(attempt, TaskState.RUNNING)))
+
+    async def _succeed(self, attempt: Attempt) -> None:
+        """The user has waited long enough: results go out at once, everything else happens behind them."""
+        tidy = self._in_background(self._tidy(attempt))
+        if self._request.keep_warm <= 0:
+            await asyncio.wait({tidy})
+
+    async def _tidy(self, attempt: Attempt) -> None:
+        try:
+            standing = await self._report(self._changes(attempt, TaskState.SUCCEEDED))
+            if not standing.state.finished:  # the Controller had taken it back, and would have it run again
+                await self._report([GangReturnedEvent(self.job_id, attempt.number, self._first_task)])
+        except Exception:
+            logger.exception("%s succeeded, but the Controller could not be told", self._who)
+        try:
+            await attempt.stop_all(None)
+            released = self._slices.retire(attempt.leaving)
+            self._slices.set_idle(attempt.names)
+            self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+            await self._report([*released, self._confirmed(attempt)])
+        except Exception:
+            logger.exception("%s succeeded, but tidying up after it failed", self._who)
+        finally:
+            attempt.over.set()
+
+    async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
+        """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""
+        assert verdict.cause is not None
+        released = self._slices.retire(attempt.leaving)
+        self._slices.set_idle(attempt.names)
+        attempt.tidy = True
+        index = attempt.index_of(verdict.cause)
+        error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
+        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
+        is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
+        if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
+            events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
+        grows = attempt.moved_for is not None and attempt.moved_for.kind is NoticeKind.GROWTH
+        if grows:
+            events.append(GangMovedEvent(self.job_id, attempt.number, error, self._first_task))
+        elif attempt.never_started(verdict.cause):
+            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, error, 0.0, self._first_task))
+        else:
+            events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
+            events.append(TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error))
+        job = await self._report([*events, *released, self._confirmed(attempt)])
+        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        if grows or attempt.never_started(verdict.cause):
+            count = "free of charge"
+        elif verdict.charged_as is TaskState.FAILED:
+            count = f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"
+        else:
+            count = f"preemption {job.preemptions}, {self._request.spec.max_retries_preemption} retries allowed"
+        outcome = f"job {job.state.name}" if job.state.finished else "trying again"
+        result = verdict.result
+        kind = result.kind.value if isinstance(result, TpuRunError) else type(result).__name__
+        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.number, kind, error, count, outcome)
+        return job
+
+    async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
+        """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
+        logger.info("%s attempt %d did not start: %s", self._who, attempt.number, failure)
+        held = attempt.suspects
+        suspects = held | await attempt.silent_hosts(failure.suspicious)
+        released = self._slices.retire(failure.broken if attempt.on_slices else attempt.names)
+        self._slices.set_idle(attempt.names)
+        attempt.tidy = True
+        reason = str(failure)
+        events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
+        events += [WorkerBlamedEvent(node_id, self.job_id, why, by_user_code=False) for node_id, why in held.items()]
+        if failure.by_request:
+            events.append(
+                TaskStateChangedEvent(self.job_id, self._first_task, attempt.number, TaskState.FAILED, reason)
+            )
+        else:
+            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, 0.0, self._first_task))
+        job = await self._report([*events, *released, self._confirmed(attempt)])
+        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        return job
+
+    def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
+        """All tasks of the attempt reach the same state."""
+        indices = range(self._first_task, self._first_task + attempt.num_tasks)
+        return [TaskStateChangedEvent(self.job_id, i, attempt.number, state) for i in indices]
+
+    def _confirmed(self, attempt: Attempt) -> AttemptEndConfirmedEvent:
+        """No process of it is left."""
+        return AttemptEndConfirmedEvent(self.job_id, attempt.number, self._first_task)
+
+    async def abandon(self, reason: str) -> list[Event]:
+        """Stop what runs; what the Controller is to be told of that, once it knows that the job is cancelled."""
+        attempt, events = self._attempt, list[Event]()
+        if attempt is not None and not attempt.over.is_set():
+            if not attempt.tidy:
+                await attempt.stop_all(reason)
+                events += self._slices.retire(attempt.leaving)
+                self._slices.set_idle(attempt.names)
+                self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+            events.append(self._confirmed(attempt))
+        return events
+
+    def abandoned(self) -> None:
+        """The Controller has been told; whoever waits for the attempt's end need not wait any more."""
+        if self._attempt is not None:
+            self._attempt.over.set()
+
+    def _final_error(self, verdict: Verdict | None, job: JobView) -> Exception:
+        if job.state is JobState.KILLED:
+            return JobCancelledError(f"job {self._who} was cancelled: {job.error}")
+        if job.state is JobState.SUCCEEDED:  # to the process before this one; others of the job say why it ended
+            return JobCancelledError(f"{self._who} had succeeded, but its results were lost when the job ended")
+        if job.state is JobState.UNSCHEDULABLE:
+            return JobUnschedulableError(f"job {self._who} was given up: {job.error}")
+        if job.state is JobState.WORKER_FAILED:
+            return PreemptedTooManyTimesError(
+                f"job {self._who} was preempted too many times: it lost its hosts {job.preemptions} times, and"
+                f" max_retries_preemption is {self._request.spec.max_retries_preemption}. The last cause: {job.error}"
+            )
+        if verdict is None:
+            return TaskSetupError(f"job {self._who} could not start its tasks: {job.error}")
+        result = verdict.result
+        if isinstance(result, TpuRunError) and result.traceback:
+            payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
+            where = f"{job.error}\n{result.traceback}"  # which task it was, then its own traceback
+            error: Exception = RayTaskError(self._request.spec.name, where, PickledError(payload))
+            return error
+        return TaskCrashedError(f"job {self._who} failed: {job.error}")
+
+    def _in_background(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task

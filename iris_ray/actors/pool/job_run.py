@@ -1,0 +1,122 @@
+"""One job on the user's side: its gangs, side by side, from its submission to its results."""
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from iris_ray.actors.pool.gang_run import GangRun
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.actors.wire.messages import AttemptOrder, RunRequest
+from iris_ray.errors import JobCancelledError, ResultsLostError
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.notices import Notice
+from iris_ray.state.events import JobCancelledEvent
+
+logger = logging.getLogger(__name__)
+
+
+class JobRun:
+    """Runs one request: as one gang if it is coscheduled, else as one for every task.
+
+    Args:
+        slices, controller: as for `GangRun`.
+        request: the job.
+        accepted: set to True when the Controller has it.
+        incarnation: which process of the pool this is.
+    """
+
+    def __init__(
+        self,
+        slices: ReservedSlices,
+        controller: ControllerClient,
+        request: RunRequest,
+        accepted: "asyncio.Future[bool]",
+        incarnation: str,
+    ) -> None:
+        request = replace(request, spec=replace(request.spec, owner=slices.owner))
+        self.job_id = request.spec.job_id
+        self._controller = controller
+        self._spec = request.spec
+        first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
+        self._accepted = accepted
+        self._incarnation = incarnation
+        self._holding: set[asyncio.Task[None]] = set()
+        self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
+
+    async def run(self) -> list[Any]:
+        """Returns the tasks' results by index, or raises the job's own error."""
+        runs: list[asyncio.Task[list[Any] | Exception]] = []
+        try:
+            pool = ray.get_runtime_context().current_actor
+            state = await self._controller.ask("submit", self._spec, pool, self._incarnation)
+            if not self._accepted.done():
+                self._accepted.set_result(True)
+            if state.finished:  # while the process before this one died
+                self.wake()
+            if state is JobState.SUCCEEDED:
+                raise ResultsLostError(
+                    f"job {self.job_id} has succeeded, but its results were lost with the process that had them; what"
+                    " it has written is there. Run it again if you need what it returned"
+                )
+            runs = [asyncio.ensure_future(gang.run()) for gang in self._gangs]
+            outcomes = await asyncio.gather(*runs)
+        except BaseException as error:
+            cancelled = isinstance(error, asyncio.CancelledError)
+            reason = "cancelled by its owner" if cancelled else f"iris_ray failed: {type(error).__name__}: {error}"
+            await asyncio.shield(asyncio.ensure_future(self._cancel(runs, reason)))
+            raise
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+            # Those that were only ended with the job do not say why it ended.
+            raise next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])
+        return [result for results in outcomes if isinstance(results, list) for result in results]
+
+    def take(self, order: AttemptOrder) -> None:
+        """Have an order carried out, unless it has come before."""
+        self._gangs[order.first_task].take(order)
+
+    def notify(self, first_task: int, attempt: int, notice: Notice) -> None:
+        """A gang is to move, says the Controller."""
+        self._gangs[first_task].notify(attempt, notice)
+
+    def hold_spare(self, order: AttemptOrder) -> None:
+        """Hold slices ready beside those that the job's gang runs on. Returns at once."""
+        holding = asyncio.ensure_future(self._gangs[0].hold_spare(order))
+        self._holding.add(holding)
+        holding.add_done_callback(self._held)
+
+    def _held(self, holding: "asyncio.Task[None]") -> None:
+        self._holding.discard(holding)
+        if not holding.cancelled() and (error := holding.exception()) is not None:
+            logger.error("%s: a spare could not be held ready", self.job_id, exc_info=error)
+
+    def wake(self) -> None:
+        """The job is over, by the Controller's decision."""
+        for gang in self._gangs:
+            gang.wake()
+
+    async def settled(self) -> None:
+        """Returns when everything has been reported."""
+        await asyncio.gather(*(gang.settled() for gang in self._gangs))
+
+    async def stop_attempt(self, first_task: int, number: int, reason: str) -> None:
+        """End that attempt of a gang, or keep it from starting; returns when it is over."""
+        await self._gangs[first_task].stop_attempt(number, reason)
+
+    async def _cancel(self, runs: list["asyncio.Task[Any]"], reason: str) -> None:
+        """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""
+        for run in runs:
+            run.cancel()
+        await asyncio.gather(*runs, return_exceptions=True)
+        try:
+            ends = await asyncio.gather(*(gang.abandon(reason) for gang in self._gangs))
+            events = [JobCancelledEvent(self.job_id, reason), *(event for end in ends for event in end)]
+            await self._controller.ask("report", self.job_id, events)
+        except Exception:
+            logger.exception("%s: cancelling it failed", self.job_id)
+        finally:
+            for gang in self._gangs:
+                gang.abandoned()

@@ -1,0 +1,188 @@
+"""One slice that a pool holds: its reservation in Ray, its actors and its standbys."""
+
+import asyncio
+import secrets
+from collections.abc import Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.host.task_process import TaskProcess
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.wire.answers import Gone, Unreachable, answer
+from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
+from iris_ray.actors.wire.shared_names import reservations_of
+from iris_ray.model.workers import TPU
+
+END_TIMEOUT_S = 10.0
+"""How long the next attempt waits for a host to end what is left of the one before."""
+LOOK_AGAIN_S = 0.2
+START_TIMEOUT_S = 300.0
+"""How long all hosts of a slice may take to start their processes (their runtime environment included)."""
+
+# Made once: Ray exports a class anew for each ray.remote(...).
+_SliceActor, _TPUHostActor, _TaskProcess = ray.remote(SliceActor), ray.remote(TPUHostActor), ray.remote(TaskProcess)
+
+Bundle = dict[str, float]
+
+
+@dataclass(slots=True)
+class ReservedSlice:
+    """A reserved slice.
+
+    Attributes:
+        hosts: by worker id.
+        bundle: what is reserved on each host, the chips included.
+        process: what its standbys were started with.
+        ready: the ports that host 0's standby holds, once every host's next task could start at once.
+        used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
+        in_use: an attempt runs on it.
+        spare: id and attempt of the job that only holds it ready, or None.
+        idle_since: seconds on the event loop's clock, while idle.
+        keep_warm: seconds that it may idle.
+        needs_standbys: the standbys were used and not yet replaced.
+    """
+
+    hosts: tuple[HostPlace, ...]
+    bundle: Bundle
+    process: ProcessSpec
+    group: PlacementGroup
+    actor: ActorHandle
+    host_actors: tuple[ActorHandle, ...]
+    standbys: list[ActorHandle]
+    ready: "asyncio.Future[tuple[int, ...] | Unreachable]"
+    used_by: str = ""
+    in_use: bool = False
+    spare: tuple[str, int] | None = None
+    idle_since: float = 0.0
+    keep_warm: float = 0.0
+    needs_standbys: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.hosts[0].slice_name
+
+    @staticmethod
+    def reserve(
+        owner: str, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec, avoid_ports: Collection[int]
+    ) -> "ReservedSlice":
+        """Ask Ray for everything at once: the reservation, the slice's actor, its hosts' actors and their standbys.
+
+        Returns at once; nothing has started yet. Bundle i is on worker i. The reservation's name says whose it is, so
+        that the Controller finds it again if its owner vanishes.
+        """
+        group = placement_group(
+            [bundle] * len(hosts),
+            name=f"{reservations_of(owner)}{hosts[0].slice_name}/{secrets.token_hex(4)}",
+            bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
+        )
+        standbys = [_start_standby(group, host, process, avoid_ports) for host in hosts]
+        pool = ray.get_runtime_context().current_actor
+        host_actors = tuple(
+            _TPUHostActor.options(
+                num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, host.host_index)
+            ).remote(host, TPU in bundle, pool)
+            for host in hosts
+        )
+        actor = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0)).remote(
+            hosts[0].slice_name, host_actors
+        )
+        ready = _prepare(hosts, actor, standbys)
+        return ReservedSlice(hosts, bundle, process, group, actor, host_actors, standbys, ready)
+
+    def renew_standbys(self, process: ProcessSpec, avoid_ports: Collection[int]) -> None:
+        """Start a fresh task process on every host, for the next task. Returns at once."""
+        self.needs_standbys = False
+        self.process = process
+        # The used ones are dropped here; their hosts' actors keep handles of their own until they are gone.
+        self.standbys = [_start_standby(self.group, host, process, avoid_ports) for host in self.hosts]
+        self.ready = _prepare(self.hosts, self.actor, self.standbys)
+
+    def is_reserved(self) -> bool:
+        """Whether Ray has set the resources aside. Blocks for a millisecond or two."""
+        return bool(placement_group_table(self.group)["state"] == "CREATED")
+
+    async def end_tasks(self, host_index: int) -> str | None:
+        """End every task process on one of its hosts; why that is not sure, or None. Never raises.
+
+        If the host's actor is gone, the next task's process does it, or one that is started for that. So the slice
+        can't be used again.
+        """
+        host = self.hosts[host_index]
+        name = f"{self.name} host {host_index}"
+        try:
+            async with asyncio.timeout(END_TIMEOUT_S):
+                reply = await answer(self.host_actors[host_index].teardown.remote(), name, None)
+                if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
+                    reply = await self._have_ended_by(heir, host_index)
+                if isinstance(reply, Gone):
+                    reply = await self._have_ended_by(_start_standby(self.group, host, ProcessSpec(), ()), host_index)
+        except TimeoutError:
+            return f"{name} has not ended it within {END_TIMEOUT_S:g} s"
+        except Exception as error:
+            return str(error)
+        return reply.reason if isinstance(reply, Unreachable) else None
+
+    async def _have_ended_by(self, heir: ActorHandle, host_index: int) -> Any:
+        call = answer(
+            heir.end_leftovers.remote(TPU in self.bundle), f"a process on {self.name} host {host_index}", None
+        )
+        return await _unless_lost(call, self.hosts[host_index].node_id)
+
+    def _idle_standby(self, host_index: int) -> ActorHandle | None:
+        started = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+        if self.needs_standbys or not started or isinstance(self.ready.result(), Unreachable):
+            return None
+        return self.standbys[host_index]
+
+    def discard(self) -> None:
+        """Give the reservation back to Ray, which ends every process that runs in it. Returns at once."""
+        self.ready.cancel()
+        for actor in (*self.standbys, *self.host_actors, self.actor):
+            ray.kill(actor)
+        remove_placement_group(self.group)
+
+
+def _on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+
+
+async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
+    """What a process on that host answers; None if Ray has given up the host, and so all that ran there."""
+    waiting = asyncio.ensure_future(reply)
+    try:
+        while True:
+            await asyncio.wait({waiting}, timeout=LOOK_AGAIN_S)
+            if waiting.done() and not isinstance(waiting.result(), Unreachable):
+                return waiting.result()
+            nodes = await asyncio.to_thread(ray.nodes)
+            if not any(node["NodeID"] == node_id and node["Alive"] for node in nodes):
+                return None
+            if waiting.done():
+                return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+def _prepare(
+    hosts: tuple[HostPlace, ...], actor: ActorHandle, standbys: Sequence[ActorHandle]
+) -> "asyncio.Future[tuple[int, ...] | Unreachable]":
+    call = actor.prepare.remote(standbys, START_TIMEOUT_S)
+    ready = asyncio.ensure_future(answer(call, f"slice {hosts[0].slice_name}", START_TIMEOUT_S + 5.0))
+    ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever launches next will see it
+    return ready
+
+
+def _start_standby(
+    group: PlacementGroup, host: HostPlace, process: ProcessSpec, avoid_ports: Collection[int]
+) -> ActorHandle:
+    options = {"runtime_env": process.runtime_env} if process.runtime_env else {}
+    strategy = _on_bundle(group, host.host_index)
+    return _TaskProcess.options(num_cpus=0, scheduling_strategy=strategy, **options).remote(
+        host.address, frozenset(avoid_ports), process.preload
+    )

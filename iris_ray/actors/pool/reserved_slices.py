@@ -1,0 +1,292 @@
+"""The slices that one calling process holds: reserved when a job needs them, kept warm for a while, given back."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from iris_ray.actors.pool.failure_detector import FailureDetector
+from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
+from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
+from iris_ray.actors.wire.answers import NotReserved, Unreachable, answer
+from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
+from iris_ray.model.workers import TPU
+from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent
+
+logger = logging.getLogger(__name__)
+
+USED_PORTS_KEPT = 1000
+HEALTHY_TIMEOUT_S = 3.0
+TEARDOWN_TIMEOUT_S = 20.0
+RESERVE_TIMEOUT_S = 10.0
+"""How long Ray may take to reserve chips that the Controller believes to be free."""
+
+
+class SpareFailed(Exception):
+    """Slices could not be got ready.
+
+    Attributes:
+        broken: those that are at fault and that nobody uses.
+    """
+
+    def __init__(self, reason: str, broken: tuple[str, ...]) -> None:
+        super().__init__(reason)
+        self.broken = broken
+
+
+class ReservedSlices(ResourcePoolManager[str]):
+    """Slices by name. What it gives back it also says, as events for the Controller.
+
+    Args:
+        owner: the id of the SlicePoolManager that holds them.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.used_ports: deque[int] = deque(maxlen=USED_PORTS_KEPT)
+        self._held: dict[str, ReservedSlice] = {}
+        self._leaving: dict[str, asyncio.Future[None]] = {}  # being given back; a new order reserves them afresh
+
+    def __getitem__(self, name: str) -> ReservedSlice:
+        return self._held[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._leaving)
+
+    def members(self) -> Mapping[str, ActorHandle]:
+        return {name: held.actor for name, held in self._held.items()}
+
+    def member_name(self, key: str) -> str:
+        return f"slice {key}"
+
+    async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
+        """Why each host of a slice counts as lost, asked without its SliceActor; None for those that answer."""
+        hosts = dict(enumerate(self._held[name].host_actors))
+        calls = (answer(actor.healthy.remote(), f"{name} host {i}", timeout_s) for i, actor in hosts.items())
+        answers = await asyncio.gather(*calls)
+        return {i: a if isinstance(a, Unreachable) else None for i, a in zip(hosts, answers, strict=True)}
+
+    async def end_tasks(self, name: str, host_indexes: Iterable[int]) -> None:
+        """End what runs on hosts of a slice for which its SliceActor can't vouch; not for one that is used again.
+
+        Returns when nothing runs there any more, or after a while, with a warning.
+        """
+        held, hosts = self._held[name], tuple(host_indexes)
+        for i, why in zip(hosts, await asyncio.gather(*map(held.end_tasks, hosts)), strict=True):
+            if why is not None:
+                logger.warning("%s host %d: what ran there may run for a moment longer: %s", name, i, why)
+
+    def slice_names(self) -> tuple[str, ...]:
+        """The slices among what is held; the rest are places for single tasks."""
+        return tuple(name for name, held in self._held.items() if TPU in held.bundle)
+
+    # -- for an attempt --------------------------------------------------------------------------------------------
+
+    def scale_multislice(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float) -> None:
+        """Hold every slice of the order, ready for this kind of task: warm ones are kept, the others reserved."""
+        for hosts in order.slices:
+            held = self._hold(hosts, order.bundle, process)
+            held.in_use, held.used_by, held.spare = True, order.job_id, None
+            held.keep_warm = keep_warm
+        self.renew_standbys([hosts[0].slice_name for hosts in order.slices], process)
+
+    def _hold(self, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec) -> ReservedSlice:
+        """The slice as it is warm, if it fits; else reserved anew. Its standbys may have to be renewed."""
+        held = self._held.get(hosts[0].slice_name)
+        if held is not None and (held.hosts != hosts or held.bundle != bundle):
+            self._discard(held)
+            held = None
+        if held is None:
+            held = ReservedSlice.reserve(self.owner, hosts, bundle, process, self.used_ports)
+            self._held[held.name] = held
+        elif held.process != process:
+            for standby in held.standbys:
+                ray.kill(standby)
+            held.needs_standbys = True
+        return held
+
+    async def hold_ready(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float, silence_s: float) -> None:
+        """Reserve the slices of the order, if they are not held already, and have their standbys start; nothing else.
+
+        Raises:
+            SpareFailed: some slice did not get there.
+        """
+        for hosts in order.slices:
+            held = self._held.get(hosts[0].slice_name)
+            if held is not None and held.in_use:
+                continue  # the gang itself was faster
+            held = self._hold(hosts, order.bundle, process)
+            held.used_by, held.spare, held.keep_warm = order.spare_for or "", (order.job_id, order.attempt), keep_warm
+            held.idle_since = asyncio.get_running_loop().time()
+        mine = {hosts[0].slice_name: self._held[hosts[0].slice_name] for hosts in order.slices}
+        self.renew_standbys([name for name, held in mine.items() if not held.in_use], process)
+        broken = {name: why for name, why in (await self.all_ready(list(mine), silence_s)).items() if is_broken(why)}
+        if broken:
+            unused = (n for n in broken if self._held.get(n) is mine[n] and not mine[n].in_use)
+            raise SpareFailed(in_words(broken), tuple(unused))
+
+    async def all_ready(self, names: Sequence[str], silence_s: float) -> dict[str, Any]:
+        """The ports that each slice's host 0 holds, once every host could start a task at once.
+
+        As soon as a slice can't, what is known by then; for that one `Unreachable`, or the exception that keeps it.
+
+        Args:
+            names: the slices.
+            silence_s: a host that has not answered for so long counts as lost; seconds.
+        """
+        asks = {asyncio.ensure_future(self._ready(self._held[name], silence_s)): name for name in names}
+        pending, broken = set(asks), False
+        try:
+            while pending and not broken:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                broken = any(is_broken(ask.result()) for ask in done)
+        finally:
+            for ask in pending:
+                ask.cancel()
+        return {name: ask.result() for ask, name in asks.items() if ask not in pending}
+
+    async def _ready(self, held: ReservedSlice, silence_s: float) -> Any:
+        """When one slice is ready, the ports; `Unreachable` or an exception if it is not going to be. Never raises."""
+        try:
+            if held.ready.done():
+                return held.ready.result()
+            await asyncio.wait({held.ready}, timeout=RESERVE_TIMEOUT_S)
+            if not held.ready.done() and not await asyncio.to_thread(held.is_reserved):
+                return NotReserved(
+                    f"Ray did not reserve {held.name} within {RESERVE_TIMEOUT_S:g} s: its resources are in use outside"
+                    " iris_ray, or its hosts are going away"
+                )
+            return await self._started(held, silence_s)  # reserved; the rest is a matter of starting processes
+        except asyncio.CancelledError as cancelled:
+            if not held.ready.cancelled():
+                raise  # it is we who are cancelled
+            return cancelled
+        except Exception as error:
+            return error
+
+    async def _started(self, held: ReservedSlice, silence_s: float) -> Any:
+        """Like `held.ready`, unless a host that has been there stops answering meanwhile."""
+        actors = held.host_actors
+        watch = FailureDetector(lambda i: actors[i].healthy.remote(), range(len(actors)), silence_s, since_first=True)
+        silence = asyncio.ensure_future(watch.found())
+        try:
+            first: set[asyncio.Future[Any]] = {held.ready, silence}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            silence.cancel()
+            watch.stop()
+        if held.ready.done():
+            return held.ready.result()
+        return Unreachable("; ".join(f"{held.name} host {i} {why}" for i, why in watch.silent.items()))
+
+    def is_warm(self, order: AttemptOrder) -> bool:
+        """Whether every host of the order could start a task at once, as far as is known."""
+        held = [self._held.get(hosts[0].slice_name) for hosts in order.slices]
+        return all(one is not None and one.ready.done() and not one.needs_standbys for one in held)
+
+    def use_standbys(self, names: Sequence[str]) -> None:
+        """The standbys of these slices run tasks now; nobody else gets them."""
+        for name in names:
+            self._held[name].needs_standbys = True
+
+    def renew_standbys(self, names: Sequence[str], process: ProcessSpec) -> None:
+        """Replace the standbys that were used."""
+        for name in names:
+            held = self._held.get(name)
+            if held is not None and held.needs_standbys:
+                held.renew_standbys(process, self.used_ports)
+
+    def set_idle(self, names: Sequence[str]) -> None:
+        """An attempt on these slices is over; from now on others may use them."""
+        now = asyncio.get_running_loop().time()
+        for name in names:
+            if held := self._held.get(name):
+                held.in_use, held.idle_since = False, now
+
+    def refill(self, names: Sequence[str], process: ProcessSpec, job_goes_on: bool) -> None:
+        """Get these slices ready for the next attempt, if there may be one."""
+        self.renew_standbys([n for n in names if job_goes_on or (n in self and self[n].keep_warm > 0)], process)
+
+    def retire(self, names: Sequence[str]) -> list[SliceReleasedEvent]:
+        """Drop broken slices at once; their hosts may be gone."""
+        for name in names:
+            if held := self._held.get(name):
+                self._discard(held)
+        return [SliceReleasedEvent(name, self.owner) for name in names]
+
+    def retire_idle(self, names: Sequence[str]) -> list[Event]:
+        """Drop slices that broke while nobody used them. Whoever held one ready needs another."""
+        spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
+        events = list[Event](self.retire(names))
+        for job_id, attempt in spares:
+            events.append(TaskDispatchFailedEvent(job_id, attempt, "its slice was lost", 0.0))
+            events.append(AttemptEndConfirmedEvent(job_id, attempt))
+        return events
+
+    # -- giving back -----------------------------------------------------------------------------------------------
+
+    async def release_if(self, condition: Callable[[ReservedSlice], bool]) -> list[SliceReleasedEvent]:
+        """Give back the idle slices for which the condition holds; returns when their processes are gone."""
+        chosen = [held for held in self._held.values() if not held.in_use and condition(held)]
+        for held in chosen:
+            del self._held[held.name]
+            self._leaving[held.name] = asyncio.ensure_future(self._tear_down(held))
+        for held in chosen:
+            await self.left(held.name)
+        return [SliceReleasedEvent(held.name, self.owner) for held in chosen]
+
+    async def lost_while_idle(self) -> tuple[str, ...]:
+        """The idle slices, spares included, of which some process or host does not answer any more."""
+        idle = [name for name, held in self._held.items() if not held.in_use and held.ready.done()]
+        asks = (self.ask(name, "healthy", HEALTHY_TIMEOUT_S) for name in idle)
+        answers = await asyncio.gather(*asks, return_exceptions=True)
+        return tuple(
+            name
+            for name, silent in zip(idle, answers, strict=True)
+            if name in self and not self[name].in_use
+            if isinstance(silent, (Unreachable, BaseException)) or any(silent.values())
+        )
+
+    async def settle(self, condition: Callable[[ReservedSlice], bool]) -> None:
+        """Returns when the slices for which the condition holds are idle, or after a while."""
+        deadline = asyncio.get_running_loop().time() + TEARDOWN_TIMEOUT_S
+        while any(held.in_use and condition(held) for held in self._held.values()):
+            if asyncio.get_running_loop().time() > deadline:
+                return
+            await asyncio.sleep(0.02)
+
+    async def left(self, name: str) -> None:
+        """Returns when the slice is not being given back (any more)."""
+        if leaving := self._leaving.get(name):
+            await asyncio.shield(leaving)
+
+    async def _tear_down(self, held: ReservedSlice) -> None:
+        try:
+            await answer(held.actor.teardown.remote(), f"slice {held.name}", TEARDOWN_TIMEOUT_S)
+        except Exception:
+            logger.exception("%s could not be torn down; it ends with its reservation", held.name)
+        finally:
+            held.discard()
+            self._leaving.pop(held.name, None)
+
+    def _discard(self, held: ReservedSlice) -> None:
+        held.discard()
+        if self._held.get(held.name) is held:
+            del self._held[held.name]
+
+
+def is_broken(reply: Any) -> bool:
+    """Whether this, of `ReservedSlices.all_ready`, is why a slice can't be used."""
+    return isinstance(reply, (Unreachable, BaseException))
+
+
+def in_words(broken: Mapping[str, Any]) -> str:
+    """Why these slices can't be used."""
+    return "; ".join(why.reason if isinstance(why, Unreachable) else str(why) or repr(why) for why in broken.values())

@@ -1,0 +1,252 @@
+"""One TPU slice: speaks for all its hosts, so that the pool asks one actor a slice and not one a host."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ray.actor import ActorHandle
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+
+from iris_ray.actors.pool.failure_detector import FailureDetector
+from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
+from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.messages import Progress, StandbyReady, TaskLaunch
+from iris_ray.errors import TaskSetupError
+from iris_ray.model.notices import Notice
+from iris_ray.model.outcomes import EndKind, TaskEnd
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 15.0
+HOST_ASKED_AFTER_S = 1.0
+"""A task that runs so long has its host asked to tell its end, too; not before, to launch sooner."""
+LAST_WORD_S = 1.0
+"""How long Ray has to tell of the end of a process that is gone."""
+ANSWER_S = 1.0
+"""How long tasks have to say that they have saved, when they are asked after the deadline."""
+
+
+@dataclass(slots=True)
+class HostTask:
+    """One host's task of the current attempt."""
+
+    pid: int
+    end: "asyncio.Task[TaskEnd | None]"
+
+    def known_end(self) -> TaskEnd | None:
+        """What is known about its end by now."""
+        return self.end.result() if self.end.done() and not self.end.cancelled() else None
+
+
+class SliceActor(ResourcePoolManager[int]):
+    """The hosts of one slice, by worker id.
+
+    Args:
+        name: the slice's name.
+        hosts: its TPUHostActors, in the order of worker ids.
+    """
+
+    def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
+        self._name = name
+        self._hosts = dict(enumerate(hosts))
+        self._standbys: dict[int, tuple[ActorHandle, int]] = {}  # with their pids
+        self._running: tuple[str, int] | None = None  # job id and attempt
+        self._refused: tuple[tuple[str, int], str] | None = None  # an attempt that was stopped before it came, and why
+        self._tasks: dict[int, HostTask] = {}
+        self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
+
+    def members(self) -> Mapping[int, ActorHandle]:
+        return self._hosts
+
+    def member_name(self, key: int) -> str:
+        return f"{self._name} host {key}"
+
+    async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
+        """Why each host counts as lost; None for those that answer within so many seconds."""
+        there = [i for i in self._hosts if i not in self._silent]
+        answers = await asyncio.gather(*(self.ask(i, "healthy", timeout_s=patience_s) for i in there))
+        lost = {i: a for i, a in zip(there, answers, strict=True) if isinstance(a, Unreachable)}
+        lost |= {i: Unreachable(f"{self.member_name(i)} {why}") for i, why in self._silent.items()}
+        return {i: lost.get(i) for i in self._hosts}
+
+    async def ping(self) -> None:
+        """Answering is all."""
+
+    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
+        """Take these standbys for the next attempt; returns, once all have started, the ports that host 0's holds."""
+        calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
+        answers = await asyncio.gather(*calls)
+        for i, (standby, reply) in enumerate(zip(standbys, answers, strict=True)):
+            if isinstance(reply, Unreachable):
+                return reply
+            self._standbys[i] = standby, reply.pid
+        assert isinstance(answers[0], StandbyReady)
+        return answers[0].ports
+
+    async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
+        # Asked from here, so that the connection over which its task will be started is there by then.
+        ready = await answer(standby.ready.remote(), f"the standby on {self.member_name(host)}", timeout_s)
+        if isinstance(ready, Unreachable):
+            return ready
+        if ready.error:
+            raise TaskSetupError(f"{self.member_name(host)}: {ready.error}")
+        adopted = await self.ask(host, "adopt", standby, ready.pid, ready.started, ready.token, timeout_s=timeout_s)
+        return adopted if isinstance(adopted, Unreachable) else ready
+
+    async def run_remote_fn(self, launches: Sequence[TaskLaunch], silence_s: float) -> dict[int, TaskEnd | None]:
+        """Start one task on every host; returns when all have returned, or at the first other end.
+
+        Args:
+            launches: what each host gets, by worker id.
+            silence_s: a host that has not answered for so long counts as lost; seconds.
+
+        Returns:
+            The ends known by then; None where a host no longer answers.
+        """
+        attempt = launches[0].info.job_id, launches[0].info.attempt
+        if self._refused is not None and self._refused[0] == attempt:  # calls may overtake one another
+            return await self._refuse(self._refused[1])
+        self._running = attempt
+        self._tasks = {}
+        for i, launch in enumerate(launches):
+            standby, pid = self._standbys.pop(i)
+            end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
+            self._tasks[i] = HostTask(pid, end)
+        tasks = self._tasks
+        watch = FailureDetector(lambda i: self._hosts[i].healthy.remote(), self._hosts, silence_s)
+        silence = asyncio.ensure_future(watch.found())
+        pending: set[asyncio.Future[Any]] = {task.end for task in tasks.values()}
+        try:
+            while pending and not silence.done():
+                done, _ = await asyncio.wait({*pending, silence}, return_when=asyncio.FIRST_COMPLETED)
+                pending -= done
+                ends = [task.result() for task in done - {silence}]
+                if any(end is None or end.kind is not EndKind.RETURNED for end in ends):
+                    break
+        finally:
+            silence.cancel()
+            watch.stop()
+        self._silent = watch.hung
+        return {i: task.known_end() for i, task in tasks.items() if task.end.done() or i in watch.silent}
+
+    async def _refuse(self, reason: str) -> dict[int, TaskEnd | None]:
+        """End the standbys that were to run an attempt that is over already."""
+        standbys, self._standbys = self._standbys, {}
+        await asyncio.gather(
+            *(self.ask(i, "stop", pid, reason, timeout_s=STOP_TIMEOUT_S) for i, (_, pid) in standbys.items())
+        )
+        return {i: TaskEnd(EndKind.STOPPED, time.time(), error=reason) for i in standbys}
+
+    async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
+        try:
+            return await self._result(host, standby, pid, launch)
+        except RayTaskError as error:  # what it sent can't be read here
+            return TaskEnd(EndKind.RAISED, time.time(), None, str(error.cause), str(error))
+        except OutOfMemoryError as error:
+            reason = "the task process was killed by Ray, because the host's memory was nearly used up"
+            return TaskEnd(EndKind.OUT_OF_MEMORY, time.time(), None, reason, str(error))
+        except RayError:
+            facts: TaskEnd | Unreachable = await self.ask(host, "how_it_ended", pid)
+            return None if isinstance(facts, Unreachable) else facts
+
+    async def _result(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
+        """What the task's process answers, or, if it is gone and no answer comes, what its host says of its end.
+
+        Ray does not notice the end of a process as long as a child that it has forked has copies of its connections.
+        """
+
+        async def answered() -> TaskEnd:
+            end: TaskEnd = await standby.run.remote(launch)
+            return end
+
+        run = asyncio.ensure_future(answered())
+        gone: asyncio.Future[TaskEnd | Unreachable] | None = None
+        try:
+            await asyncio.wait({run}, timeout=HOST_ASKED_AFTER_S)
+            if not run.done():
+                gone = asyncio.ensure_future(self.ask(host, "how_it_ended", pid, timeout_s=None))
+                first: set[asyncio.Future[Any]] = {run, gone}
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not run.done():
+                await asyncio.wait({run}, timeout=LAST_WORD_S)  # Ray may know more: that it has ended it, and why
+            if gone is not None and not run.done() and not isinstance(facts := gone.result(), Unreachable):
+                return facts
+            return await run
+        finally:
+            run.cancel()
+            if gone is not None:
+                gone.cancel()
+
+    async def stop(self, job_id: str, attempt: int, reason: str | None) -> dict[int, TaskEnd | None]:
+        """End every task of that attempt that still runs and wait until all its processes are gone.
+
+        Returns:
+            How each task ended; None where its host can't vouch that it has. Nothing if that attempt is not running
+            here (any more).
+        """
+        if self._running != (job_id, attempt):
+            self._refused = (job_id, attempt), reason or "it is over"
+            return {}
+        tasks, self._tasks, self._running = self._tasks, {}, None
+        answers = await asyncio.gather(*(self._stop_task(i, task, reason) for i, task in tasks.items()))
+        ends: dict[int, TaskEnd | None] = {}
+        for (i, task), facts in zip(tasks.items(), answers, strict=True):
+            ends[i] = None if facts is None else task.known_end() or facts
+            task.end.cancel()
+        return ends
+
+    async def _stop_task(self, host: int, task: HostTask, reason: str | None) -> TaskEnd | None:
+        if host in self._silent:
+            return None
+        end: TaskEnd | Unreachable | None = await self.ask(host, "stop", task.pid, reason, timeout_s=STOP_TIMEOUT_S)
+        return None if isinstance(end, Unreachable) else end
+
+    async def notify(self, job_id: str, attempt: int, notice: Notice) -> tuple[bool, bool]:
+        """Tell every task of that attempt that it is to move; returns when all have answered, or at the deadline.
+
+        Returns:
+            Whether all have saved their state or returned, and whether any waits because it has saved.
+        """
+        if self._running != (job_id, attempt) or not self._tasks:
+            return False, False
+        waits = [asyncio.ensure_future(self._notify(i, task, notice)) for i, task in self._tasks.items()]
+        done, late = await asyncio.wait(waits, timeout=max(ANSWER_S, notice.deadline - time.time()))
+        for wait in late:
+            wait.cancel()
+        saved = [wait.result() for wait in done]
+        return not late and None not in saved, True in saved
+
+    async def _notify(self, host: int, task: HostTask, notice: Notice) -> bool | None:
+        """True once it has saved its state, False once it has returned; None if it neither can nor will say so."""
+        saved = asyncio.ensure_future(self.ask(host, "notify", task.pid, notice, timeout_s=None))
+        try:
+            await asyncio.wait({saved, task.end}, return_when=asyncio.FIRST_COMPLETED)
+            if saved.done() and saved.result() is True:
+                return True
+            end = task.known_end()
+            return False if end is not None and end.kind is EndKind.RETURNED else None
+        except Exception:
+            logger.exception("%s could not be told that it is to move", self.member_name(host))
+            return None
+        finally:
+            saved.cancel()
+
+    async def progress(self, job_id: str, attempt: int) -> dict[int, Progress | Unreachable]:
+        """How far every task of that attempt is that has not returned; nothing if it is not running here."""
+        if self._running != (job_id, attempt):
+            return {}
+        running = {i: task for i, task in self._tasks.items() if not task.end.done()}
+        replies = await asyncio.gather(*(self.ask(i, "progress", task.pid) for i, task in running.items()))
+        return dict(zip(running, replies, strict=True))
+
+    async def dump_stacks(self, job_id: str, attempt: int) -> None:
+        """Have every task of that attempt print what it is doing."""
+        if self._running == (job_id, attempt):
+            await asyncio.gather(*(self.ask(i, "dump_stacks", task.pid) for i, task in self._tasks.items()))
+
+    async def teardown(self) -> None:
+        """End everything on the slice before its actors are ended."""
+        await self.ask_all("teardown", timeout_s=STOP_TIMEOUT_S)

@@ -1,0 +1,313 @@
+"""The actor through which one calling process runs its jobs.
+
+A SlicePoolManager lives in the caller's Ray job and ends with the calling process; all that it started ends with it.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from iris_ray.actors.pool.job_run import JobRun
+from iris_ray.actors.pool.last_lines_relay import LastLinesRelay
+from iris_ray.actors.pool.reserved_slice import ReservedSlice
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest
+from iris_ray.actors.wire.payloads import stored_if_large
+from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.errors import DeposedError, NotYetError
+from iris_ray.model.notices import HostNotice, Notice, NoticeKind
+from iris_ray.state.events import Event, MaintenanceCalledOffEvent, WorkerDrainedEvent
+
+logger = logging.getLogger(__name__)
+
+IDLE_CHECK_S = 0.5
+LONG_IDLE_S = 10.0
+IDLE_LOOK_S = 10.0
+"""How often idle slices are asked whether they are still there."""
+LATEST_QUESTION_S = 60.0
+"""How long after a job's end it is known whether the Controller had it."""
+REPEATED_WITHIN_S = 60.0
+"""How long after a pool's process was started anew the jobs of the one before may come back."""
+DROPPED_KEPT = 100
+"""Spares that were dropped, of which an order may still come."""
+LAST_ANSWERS_S = 2.0
+"""How long a pool without a caller stays after its job, for whoever waits for the results."""
+
+
+class SlicePoolManager:
+    """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while.
+
+    If its process dies, Ray starts it anew, and whoever waits for a run has it repeated there: the Controller knows the
+    job by its id and lets it go on with another attempt.
+
+    Args:
+        alone: the only job of a pool that has no caller, which ends with it.
+    """
+
+    def __init__(self, alone: RunRequest | None = None) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
+        self._slices = ReservedSlices(ray.get_runtime_context().get_actor_id() or "")
+        self._controller = ControllerClient()
+        self._last_lines = LastLinesRelay(self._controller)
+        self._notices: dict[tuple[str, NoticeKind], HostNotice] = {}  # the latest ones, by node id and kind
+        self._passing_on = asyncio.Lock()  # the Controller hears of notices in the order in which they came
+        self._runs: dict[str, JobRun] = {}
+        self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
+        self._acceptances: dict[str, asyncio.Future[bool]] = {}
+        self._settling: set[asyncio.Task[None]] = set()
+        self._epoch = 0
+        self._done = 0
+        self._idle_s = 0.0
+        self._changed = asyncio.Condition()
+        self._keeper: asyncio.Task[None] | None = None
+        self._dropped: deque[str] = deque(maxlen=DROPPED_KEPT)
+        self._had: set[str] = set()  # jobs that this process has run
+        self._began = time.monotonic()
+        self._incarnation = secrets.token_hex(4)
+        self._alone = None if alone is None else asyncio.ensure_future(self._run_alone(alone))
+
+    def __repr__(self) -> str:
+        return "iris_ray"  # what Ray's driver shows before our own messages
+
+    # -- called by the driver --------------------------------------------------------------------------------------
+
+    async def run(self, request: RunRequest) -> list[Any]:
+        """Run one job to its end; its tasks' results by index, or the job's own error."""
+        self._start_keeper()
+        accepted = self._acceptance(request.spec.job_id)
+        run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
+        self._runs[run.job_id] = run
+        self._had.add(run.job_id)
+        try:
+            await self._controller.connect()
+            return await run.run()
+        finally:
+            if not accepted.done():
+                accepted.set_result(False)
+            asyncio.get_running_loop().call_later(LATEST_QUESTION_S, self._acceptances.pop, run.job_id)
+            self._unsettled[run.job_id] = self._runs.pop(run.job_id)
+            settling = asyncio.ensure_future(self._settle(run))
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
+            await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
+            self._done += 1
+            await self._notify()
+
+    async def begin(self, request: RunRequest) -> None:
+        """Run a job without a caller whose function is large: this process keeps it, and the job ends with it."""
+        kept = replace(request, function=stored_if_large(request.function))
+        self._alone = asyncio.ensure_future(self._run_alone(kept))
+
+    async def results(self) -> list[Any]:
+        """What came of the only job of a pool that has no caller; like `run`."""
+        assert self._alone is not None
+        return await asyncio.shield(self._alone)
+
+    async def _run_alone(self, request: RunRequest) -> list[Any]:
+        try:
+            return await self.run(request)
+        finally:
+            ending = asyncio.ensure_future(self._end())
+            self._settling.add(ending)
+
+    async def _end(self) -> None:
+        await self.release()
+        await asyncio.gather(*(run.settled() for run in self._unsettled.values()))
+        await asyncio.sleep(LAST_ANSWERS_S)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+    async def accepted(self, job_id: str) -> bool:
+        """Whether the Controller has that job; returns when that is known."""
+        return await asyncio.shield(self._acceptance(job_id))
+
+    async def release(self) -> None:
+        """Give up every slice that no job has a use for, those included whose last task is just being ended."""
+
+        def unused(held: ReservedSlice) -> bool:
+            return held.used_by not in self._runs
+
+        await self._slices.settle(unused)
+        await self._give_back(unused)
+
+    async def until_idle(self, calls: int) -> None:
+        """Returns when that many runs have come and gone and no slice is left.
+
+        A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
+        """
+
+        self._start_keeper()
+
+        def idle() -> bool:
+            quiet = not self._runs and not self._unsettled and not len(self._slices)
+            return quiet and (self._done >= calls or self._idle_s > LONG_IDLE_S)
+
+        async with self._changed:
+            await self._changed.wait_for(idle)
+
+    # -- called by hosts ---------------------------------------------------------------------------------------------
+
+    async def take_last_lines(self, last: LastLines) -> None:
+        """A task has printed something; its last lines are to outlive its host."""
+        self._last_lines.take(last)
+
+    async def take_notice(self, node_id: str, notice: HostNotice) -> None:
+        """A host is going to go, and Ray may not know it."""
+        logger.info("host %s: %s", node_id[:8], notice.reason)
+        self._notices[node_id, notice.kind] = notice
+        async with self._passing_on:
+            await self._controller.ask("report", None, [drained(node_id, notice)])
+
+    async def maintenance_called_off(self, node_id: str) -> None:
+        """The maintenance of which a host gave notice is not planned any more."""
+        logger.info("host %s: the metadata server of the host has called its maintenance off", node_id[:8])
+        self._notices.pop((node_id, NoticeKind.MAINTENANCE), None)
+        async with self._passing_on:
+            await self._controller.ask("report", None, [MaintenanceCalledOffEvent(node_id)])
+
+    async def _repeat_notices(self) -> None:
+        async with self._passing_on:
+            if known := [drained(node_id, notice) for (node_id, _), notice in self._notices.items()]:
+                await self._controller.ask("report", None, known)
+
+    # -- called by the Controller ----------------------------------------------------------------------------------
+
+    async def watched(self) -> None:
+        """Never returns; whoever waits for it learns of this process's end."""
+        await asyncio.Event().wait()
+
+    async def reconnect(self, epoch: int) -> PoolView:
+        """A new Controller has taken over: from now on it is obeyed, and no earlier one."""
+        self._obey(epoch)
+        if self._notices:  # it does not know them; it listens when it has our answer
+            repeating = asyncio.ensure_future(self._repeat_notices())
+            self._settling.add(repeating)
+            repeating.add_done_callback(self._settling.discard)
+        return PoolView(self._incarnation, self._slices.slice_names())
+
+    async def assign(self, order: AttemptOrder) -> bool | None:
+        """Start an attempt, if it is not known already.
+
+        Returns:
+            False if the job is not known here (any more); None if the order is not to be carried out: it was meant for
+            the process before this one, or for a spare that is not wanted any more.
+
+        Raises:
+            NotYetError: this process has just begun; whoever waits for the job may still repeat it here.
+        """
+        self._obey(order.epoch)
+        if order.incarnation != self._incarnation or order.job_id in self._dropped:
+            return None
+        run = self._known(order.spare_for or order.job_id)
+        if run is None:
+            if order.job_id not in self._had and time.monotonic() < self._began + REPEATED_WITHIN_S:
+                raise NotYetError(f"job {order.job_id} has not come back since its pool's process was started anew")
+            return False
+        if order.spare_for:
+            run.hold_spare(order)
+        else:
+            run.take(order)
+        return True
+
+    async def drop_spare(self, job_id: str) -> None:
+        """A spare is not wanted any more; its order may come later than this."""
+        self._dropped.append(job_id)
+
+    async def notify_attempt(self, job_id: str, first_task: int, attempt: int, notice: Notice, epoch: int) -> None:
+        """An attempt of the gang that begins with that task is to move: its tasks are to hear it."""
+        self._obey(epoch)
+        if run := self._known(job_id):
+            run.notify(first_task, attempt, notice)
+
+    async def stop_attempt(self, job_id: str, first_task: int, attempt: int, reason: str, epoch: int) -> None:
+        """End an attempt of the gang that begins with that task; returns when no process of it is left."""
+        self._obey(epoch)
+        if run := self._known(job_id):
+            await run.stop_attempt(first_task, attempt, reason)
+
+    async def job_ended(self, job_id: str) -> None:
+        """The Controller has ended a job; if it waits, it waits in vain."""
+        if run := self._runs.get(job_id):
+            run.wake()
+
+    async def give_up_slice(self, name: str, epoch: int) -> bool:
+        """Let go of an idle slice that somebody else needs; False if it is in use after all."""
+        self._obey(epoch)
+        if name in self._slices and not self._slices[name].in_use:
+            logger.info("%s goes to another job", name)
+            await self._give_back(lambda held: held.name == name)
+        await self._slices.left(name)
+        return name not in self._slices
+
+    def _acceptance(self, job_id: str) -> "asyncio.Future[bool]":
+        """Whether the Controller has a job; who asks may be faster than the job itself."""
+        return self._acceptances.setdefault(job_id, asyncio.get_running_loop().create_future())
+
+    def _known(self, job_id: str) -> JobRun | None:
+        return self._runs.get(job_id) or self._unsettled.get(job_id)
+
+    def _obey(self, epoch: int) -> None:
+        if epoch < self._epoch:
+            raise DeposedError(f"Controller {epoch} was replaced by Controller {self._epoch}")
+        self._epoch = epoch
+
+    async def _settle(self, run: JobRun) -> None:
+        await run.settled()
+        del self._unsettled[run.job_id]
+
+    # -- idle slices -----------------------------------------------------------------------------------------------
+
+    def _start_keeper(self) -> None:
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep_idle_slices())
+
+    async def _keep_idle_slices(self) -> None:
+        look_at = 0.0
+        while True:
+            await asyncio.sleep(IDLE_CHECK_S)
+            await self._give_back(self._kept_long_enough)
+            if asyncio.get_running_loop().time() > look_at:
+                look_at = asyncio.get_running_loop().time() + IDLE_LOOK_S
+                await self._retire_the_lost()
+            busy = self._runs or len(self._slices)
+            self._idle_s = 0.0 if busy else self._idle_s + IDLE_CHECK_S
+            await self._notify()
+
+    async def _retire_the_lost(self) -> None:
+        """Or their reservations would wait for hosts that never come back. Never raises."""
+        try:
+            if lost := await self._slices.lost_while_idle():
+                logger.info("%s: lost while idle", ", ".join(lost))
+                await self._controller.ask("report", None, self._slices.retire_idle(lost))
+        except Exception:
+            logger.exception("looking at idle slices failed")
+
+    def _kept_long_enough(self, held: ReservedSlice) -> bool:
+        idle_s = asyncio.get_running_loop().time() - held.idle_since
+        return held.used_by not in self._runs and idle_s > held.keep_warm
+
+    async def _give_back(self, condition: Callable[[ReservedSlice], bool]) -> None:
+        """Release idle slices and tell the Controller. Never raises: nobody's result depends on it."""
+        try:
+            released = await self._slices.release_if(condition)
+            if released:
+                await self._controller.ask("report", None, released)
+                await self._notify()
+        except Exception:
+            logger.exception("giving slices back failed")
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def drained(node_id: str, notice: HostNotice) -> Event:
+    """A host's notice as the Controller hears it."""
+    return WorkerDrainedEvent(node_id, notice.reason, notice.kind, notice.deadline)

@@ -1,0 +1,124 @@
+"""The way to the cluster's Controller: finding it, starting it if nobody has, and asking it."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+import iris_ray
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
+from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
+from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
+
+START_TIMEOUT_S = 120.0
+TRIES = 120
+"""Half a second apart: the Controller's process is back within seconds, its node's may take a minute."""
+
+# What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
+_PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
+              "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY",
+              "RAY_TLS_CA_CERT")  # fmt: skip
+
+
+def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for the process that starts the Controller: nothing of its caller's but what Ray needs."""
+    passed = {name: environ[name] for name in _PASSED_ON if name in environ}
+    return passed | {"PYTHONPATH": str(Path(iris_ray.__file__).parents[1])}
+
+
+class ControllerClient:
+    """Asks the Controller: "unavailable" means "ask again", not "failed"; every question may arrive twice."""
+
+    def __init__(self) -> None:
+        self._controller: ActorHandle | None = None
+        self._has_met_one = False
+        self._connecting = asyncio.Lock()
+
+    async def connect(self) -> ActorHandle:
+        """Find the Controller, or start it.
+
+        Raises:
+            ControllerUnavailableError: it could not be started; the message has what was printed last.
+            VersionMismatchError: it is of a version that can't be talked to from here.
+        """
+        async with self._connecting:
+            if self._controller is None:
+                controller = await get_or_start_controller()
+                if not await self._is_understood(controller):
+                    return controller
+                self._controller, self._has_met_one = controller, True
+            return self._controller
+
+    async def _is_understood(self, controller: ActorHandle) -> bool:
+        """False if it does not answer yet; raises VersionMismatchError."""
+        if not hasattr(controller, "versions"):
+            require_same_protocol(NO_PROTOCOL, SOME_OLDER_VERSION, iris_ray.__version__)
+        reply = await answer(controller.versions.remote(), "the Controller", ANSWER_TIMEOUT_S)
+        if isinstance(reply, Unreachable):
+            return False
+        require_same_protocol(reply["protocol"], reply["version"], iris_ray.__version__)
+        return True
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """Its answer, however often it has to be asked.
+
+        Raises:
+            ControllerUnavailableError: no answer after `TRIES` times.
+        """
+        for _ in range(TRIES):
+            reply = await self.ask_once(method, *args, timeout_s=10.0)
+            if not isinstance(reply, Unreachable):
+                return reply
+            await asyncio.sleep(0.5)
+        raise ControllerUnavailableError(f"{reply.reason}; nothing can go on without it")
+
+    async def ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Its answer, or `Unreachable`; raises like `connect` as long as it has met none."""
+        try:
+            controller = await self.connect()
+        except (ControllerUnavailableError, VersionMismatchError) as error:
+            if not self._has_met_one:
+                raise
+            return Unreachable(str(error))  # for now: somebody may be about to put it right
+        try:
+            reply = await answer(getattr(controller, method).remote(*args), "the Controller", timeout_s)
+        except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
+            reply = Unreachable(str(error))  # this one can't serve anybody; another one may
+        if isinstance(reply, Unreachable) and self._controller is controller:
+            self._controller = None  # it may have been replaced: look for it before the next question
+        return reply
+
+
+async def get_or_start_controller() -> ActorHandle:
+    """The Controller's handle. Whoever comes first starts it; who comes a little later waits for the same one.
+
+    Raises:
+        ControllerUnavailableError: it could not be started; the message has what was printed last.
+    """
+    try:
+        return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        pass
+    address = ray.get_runtime_context().gcs_address
+    starter = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "iris_ray.actors.controller.bootstrap", address,
+        env=bootstrap_environment(os.environ), cwd="/",
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = await asyncio.wait_for(starter.communicate(), START_TIMEOUT_S)
+    except TimeoutError:
+        starter.kill()
+        raise ControllerUnavailableError(
+            f"the cluster's Controller did not start within {START_TIMEOUT_S:g} s"
+        ) from None
+    if starter.returncode != 0:
+        last = output.decode(errors="replace").strip()[-2000:]
+        raise ControllerUnavailableError(f"the cluster's Controller did not start:\n{last}")
+    return await asyncio.to_thread(ray.get_actor, CONTROLLER_NAME, NAMESPACE)

@@ -1,0 +1,181 @@
+"""What travels between the driver and the actors. Frozen data, no behaviour, no user objects except as bytes.
+
+Values of the user's variables are in no ``repr``: that ends up in logs.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from iris_ray.actors.wire.payloads import Payload
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.jobs import JobSpec
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.workers import TPU
+
+HOST_SILENCE_S = 5.0
+"""A host that has not answered for so long counts as lost; `IRIS_RAY_HOST_SILENCE_S` changes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSpec:
+    """What a task process must be started with; processes of one spec are interchangeable until they run something.
+
+    Args:
+        runtime_env: Ray's runtime environment, with only those ``env_vars`` that act when a process starts.
+        preload: modules that a standby imports while it waits.
+    """
+
+    runtime_env: dict[str, Any] = field(default_factory=dict, repr=False)
+    preload: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One job with what its tasks run.
+
+    Args:
+        spec: what the Controller gets to know. Whoever submits it gives it its id, and whoever runs it its owner.
+        function: the pickled zero-argument function; a reference to it if it is large.
+        env: the user's variables that are set in a running process.
+        process: what the task processes are started with.
+        keep_warm: seconds that idle slices are kept.
+        stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
+        silence_s: seconds without an answer after which a host counts as lost.
+    """
+
+    spec: JobSpec
+    function: Payload
+    env: dict[str, str] = field(repr=False)
+    process: ProcessSpec
+    keep_warm: float
+    stall_timeout: float | None = None
+    silence_s: float = HOST_SILENCE_S
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlace:
+    """One host of a slice.
+
+    Args:
+        node_id, address: Ray's id of the host, and its IP address.
+        slice_name: its slice; for a task without chips, which shares its host with others, the task's id.
+        host_index: the host's number in the slice.
+    """
+
+    node_id: str
+    address: str
+    slice_name: str
+    host_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptOrder:
+    """The Controller's order to start one attempt.
+
+    Args:
+        job_id, attempt: which.
+        first_task: the index of the gang's first task.
+        slices: ``slices[slice_id][host_index]``; all of one size.
+        bundle: what is to be reserved on each host, by Ray's resource names.
+        epoch: which Controller orders it.
+        incarnation: the pool's process that it is meant for.
+        spare_for: the job for which the slices are only held ready, or None.
+    """
+
+    job_id: str
+    attempt: int
+    first_task: int
+    slices: tuple[tuple[HostPlace, ...], ...]
+    bundle: dict[str, float]
+    epoch: int
+    incarnation: str
+    spare_for: str | None = None
+
+    @property
+    def hosts_per_slice(self) -> int:
+        return len(self.slices[0])
+
+    @property
+    def on_slices(self) -> bool:
+        """Whether the gang has slices to itself; a task without chips shares its host."""
+        return TPU in self.bundle
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """A standby has started.
+
+    Args:
+        pid: its process.
+        started: when that started, in clock ticks since boot; another process may get its pid.
+        token: what its task's processes will carry in their environment.
+        ports: free ports of its host that it holds.
+        error: why it is of no use, or None.
+    """
+
+    pid: int
+    started: int
+    token: str
+    ports: tuple[int, ...]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLaunch:
+    """All that a task process needs to run one task.
+
+    Args:
+        function: the pickled function, or a reference to it.
+        env: the user's variables.
+        info: the task's place in its gang.
+        multislice: its slice's place among the gang's slices.
+        num_cpus: CPUs that the task claims; None if the user named none.
+        label: what marks the task's output.
+    """
+
+    function: Payload
+    env: dict[str, str] = field(repr=False)
+    info: JobInfo
+    multislice: MultisliceInfo
+    num_cpus: float | None
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a task has said about itself.
+
+    Attributes:
+        age: seconds since its latest heartbeat, or None before the first.
+        step: how far it was then, if it said so.
+        saved: it has saved its state and waits for its end.
+    """
+
+    age: float | None
+    step: int | None
+    saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """What a pool tells a new Controller.
+
+    Attributes:
+        incarnation: which process it is; another one after a restart.
+        slices: names of those that it holds.
+    """
+
+    incarnation: str
+    slices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """What the Controller answers to a report: how a gang stands, as a job by itself."""
+
+    state: JobState
+    attempt: int
+    failures: int
+    preemptions: int
+    error: str | None

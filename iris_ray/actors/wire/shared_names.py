@@ -1,0 +1,15 @@
+"""Names in Ray's tables that several processes must agree on."""
+
+CONTROLLER_NAME = "controller"
+NAMESPACE = "iris_ray"
+PLACEMENT_GROUP_PREFIX = "iris_ray/"
+
+
+def reservations_of(owner: str) -> str:
+    """Return what the names of all placement groups of a pool begin with."""
+    return f"{PLACEMENT_GROUP_PREFIX}{owner}/"
+
+
+def endpoint_key(job_id: str, name: str) -> str:
+    """Return the key of a job's endpoint in the cluster's store; without a name, the prefix of all of them."""
+    return f"endpoint/{job_id}:{name}"

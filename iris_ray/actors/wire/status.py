@@ -1,0 +1,119 @@
+"""What people get to see of jobs, tasks and workers: plain data, made from the controller's state on request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iris_ray.model.jobs import PriorityBand
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.scheduler.pending_reason import PendingReason
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """How a job stands.
+
+    Attributes:
+        job_id, name, user, priority, device: as submitted.
+        state: derived from its tasks.
+        submitted_at: seconds since the epoch.
+        attempt: of its gang, or the highest of its gangs.
+        failures, preemptions: charged so far.
+        max_retries_failure, max_retries_preemption: how many each gang may have.
+        tasks: how many are in each state.
+        groups: the slices, or other groups, that it runs on.
+        error: why its latest attempt, or the job, ended.
+        waiting: why it waits; None if nothing of it does.
+    """
+
+    job_id: str
+    name: str
+    user: str
+    priority: PriorityBand
+    device: str | None
+    state: JobState
+    submitted_at: float
+    attempt: int
+    failures: int
+    preemptions: int
+    max_retries_failure: int
+    max_retries_preemption: int
+    tasks: Mapping[TaskState, int]
+    groups: tuple[str, ...]
+    error: str | None
+    waiting: PendingReason | None
+
+    @property
+    def starting(self) -> bool:
+        """Whether it has its slices and no task of it runs yet."""
+        there = {state for state, count in self.tasks.items() if count}
+        return TaskState.ASSIGNED in there and not there & {TaskState.RUNNING, TaskState.PENDING}
+
+    @property
+    def explanation(self) -> str:
+        """The answer to "why does it wait?", whether it does or not."""
+        where = f" on {', '.join(self.groups)}" if self.groups else ""
+        if self.state.finished:
+            because = f": {self.error}" if self.error and self.state is not JobState.SUCCEEDED else ""
+            return f"it does not wait, it has ended: {self.state.value}{because}"
+        if self.waiting is not None:
+            return str(self.waiting)
+        if self.starting:
+            return f"it does not wait: attempt {self.attempt} is being started{where}"
+        if self.state is JobState.RUNNING:
+            return f"it does not wait: attempt {self.attempt} is running{where}"
+        return "it will be looked at in a moment"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStatus:
+    """How a task stands.
+
+    Attributes:
+        task_id, task_index: which.
+        state, attempt: now, or when its job ended.
+        node_id, address, group, host: where: Ray's node id, IP address, slice (or other group), and what people call
+            the host; None while it waits.
+        error: why its latest attempt ended.
+    """
+
+    task_id: str
+    task_index: int
+    state: TaskState
+    attempt: int
+    node_id: str | None
+    address: str | None
+    group: str | None
+    host: str | None
+    error: str | None
+
+    @property
+    def worker_id(self) -> str | None:
+        """``node_id`` under the name that Iris's clients know."""
+        return self.node_id
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """How a host stands.
+
+    Attributes:
+        node_id, address: Ray's node id and the IP address.
+        slice_name, host_index, device: its place in its slice and the slice's type; None if it is of none.
+        resources, free: by Ray's resource names.
+        attributes: everything that constraints can ask about, taints included.
+        tasks: ids of the tasks that hold something of it.
+        unavailable: why it takes nothing new, or None.
+        holder: the pool that keeps its slice, busy or warm, or None.
+    """
+
+    node_id: str
+    address: str
+    slice_name: str | None
+    host_index: int | None
+    device: str | None
+    resources: Mapping[str, float]
+    free: Mapping[str, float]
+    attributes: Mapping[str, str | int | float | bool]
+    tasks: tuple[str, ...]
+    unavailable: str | None
+    holder: str | None

@@ -1,0 +1,3 @@
+from .client import IrisClient, JobHandle
+
+__all__ = ["IrisClient", "JobHandle"]

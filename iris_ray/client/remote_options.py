@@ -1,0 +1,104 @@
+"""What a Ray remote function asks for, translated for a gang: honoured, or refused with a reason, never dropped."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray.actor import ActorClass
+from ray.remote_function import RemoteFunction
+from ray.runtime_env import RuntimeEnv
+
+from iris_ray.actors.wire.ray_internals import remote_function_parts
+from iris_ray.errors import InvalidFunctionError, UnsupportedOptionError
+from iris_ray.model.topology import TPUConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TaskOptions:
+    """What each task of the gang gets.
+
+    Attributes:
+        runtime_env: Ray's runtime environment, without ``env_vars``.
+        env: the user's environment variables.
+        resources: by Ray's resource names, without the chips, which every task has all of.
+        name: what the user calls it, or None.
+    """
+
+    runtime_env: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    resources: dict[str, float] = field(default_factory=dict)
+    name: str | None = None
+
+
+# True of every gang, so asking for it changes nothing.
+_ALWAYS_SO = {"max_calls": 1, "num_returns": 1, "num_gpus": 0, "max_retries": 0, "retry_exceptions": False}
+
+_REASONS = {
+    "max_calls": "a task process runs one task and is never used again; max_calls=1 is the only value",
+    "num_returns": "each task returns one value; return a tuple instead",
+    "num_gpus": "the hosts of a TPU slice have no GPUs",
+    "max_retries": "a single task can't be retried, only the whole gang: pass max_retries_failure to run_on_pod",
+    "retry_exceptions": "a single task can't be retried, only the whole gang: pass max_retries_failure to run_on_pod",
+    "scheduling_strategy": "iris_ray decides where tasks run: one on every host of a slice",
+    "label_selector": "iris_ray decides where tasks run: one on every host of a slice",
+    "accelerator_type": "the TPU type says it already",
+}
+
+
+def function_and_options(
+    remote_fn: Callable[[], Any] | Any, config: TPUConfig | None
+) -> tuple[Callable[..., Any], TaskOptions]:
+    """The plain function and what it asks for.
+
+    Args:
+        remote_fn: a callable, or a Ray remote function.
+        config: the TPU type that it is to run on; None without TPU.
+
+    Raises:
+        InvalidFunctionError: it is neither.
+        UnsupportedOptionError: an option that a gang can't honour.
+    """
+    if isinstance(remote_fn, RemoteFunction):
+        function, given = remote_function_parts(remote_fn)
+        return function, _translate(given, config)
+    if isinstance(remote_fn, ActorClass):
+        raise InvalidFunctionError("the first argument is a Ray actor class; give a function or a Ray remote function")
+    if isinstance(remote_fn, type):
+        raise InvalidFunctionError(f"{remote_fn.__name__} is a class; give a function, or an instance that is callable")
+    if callable(remote_fn):
+        return remote_fn, TaskOptions()
+    what = "a NoneType; did you call the function?" if remote_fn is None else f"a {type(remote_fn).__name__}"
+    if hasattr(remote_fn, "execute"):
+        what = "a bound DAG node; give the function itself"
+    elif hasattr(remote_fn, "remote"):
+        what = "the answer of .options(...); give the options to @ray.remote(...) instead"
+    raise InvalidFunctionError(f"the first argument must be a function or a Ray remote function, and is {what}")
+
+
+def _translate(given: dict[str, Any], config: TPUConfig | None) -> TaskOptions:
+    given = {key: value for key, value in given.items() if value is not None}
+    runtime_env = dict(given.pop("runtime_env", {}) or {})
+    if unknown := set(runtime_env) - RuntimeEnv.known_fields - {"_ray_commit"}:
+        raise UnsupportedOptionError(f"runtime_env has no {sorted(unknown)}; it has {sorted(RuntimeEnv.known_fields)}")
+    env = {str(k): str(v) for k, v in (runtime_env.pop("env_vars", None) or {}).items()}
+    name = given.pop("name", None)
+    resources = {key: float(value) for key, value in (given.pop("resources", None) or {}).items()}
+    for option, resource in (("num_cpus", "CPU"), ("memory", "memory")):
+        if option in given:
+            resources[resource] = float(given.pop(option))
+    chips = resources.pop("TPU", None)
+    if chips and config is None:
+        raise UnsupportedOptionError(
+            'resources={"TPU": …} without a TPU type; say which, for example device=tpu_device("v4-8")'
+        )
+    if chips is not None and config is not None and chips != config.chips_per_vm:
+        raise UnsupportedOptionError(
+            f'resources={{"TPU": {chips:g}}}: a task gets all {config.chips_per_vm} chips of its {config.name} host,'
+            " because libtpu allows one process a host; leave TPU out"
+        )
+    for option, value in given.items():
+        if option in _ALWAYS_SO and value == _ALWAYS_SO[option]:
+            continue
+        reason = _REASONS.get(option, "iris_ray does not know how to honour it for a gang")
+        raise UnsupportedOptionError(f"the remote function's option {option}={value!r}: {reason}")
+    return TaskOptions(runtime_env, env, {k: v for k, v in resources.items() if v}, name)

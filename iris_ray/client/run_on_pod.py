@@ -1,0 +1,249 @@
+"""The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from iris_ray.actors.wire.messages import RunRequest
+from iris_ray.client.submission import (
+    KEEP_WARM_S,
+    identified,
+    make_job,
+    pool_of_this_process,
+    require_cluster,
+    slices_of,
+)
+from iris_ray.errors import InvalidFunctionError, IrisError, RemoteUserError
+from iris_ray.model.jobs import GROW_AFTER_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, CoschedulingConfig
+from iris_ray.model.topology import get_tpu_config
+
+MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
+
+
+def run_on_pod(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    num_slices: int | Sequence[int] = 1,
+    *,
+    max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
+    max_retries_failure: int = MAX_RETRIES_FAILURE,
+    keep_warm: float = KEEP_WARM_S,
+    preload: Sequence[str] = (),
+    spares: int = 0,
+    grow_after: float | None = GROW_AFTER_S,
+    stall_timeout: float | None = None,
+) -> list[Any]:
+    """Run a function on every host of TPU slices and wait for its results.
+
+    One fresh process per host, all or none. A lost host means that its slice is lost: the gang restarts on another
+    one, from the beginning of the function, so a long one keeps checkpoints.
+
+    Args:
+        remote_fn: a function without arguments, or a Ray remote function (its ``runtime_env``, ``num_cpus``,
+            ``memory`` and ``resources`` are honoured; options that can't be are refused).
+        tpu_type: such as "v4-32" or "v5litepod-16".
+        num_slices: how many slices, or the counts that the function can use: ``[2, 4]`` starts on 4 if they are free
+            now, else on 2.
+        max_retries_preemption: further attempts after lost hosts.
+        max_retries_failure: further attempts after errors and crashes of the function.
+        keep_warm: seconds that the slices and their processes are kept for the next call; 0 gives them back at once.
+        preload: modules that the waiting task processes import ahead, such as ``["jax"]``. They must not read
+            environment variables at import that the gang's setting changes.
+        spares: slices to hold ready beside those that it runs on, each to take the place of a lost one at once.
+        grow_after: seconds after which a run on fewer slices than it can use moves to more, once they are free; it is
+            told before, see `preemption_notice`. After a loss it does not wait so long. None: it never grows.
+        stall_timeout: seconds; if no task has called `heartbeat` for so long, the stacks of all are printed to their
+            logs and the gang starts again, at the cost of one failure. The start of the function counts, too.
+
+    Returns:
+        One result per host, ordered by slice id, then worker id.
+
+    Raises:
+        InvalidRequestError: a bad argument; nothing was acquired.
+        NoClusterError: Ray is not initialised and there is no cluster to connect to.
+        ray.exceptions.RayTaskError: the function's own error, also an instance of the exception that it raised.
+        TaskSetupError: the runtime environment or a module of ``preload`` can't be had on the hosts.
+        TaskCrashedError: a task process died without an exception, more often than allowed.
+        PreemptedTooManyTimesError: a RuntimeError.
+
+    Example::
+
+        results = run_on_pod(train, "v4-32", num_slices=2)
+    """
+    ref = run_on_pod_ray.remote(
+        remote_fn,
+        tpu_type,
+        num_slices=num_slices,
+        max_retries_preemption=max_retries_preemption,
+        max_retries_failure=max_retries_failure,
+        keep_warm=keep_warm,
+        preload=preload,
+        spares=spares,
+        grow_after=grow_after,
+        stall_timeout=stall_timeout,
+    )
+    try:
+        results: list[Any] = ray.get(ref)
+        return results
+    except RayTaskError as error:
+        if isinstance(error.cause, IrisError) and not isinstance(error.cause, RemoteUserError):
+            raise error.cause from None  # ours: the message says it all, the actor's traceback nothing
+        raise
+    except BaseException:  # Ctrl-C above all: the gang must not go on without anybody waiting for it
+        ray.cancel(ref)
+        raise
+
+
+class _RunOnPodRay:
+    """``run_on_pod_ray.remote(...)``: like `run_on_pod`, but returns a Ray object reference at once.
+
+    ``ray.get`` on it gives the list of results or raises the job's error; ``ray.cancel`` stops the gang, after which
+    ``ray.get`` raises Ray's TaskCancelledError. Several runs of one process share its warm slices.
+    """
+
+    def remote(
+        self,
+        remote_fn: Callable[[], Any] | Any,
+        tpu_type: str,
+        num_slices: int | Sequence[int] = 1,
+        max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
+        max_retries_failure: int = MAX_RETRIES_FAILURE,
+        *,
+        keep_warm: float = KEEP_WARM_S,
+        preload: Sequence[str] = (),
+        spares: int = 0,
+        grow_after: float | None = GROW_AFTER_S,
+        stall_timeout: float | None = None,
+    ) -> "ray.ObjectRef[list[Any]]":
+        """Start the job; arguments and errors for bad ones as in `run_on_pod`."""
+        request = make_request(
+            remote_fn,
+            tpu_type,
+            num_slices,
+            max_retries_preemption,
+            max_retries_failure,
+            keep_warm,
+            preload,
+            stall_timeout,
+            spares=spares,
+            grow_after=grow_after,
+        )
+        require_cluster()
+        results, _ = pool_of_this_process.submit(identified(request))
+        return results
+
+    def options(self, **_: object) -> None:
+        raise TypeError("run_on_pod_ray has no options; give them to your function: @ray.remote(...)")
+
+    def __call__(self, *args: object, **kwargs: object) -> None:
+        raise TypeError("call run_on_pod_ray.remote(...), as with any Ray remote function, or run_on_pod(...)")
+
+
+run_on_pod_ray = _RunOnPodRay()
+
+
+def run_on_pod_resumable(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    num_slices: int | Sequence[int] = 1,
+    *,
+    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
+    max_retries_failure: int = MAX_RETRIES_FAILURE,
+    **options: Any,
+) -> list[Any]:
+    """`run_on_pod` for a function that resumes from its own checkpoints: a million preemptions are fine.
+
+    Takes all that `run_on_pod` does.
+    """
+    return run_on_pod(
+        remote_fn,
+        tpu_type,
+        num_slices=num_slices,
+        max_retries_preemption=max_retries_preemption,
+        max_retries_failure=max_retries_failure,
+        **options,
+    )
+
+
+def run_on_pod_multislice(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    num_slices: int | Sequence[int],
+    **options: Any,
+) -> list[Any]:
+    """`run_on_pod` on several slices without any retry: the first lost host or error ends the job."""
+    return run_on_pod(
+        remote_fn,
+        tpu_type,
+        num_slices=num_slices,
+        max_retries_preemption=0,
+        max_retries_failure=0,
+        **options,
+    )
+
+
+def run_on_pod_multislice_resumable(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    num_slices: int | Sequence[int],
+    *,
+    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
+    max_retries_failure: int = MAX_RETRIES_FAILURE,
+    **options: Any,
+) -> list[Any]:
+    """`run_on_pod_resumable` with the slice counts as an argument that must be given."""
+    return run_on_pod_resumable(
+        remote_fn,
+        tpu_type,
+        num_slices=num_slices,
+        max_retries_preemption=max_retries_preemption,
+        max_retries_failure=max_retries_failure,
+        **options,
+    )
+
+
+def release() -> None:
+    """Give back every slice that this process keeps warm, now. Jobs that still run keep theirs until they end."""
+    pool_of_this_process.release()
+
+
+# -- at the door ---------------------------------------------------------------------------------------------------
+
+
+def make_request(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    num_slices: int | Sequence[int],
+    max_retries_preemption: int,
+    max_retries_failure: int,
+    keep_warm: float,
+    preload: Sequence[str],
+    stall_timeout: float | None = None,
+    name: str | None = None,
+    **spec: Any,
+) -> RunRequest:
+    """Check everything that can be checked without a cluster.
+
+    Raises:
+        InvalidRequestError: the first thing that is wrong, and how to mend it.
+    """
+    if isinstance(remote_fn, str):
+        raise InvalidFunctionError(
+            f"the first argument is the str {remote_fn!r}; the function comes first, then the type"
+        )
+    config = get_tpu_config(tpu_type)
+    return make_job(
+        remote_fn,
+        config,
+        name,
+        {},
+        keep_warm,
+        preload,
+        stall_timeout,
+        **slices_of(config, CoschedulingConfig(num_groups=num_slices)),
+        max_retries_preemption=max_retries_preemption,
+        max_retries_failure=max_retries_failure,
+        **spec,
+    )

@@ -1,0 +1,58 @@
+"""What a task knows about itself and its gang.
+
+The facts travel in ``IRIS_*`` environment variables and nowhere else, so that child processes of a task know them too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class JobInfo:
+    """One task's place in its gang.
+
+    Attributes:
+        job_id: the job, the same for all its attempts.
+        task_id: ``<job_id>/task-<task_index>``.
+        task_index: 0-based over the whole gang, ordered by slice id, then worker id.
+        num_tasks: tasks in the gang; one per host.
+        attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
+        slice_id: 0-based number of the task's slice within the gang.
+        num_slices: slices in the gang.
+        slice_name: the TPU slice's name in the cluster.
+        worker_id: 0-based number of the host within its slice.
+        coordinator_address: ``ip:port`` on the host of task 0, free when the attempt started and new for every
+            attempt; ``iris_ray.jax.initialize()`` uses it.
+    """
+
+    job_id: str
+    task_id: str
+    task_index: int
+    num_tasks: int
+    attempt: int
+    slice_id: int
+    num_slices: int
+    slice_name: str
+    worker_id: int
+    coordinator_address: str
+
+    @property
+    def namespace(self) -> str:
+        """Whose endpoints the task sees: those of its job."""
+        return self.job_id
+
+    def to_env(self) -> dict[str, str]:
+        """The ``IRIS_*`` variables that describe this task."""
+        return {variable: str(getattr(self, field)) for field, variable in _VARIABLES.items()}
+
+
+_VARIABLES = {field: f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fields__}
+
+
+def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
+    """The place in its gang of the task whose environment this is; None if it is not a task's."""
+    if "IRIS_TASK_ID" not in environ:
+        return None
+    values = {field: environ[variable] for field, variable in _VARIABLES.items()}
+    ints = {f: int(v) for f, v in values.items() if JobInfo.__dataclass_fields__[f].type is int}
+    return JobInfo(**{**values, **ints})  # type: ignore[arg-type]

@@ -1,0 +1,49 @@
+"""What one task of a job needs."""
+
+import math
+from dataclasses import dataclass
+
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.topology import TPUConfig, get_tpu_config
+
+BYTES_PER_GB = 10**9
+
+
+def tpu_device(tpu_type: str) -> TPUConfig:
+    """A TPU type as a device to ask for, such as ``tpu_device("v4-32")``.
+
+    Raises:
+        UnknownTPUTypeError: there is none of that name; the message has the nearest.
+    """
+    return get_tpu_config(tpu_type)
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSpec:
+    """What each task of a job takes of its host.
+
+    Args:
+        cpu: CPUs, as Ray counts them. Without ``cpu``, ``memory_gb`` and ``device``: one.
+        memory_gb: memory in gigabytes (10^9 bytes).
+        replicas: tasks. On slices of several hosts, tasks per slice: the number of its hosts, which is the default.
+        device: the TPU type; each task has all chips of its host. None: a task without TPU.
+
+    Raises:
+        InvalidRequestError: an amount that can't be.
+    """
+
+    cpu: float = 0.0
+    memory_gb: float = 0.0
+    replicas: int | None = None
+    device: TPUConfig | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cpu", "memory_gb"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise InvalidRequestError(f"{name} is {value!r}; give a number of 0 or more")
+        replicas = self.replicas
+        if replicas is not None and (isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1):
+            raise InvalidRequestError(f"replicas is {replicas!r}; give an int of 1 or more")
+        if self.device is not None and not isinstance(self.device, TPUConfig):
+            raise InvalidRequestError(f'device is {self.device!r}; give tpu_device("v4-32"), or None for no TPU')

@@ -1,0 +1,9 @@
+"""What the cluster's Controller knows, and the only function that changes it: events in, instructions out.
+
+May import: `model`. No Ray, no clock, no I/O: events bring the time.
+Start with `controller_state.py`; `events.py` lists what can happen, `instructions.py` what follows from it.
+"""
+
+from iris_ray.state.controller_state import ControllerState
+
+__all__ = ["ControllerState"]

@@ -1,0 +1,187 @@
+"""Workers by the value of an attribute: slices, racks, or every worker by itself."""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+
+from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
+
+
+class Group:
+    """Workers that share a value of an attribute, and what is the same for all of them.
+
+    A group is made anew when a member comes, goes or changes; what tasks hold may change while it stands.
+
+    Attributes:
+        name: the shared value.
+        is_slice: whether it is a TPU slice, which is of use only if it is complete.
+        workers: slices by host number; others by slice, host number and id.
+        node_ids: in the same order.
+        size: how many hosts it has when it is complete.
+        flaw: what makes it useless, or None.
+        taints: keys of attributes, of any member, that keep jobs away.
+        ailing: members that take nothing new, and why.
+        visited: members whose chips somebody outside iris_ray uses, and what is known of that.
+        suspects: members that may be gone.
+        sound: whether nothing at all is wrong with any of them.
+    """
+
+    __slots__ = (
+        "_room",
+        "_shared",
+        "ailing",
+        "flaw",
+        "is_slice",
+        "name",
+        "node_ids",
+        "size",
+        "sound",
+        "suspects",
+        "taints",
+        "visited",
+        "workers",
+    )
+
+    def __init__(self, name: str, workers: Sequence[Worker], is_slice: bool) -> None:
+        self.name = name
+        self.is_slice = is_slice
+        self.workers = tuple(sorted(workers, key=_place)) if len(workers) > 1 else tuple(workers)
+        self.node_ids = tuple(worker.node_id for worker in self.workers)
+        keys = dict.fromkeys(chain.from_iterable(worker.attributes for worker in self.workers))
+        self.taints = tuple(key for key in keys if key.startswith(TAINT_PREFIX))
+        self.ailing = {worker.node_id: why for worker in self.workers if (why := _ailment(worker))}
+        self.visited = {worker.node_id: worker.foreign for worker in self.workers if worker.foreign}
+        self.suspects = [worker for worker in self.workers if worker.suspected]
+        self.size = _full_size(self.workers) if is_slice else len(workers)
+        self.flaw = _flaw(self.workers, self.size) if is_slice else None
+        self.sound = not (self.flaw or self.ailing or self.visited or self.suspects or self.taints)
+        self._room: tuple[dict[str, float], bool] | None = None
+        self._shared: dict[str, bool] = {}
+
+    def shares(self, key: str) -> bool:
+        """Whether all members have the same value of an attribute, or none has it; then the first speaks for all."""
+        if len(self.workers) == 1:
+            return True
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _is_shared(key, self.workers)
+        return shared
+
+    def occupants_changed(self) -> None:
+        self._room = None
+
+    @property
+    def room(self) -> tuple[dict[str, float], bool]:
+        """What every member has free, by resource, and whether no task uses any member's chips."""
+        if self._room is None:
+            first, *others = self.workers
+            least = dict(first.free)
+            for worker in others:
+                if worker.free != least:
+                    for resource, amount in least.items():
+                        least[resource] = min(amount, worker.free.get(resource, 0.0))
+            self._room = least, all(worker.chips_idle for worker in self.workers)
+        return self._room
+
+
+class Grouping:
+    """All groups by one attribute (None: every worker is one), made when somebody first asks for them."""
+
+    def __init__(self, key: str | None) -> None:
+        self._key = key
+        self._members: dict[str, dict[str, Worker]] = {}
+        self._groups: dict[str, Group] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._members)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._members
+
+    def name_of(self, worker: Worker) -> str | None:
+        """The name of the group that a worker belongs to; None if it belongs to none."""
+        if self._key is None:
+            return worker.node_id
+        if self._key == TPU_NAME:
+            return worker.slice_name
+        value = worker.attributes.get(self._key)
+        return None if value is None else str(value)
+
+    def members(self, name: str) -> Collection[Worker]:
+        """The workers of a group, in no order."""
+        return self._members.get(name, {}).values()
+
+    def groups(self) -> Iterator[Group]:
+        return filter(None, map(self.get, self._members))
+
+    def get(self, name: str) -> Group | None:
+        group = self._groups.get(name)
+        if group is None and (members := self._members.get(name)):
+            group = self._groups[name] = Group(name, list(members.values()), self._key == TPU_NAME)
+        return group
+
+    def add(self, worker: Worker) -> None:
+        if name := self.name_of(worker):
+            self._members.setdefault(name, {})[worker.node_id] = worker
+            self._groups.pop(name, None)
+
+    def remove(self, worker: Worker) -> None:
+        if name := self.name_of(worker):
+            members = self._members[name]
+            del members[worker.node_id]
+            if not members:
+                del self._members[name]
+            self._groups.pop(name, None)
+
+    def occupants_changed(self, worker: Worker) -> None:
+        if (name := self.name_of(worker)) and (group := self._groups.get(name)):
+            group.occupants_changed()
+
+
+def _place(worker: Worker) -> tuple[str, int, str]:
+    number = worker.host_index
+    return worker.slice_name or "", -1 if number is None else number, worker.node_id
+
+
+def _is_shared(key: str, workers: Sequence[Worker]) -> bool:
+    found = [worker.attributes.get(key) for worker in workers]
+    values = [value.value for value in found if value is not None]
+    if len(values) < len(found):
+        return not values
+    # 4 and 4.0 count as different, which costs time and nothing else.
+    return values.count(values[0]) == len(values) and len(set(map(type, values))) == 1
+
+
+def _ailment(worker: Worker) -> str | None:
+    if worker.draining:
+        return f"{worker.name} is draining ({worker.draining})"
+    if worker.slice_name and worker.host_index is None:
+        return f"{worker.name} has no worker id"
+    if worker.duplicate:
+        return f"two hosts of {worker.slice_name} claim worker id {worker.host_index}"
+    return None
+
+
+def _full_size(workers: Sequence[Worker]) -> int:
+    """How many hosts a slice has when it is complete; 0 if its hosts disagree about that."""
+    sizes = {value.value for w in workers if (value := w.attributes.get(TPU_VM_COUNT)) is not None}
+    if not sizes:
+        return len(workers)
+    size = sizes.pop()
+    return size if isinstance(size, int) and not sizes else 0
+
+
+def _flaw(workers: Sequence[Worker], size: int) -> str | None:
+    numbers = [worker.host_index for worker in workers]
+    if None in numbers:
+        return "a host has no worker id"
+    if len(set(numbers)) != len(numbers):
+        return "two hosts claim the same worker id"
+    if not size:
+        return "its hosts disagree about how many they are"
+    if missing := sorted(set(range(size)).difference(numbers)):
+        some = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
+        return f"host {some} of {size} is missing"
+    if len(workers) > size:
+        return f"has more hosts than the {size} of its type"
+    return None

@@ -1,0 +1,100 @@
+"""What must hold of the controller's state after every event. For tests."""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+from iris_ray.model.jobs import Allocation, AllocationKey, Gang, Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.workers import Worker, index_of, job_of
+from iris_ray.state.fleet import Fleet
+
+Allocations = Mapping[str, Mapping[AllocationKey, Allocation]]
+
+
+def check_state(
+    jobs: Mapping[str, Job],
+    fleet: Fleet,
+    usage: Mapping[str, Mapping[str, float]],
+    allocations: Allocations,
+    pending: Collection[str],
+    finished: Collection[str],
+) -> None:
+    """Raise AssertionError if any invariant is broken.
+
+    Args:
+        jobs: by id.
+        fleet: the live workers.
+        usage: what each user's gangs hold.
+        allocations: what attempts hold, by job.
+        pending: ids of the jobs of which something waits.
+        finished: ids of the jobs that are over.
+    """
+    _check_usage(jobs, usage, allocations)
+    for job_id, job in jobs.items():
+        over = job.state.finished
+        assert (job_id in finished) == over, f"{job_id}: finished or not?"
+        _check_counts(job)
+        waiting = [] if over else [i for i, gang in enumerate(job.gangs) if gang.pending]
+        assert sorted(job.pending) == waiting, f"{job_id}: the queue has {list(job.pending)} of it, not {waiting}"
+        assert (job_id in pending) == bool(waiting), f"{job_id}: in the queue or not?"
+        for gang in job.gangs:
+            _check_gang(job, gang, fleet)
+    for worker in fleet.workers.values():
+        _check_worker(worker, jobs, allocations)
+    fleet.check()
+
+
+def _check_usage(jobs: Mapping[str, Job], usage: Mapping[str, Mapping[str, float]], allocations: Allocations) -> None:
+    off = {user: Counter(held) for user, held in usage.items()}
+    for job_id, held in allocations.items():
+        assert held, f"{job_id}: no allocation is left, but the place for them"
+        for allocation in held.values():
+            for _, _, demand in allocation:
+                off.setdefault(jobs[job_id].spec.user, Counter()).subtract(demand)
+    for user, amounts in off.items():
+        assert all(abs(amount) < 1e-6 for amount in amounts.values()), f"usage of {user} is off by {amounts}"
+
+
+def _check_counts(job: Job) -> None:
+    who = job.spec.job_id
+    assert job.counts == Counter(task.state for task in job.tasks), f"{who}: counts are off"
+    assert job.failures == sum(gang.failures for gang in job.gangs), f"{who}: failures are off"
+    assert job.preemptions == sum(gang.preemptions for gang in job.gangs), f"{who}: preemptions are off"
+    for gang in job.gangs:
+        succeeded = sum(task.state is TaskState.SUCCEEDED for task in gang.tasks)
+        assert gang.succeeded == succeeded, f"{who}: successes are off"
+
+
+def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
+    who = job.spec.job_id
+    assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
+    assert not (job.state.finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
+    if not gang.placed:
+        assert gang.notice is None, f"{who}: a notice for a gang that does not run"
+        return
+    live = {TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED}
+    assert {task.state for task in gang.tasks} <= live, f"{who}: gang is placed in part"
+    per_group, rest = divmod(len(gang.tasks), len(gang.groups))
+    assert rest == 0, f"{who}: groups of unequal size"
+    for number, task in enumerate(gang.tasks):
+        worker = fleet.workers.get(task.node_id or "")
+        assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
+        assert (task.task_id, gang.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
+        if job.spec.coscheduling:
+            group = fleet.grouping(job.spec.coscheduling.group_by).name_of(worker)
+            assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
+
+
+def _check_worker(worker: Worker, jobs: Mapping[str, Job], allocations: Allocations) -> None:
+    for resource, amount in worker.resources.items():
+        free = worker.free[resource]
+        assert 0 <= free <= amount, f"{worker.node_id}: {free} of {amount} {resource} is free"
+    using_chips = [task_id for task_id, _ in worker.occupants if jobs[job_of(task_id)].requirement.chips]
+    assert len(using_chips) <= 1, f"{worker.node_id}: {using_chips} share its chips"
+    for task_id, attempt in worker.occupants:
+        job = jobs[job_of(task_id)]
+        position = job.position_of(index_of(task_id))
+        assert (position, attempt) in allocations.get(job.spec.job_id, {}), f"{task_id} holds it without an allocation"
+        gang = job.gangs[position]
+        over = gang.attempt != attempt or not gang.placed
+        assert ((task_id, attempt) in worker.ending) == over, f"{worker.node_id}: is {task_id} over or not?"

@@ -1,0 +1,47 @@
+"""What outlives the Controller's process: one record per job, from which the state comes back.
+
+A record is written before anything is done that it speaks of, so whatever was acknowledged is in it.
+"""
+
+import pickle
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iris_ray.errors import UnknownRecordError
+from iris_ray.model.jobs import Allocation, AllocationKey, Job
+
+RECORD_VERSION = 3
+"""To be raised whenever the fields of a class that records hold change; a test compares them with a list."""
+
+_HEADER = b"iris_ray job record %d" % RECORD_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job, and what its attempts hold."""
+
+    job: Job
+    allocations: Mapping[AllocationKey, Allocation]
+
+    def to_bytes(self) -> bytes:
+        """A few hundred bytes, and some ten for every task."""
+        return _HEADER + b"\n" + zlib.compress(pickle.dumps(self), 1)
+
+    @staticmethod
+    def from_bytes(data: bytes) -> "JobRecord":
+        """The record.
+
+        Raises:
+            UnknownRecordError: another version of iris_ray wrote it.
+        """
+        header, _, body = data.partition(b"\n")
+        if header != _HEADER:
+            raise UnknownRecordError(
+                f"the cluster's job records begin with {header[:40]!r}, this version of iris_ray writes {_HEADER!r}:"
+                " use the version that wrote them until its jobs have ended, or remove the records to go on without"
+                " those jobs"
+            )
+        record: JobRecord = pickle.loads(zlib.decompress(body))
+        record.job.requirement = record.job.spec.requirement  # equal ones are to be the same object
+        return record

@@ -1,0 +1,190 @@
+"""Slices that are held ready for a gang that runs: in case of a loss, in place of a doomed one, or to grow.
+
+Each is a job of its own, without any function: it waits in the queue like others, and once it is placed, the pool of
+the gang's job reserves the slices and starts their standbys. The moment the gang goes back to the queue its spares are
+dropped. What they held is then the gang's first choice, since its own pool keeps it warm.
+"""
+
+import heapq
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+
+from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec, SpareFor, SparePurpose
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.workers import Worker
+
+Need = tuple[SparePurpose, tuple[int, ...]]
+"""What for, and how many slices (any of these counts)."""
+
+NO_LIMIT = 1_000_000_000
+
+
+class Spares:
+    """Which jobs hold slices ready for which, and which of them may have to change. `ControllerState` changes them."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[str]] = {}  # job id → ids of the jobs that hold slices ready for it
+        self._restless: dict[str, None] = {}  # ids of jobs that may need other spares than they have
+        self._may_grow: list[tuple[float, str]] = []  # a heap: when a gang that runs may grow, and whose it is
+
+    def look_at(self, job: Job) -> None:
+        """Something has happened to the job or to its hosts: it may need other spares. To a spare: its job may."""
+        if job.spec.spare_for is not None:
+            self._restless[job.spec.spare_for.job_id] = None
+        elif job.spec.coscheduling is not None:
+            self._restless[job.spec.job_id] = None
+
+    def gang_runs(self, job: Job) -> None:
+        """All tasks of the job run: now, or already when its record was written."""
+        self.look_at(job)
+        if job.spec.grow_after is not None and job.spec.spare_for is None and _has_room_to_grow(job):
+            heapq.heappush(self._may_grow, (job.gang.running_since + job.spec.grow_after, job.spec.job_id))
+
+    def time_passed(self, now: float) -> None:
+        """Some gangs may have run on few slices for long enough."""
+        while self._may_grow and self._may_grow[0][0] <= now:
+            self._restless[heapq.heappop(self._may_grow)[1]] = None
+
+    def restored(self, spare: Job) -> None:
+        """The job was made as a spare before this process began."""
+        assert spare.spec.spare_for is not None
+        self._of.setdefault(spare.spec.spare_for.job_id, []).append(spare.spec.job_id)
+        self.look_at(spare)
+
+    def changes(
+        self, jobs: Mapping[str, Job], workers: Mapping[str, Worker], now: float
+    ) -> Iterator[tuple[Job | None, list[Job], list[JobSpec]]]:
+        """For each job that something has happened to: the spares that it needs no longer, and those to be made.
+
+        The job is None if it is forgotten.
+        """
+        restless, self._restless = self._restless, {}
+        for job_id in restless:
+            job = jobs.get(job_id)
+            spares = [jobs[spare_id] for spare_id in self._of.pop(job_id, ())]
+            sound = sum(is_for(spare, SparePurpose.SPARE) and holds_ready(spare, workers) for spare in spares)
+            needs = [] if job is None else spares_needed(job, doomed_groups(job, workers), sound, now)
+            kept, superfluous = [], []
+            for spare in sorted(spares, key=lambda spare: not spare.gang.placed):
+                if need_of(spare) in needs and not doomed_groups(spare, workers):
+                    needs.remove(need_of(spare))
+                    kept.append(spare.spec.job_id)
+                else:
+                    superfluous.append(spare)
+            missing = [] if job is None else [spare_spec(job, need, self._number(job, need, jobs)) for need in needs]
+            if kept or missing:
+                self._of[job_id] = kept + [spec.job_id for spec in missing]
+            yield job, superfluous, missing
+
+    def room_is_ready(self, job: Job, jobs: Mapping[str, Job]) -> bool:
+        """Whether the slices that the job's gang is to grow by are there, with their processes started."""
+        spares = (jobs[spare_id] for spare_id in self._of.get(job.spec.job_id, ()))
+        rooms = (spare for spare in spares if is_for(spare, SparePurpose.GROWTH))
+        return any(room.counts[TaskState.RUNNING] == len(room.tasks) for room in rooms)
+
+    def _number(self, job: Job, need: Need, taken: Container[str]) -> int:
+        """One that makes an id that nobody has, nor ever had: pools remember what they have heard of attempts."""
+        job.spares_made += 1
+        while spare_id(job, need, job.spares_made) in taken:
+            job.spares_made += 1
+        return job.spares_made
+
+    def check(self, jobs: Mapping[str, Job]) -> None:
+        """Raise AssertionError if this is not what the jobs say. For tests."""
+        known = [spare_id for ids in self._of.values() for spare_id in ids]
+        assert sorted(known) == sorted(job_id for job_id, job in jobs.items() if job.spec.spare_for)
+        for parent_id, spare_ids in self._of.items():
+            assert spare_ids, f"{parent_id}: a place for spares, but there are none"
+            parent = jobs.get(parent_id)
+            assert parent is not None, f"{spare_ids} are held for {parent_id}, which is forgotten"
+            assert parent.gang.placed, f"{spare_ids} are held for {parent_id}, which does not run"
+            for spare in map(jobs.__getitem__, spare_ids):
+                assert spare.spec.spare_for is not None
+                assert spare.spec.spare_for.job_id == parent_id
+                assert not spare.state.finished, f"{spare.spec.job_id} is over, which spares never are"
+        for job_id, job in jobs.items():
+            if any(gang.is_to_grow for gang in job.gangs):
+                assert self.room_is_ready(job, jobs), f"{job_id} is to grow, but there is no room for it"
+
+
+def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
+    """What should be held ready for a job now.
+
+    Args:
+        job: any job.
+        doomed: how many of the slices that it runs on are about to go.
+        sound: how many spares have their slices; one that waits in the queue can't take over.
+        now: seconds on the clock of the events.
+    """
+    config, spec = job.spec.coscheduling, job.spec
+    if config is None or spec.spare_for is not None or not job.requirement.chips or not job.gang.placed:
+        return []
+    needs: list[Need] = [(SparePurpose.SPARE, (1,))] * spec.spares
+    needs += [(SparePurpose.REPLACEMENT, (1,))] * (doomed - min(sound, spec.spares))
+    have = len(job.gang.groups)
+    if not doomed and may_grow(job, now):
+        needs.append((SparePurpose.GROWTH, tuple(count - have for count in config.counts if count > have)))
+    return needs
+
+
+def may_grow(job: Job, now: float) -> bool:
+    """Whether a gang that runs on fewer slices than it can use is to move to more, once they are there."""
+    gang, after = job.gang, job.spec.grow_after
+    if after is None or not _has_room_to_grow(job):
+        return False
+    if any(task.state is not TaskState.RUNNING for task in gang.tasks):
+        return False
+    return len(gang.groups) < gang.groups_wanted or now >= gang.running_since + after
+
+
+def _has_room_to_grow(job: Job) -> bool:
+    config = job.spec.coscheduling
+    return config is not None and len(job.gang.groups) < max(config.counts)
+
+
+def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:
+    """How many of the groups that a gang runs on are about to go."""
+    if job.spec.coscheduling is None or not job.gang.placed:
+        return 0
+    tasks, per_group = job.gang.tasks, len(job.gang.tasks) // len(job.gang.groups)
+    hosts = (workers.get(task.node_id or "") for task in tasks)
+    return len({i // per_group for i, worker in enumerate(hosts) if worker is not None and worker.draining})
+
+
+def spare_id(job: Job, need: Need, number: int) -> str:
+    return f"{job.spec.job_id}/{need[0].value}-{number}"
+
+
+def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
+    """The job that holds slices ready for another one."""
+    purpose, counts = need
+    assert job.spec.coscheduling is not None
+    return replace(
+        job.spec,
+        job_id=spare_id(job, need, number),
+        name=f"{purpose.value} for {job.spec.name}",
+        coscheduling=CoschedulingConfig(job.spec.coscheduling.group_by, counts),
+        spare_for=SpareFor(job.spec.job_id, purpose),
+        spares=0,
+        max_retries_preemption=NO_LIMIT,
+        max_retries_failure=NO_LIMIT,
+        max_task_failures=None,
+        scheduling_timeout=None,
+    )
+
+
+def is_for(spare: Job, purpose: SparePurpose) -> bool:
+    """Whether a job holds slices for another one, and for that purpose."""
+    return spare.spec.spare_for is not None and spare.spec.spare_for.purpose is purpose
+
+
+def holds_ready(spare: Job, workers: Mapping[str, Worker]) -> bool:
+    """Whether a spare has its slices, and none of them is about to go."""
+    return spare.gang.placed and not doomed_groups(spare, workers)
+
+
+def need_of(spare: Job) -> Need:
+    """The need that a spare was made for."""
+    assert spare.spec.spare_for is not None
+    assert spare.spec.coscheduling is not None
+    return spare.spec.spare_for.purpose, spare.spec.coscheduling.counts

@@ -1,0 +1,78 @@
+"""Names under which the tasks of a job find each other's addresses.
+
+An endpoint is put down in the cluster's key-value store by the task that offers it, and counts only as long as that
+attempt of that task is not over. So it outlives the Controller, and nobody has to take it back.
+"""
+
+import pickle
+import time
+
+from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.actors.wire.shared_names import endpoint_key
+from iris_ray.actors.wire.status import TaskStatus
+from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.lifecycle import ACTIVE
+from iris_ray.task.job_info import get_job_info
+
+ASK_AGAIN_S = 0.2
+
+
+def register_endpoint(name: str, address: str) -> None:
+    """Let the other tasks of this job find ``address`` under ``name``, for as long as this attempt lasts.
+
+    Registering a name again replaces its address.
+
+    Raises:
+        InvalidRequestError: called outside a task, or an argument is no str.
+    """
+    me = _task(name)
+    if not isinstance(address, str) or not address:
+        raise InvalidRequestError(f"address is {address!r}; give a str, such as 10.0.0.2:8080")
+    ClusterStore().put(_key(me, name), pickle.dumps((me.task_index, me.attempt, address)))
+
+
+def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
+    """The address that a task of this job has registered.
+
+    Args:
+        name: its name.
+        timeout: for how many seconds to wait until somebody registers it.
+
+    Raises:
+        EndpointNotFoundError: nobody has, or whoever did has ended.
+        ControllerUnavailableError: nobody can tell: no Controller ran, neither within the timeout nor for 20 s.
+        InvalidRequestError: called outside a task.
+    """
+    me, deadline = _task(name), time.monotonic() + timeout
+    while (address := _registered(me, name, deadline - time.monotonic())) is None:
+        if time.monotonic() > deadline:
+            waited = f" within {timeout:g} s" if timeout else ""
+            raise EndpointNotFoundError(f"no task of {me.namespace} that runs has registered {name!r}{waited}")
+        time.sleep(ASK_AGAIN_S)
+    return address
+
+
+def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
+    found = ClusterStore().get(_key(me, name))
+    if found is None:
+        return None
+    index, attempt, address = pickle.loads(found)
+    if (index, attempt) == (me.task_index, me.attempt):
+        return str(address)
+    holder: TaskStatus = ControllerConnection(patience_s=max(left_s, RESTART_S)).ask("task_status", me.job_id, index)
+    return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
+
+
+def _task(name: str) -> JobInfo:
+    me = get_job_info()
+    if me is None:
+        raise InvalidRequestError("endpoints are for tasks of a job; this process is none")
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError(f"the endpoint's name is {name!r}; give a str")
+    return me
+
+
+def _key(me: JobInfo, name: str) -> str:
+    return endpoint_key(me.namespace, name)

@@ -1,0 +1,69 @@
+"""JAX on a gang: one call that joins all processes, and one that has them save the same step."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+
+from iris_ray.task.job_info import get_job_info
+from iris_ray.task.preemption import PreemptionNotice, preemption_notice
+
+NOTICE_TIMEOUT_S = 5.0
+"""How much later than its peers a process may hear of a notice that JAX has told all of them."""
+
+
+def initialize(**kwargs: Any) -> None:
+    """Join the processes of this gang into one JAX program; call it before anything else touches JAX's devices.
+
+    ``jax.distributed.initialize()`` finds its peers by itself on Cloud TPU, with one fixed port. This one takes the
+    address that iris_ray chose for this attempt: no leftover of an earlier attempt and no other gang on the host can
+    be in its way, and it works without TPUs too. Outside a task, and in a gang of one, it does nothing, so that a
+    script also runs on its own.
+
+    Args:
+        kwargs: passed on to ``jax.distributed.initialize``, such as ``initialization_timeout=60`` (seconds).
+
+    Example::
+
+        def train():
+            iris_ray.jax.initialize()
+            print(jax.process_index(), "of", jax.process_count())
+    """
+    info = get_job_info()
+    if info is None or info.num_tasks == 1:
+        return
+    jax.distributed.initialize(
+        coordinator_address=info.coordinator_address,
+        coordinator_bind_address=info.coordinator_address,  # and on no other interface
+        num_processes=info.num_tasks,
+        process_id=info.task_index,
+        **kwargs,
+    )
+    if preemption_notice() is not None:  # it came before JAX listened
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def agreed_notice(step: int) -> PreemptionNotice | None:
+    """The notice that this gang has had, at a step that is the same in all its processes; until then None.
+
+    To be called once in every step, by all processes. JAX agrees on the step by itself, because each process gets
+    SIGTERM with the notice. In a process that runs alone this is `preemption_notice`.
+
+    Example::
+
+        if notice := iris_ray.jax.agreed_notice(step):
+            save(step, params)
+            notice.saved()
+    """
+    info = get_job_info()
+    if info is None or info.num_tasks == 1:
+        return preemption_notice()
+    if not multihost_utils.reached_preemption_sync_point(step):
+        return None
+    deadline = time.monotonic() + NOTICE_TIMEOUT_S
+    while (notice := preemption_notice()) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return notice

@@ -1,0 +1,17 @@
+"""What the calling task knows about itself."""
+
+import os
+from collections.abc import Mapping
+
+from iris_ray.model.job_info import JobInfo, job_info_of
+
+
+def get_job_info(environ: Mapping[str, str] = os.environ) -> JobInfo | None:
+    """Return the calling task's place in its gang, or None outside a task.
+
+    Example::
+
+        info = get_job_info()
+        shard = shards[info.task_index :: info.num_tasks]
+    """
+    return job_info_of(environ)

@@ -1,0 +1,107 @@
+"""What a task hears when its gang is to move, and how it says that it is ready to.
+
+Everything goes through three files of the task's process on its host: TPUHostActor writes the notice, the task marks
+that it has saved its state, and touches its heartbeat. So child processes of a task can use this as well as the task.
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.notices import NoticeKind
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionNotice:
+    """Advance word: this task's gang is to move.
+
+    Attributes:
+        kind: `NoticeKind`: PREEMPTION, MAINTENANCE, or GROWTH if more slices are there for it.
+        reason: why, in words, with the host that is to go.
+        deadline: when it is over at the latest; seconds since the epoch.
+    """
+
+    kind: NoticeKind
+    reason: str
+    deadline: float
+
+    @property
+    def seconds_left(self) -> float:
+        """Until the deadline; negative afterwards."""
+        return self.deadline - time.time()
+
+    def saved(self) -> NoReturn:
+        """Say that this task has nothing to lose any more. Does not return.
+
+        Once every task of the gang has said so, or has returned, all are ended and the gang goes on elsewhere at once,
+        with a new attempt. If some never say so, the gang moves at the deadline.
+        """
+        files = TaskFiles.of_this_task()
+        assert files is not None, "a notice comes from the files of a task"
+        files.saved.touch()
+        while True:
+            time.sleep(60.0)
+
+
+def preemption_notice() -> PreemptionNotice | None:
+    """The notice that this task's gang has had, or None. Costs a look into the file system (microseconds).
+
+    Tasks of a gang may see it at slightly different times. Where all must save the same step, as in JAX, use
+    `iris_ray.jax.agreed_notice`.
+
+    Example::
+
+        for step in range(start, steps):
+            state = train_step(state)
+            if notice := iris_ray.preemption_notice():
+                save(step, state)
+                notice.saved()
+    """
+    files = TaskFiles.of_this_task()
+    if files is None:
+        return None
+    try:
+        found = json.loads(files.notice.read_text())
+    except FileNotFoundError:
+        return None
+    return PreemptionNotice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
+
+
+def on_preemption(callback: Callable[[PreemptionNotice], None]) -> None:
+    """Have a function called, once, in a thread of its own, when this task's gang is to move. Outside a task: never.
+
+    Whoever can't change the code at all may rely on SIGTERM: a task that has installed a handler for it (JAX and Orbax
+    do) gets that signal with the notice; others get none.
+    """
+    if TaskFiles.of_this_task() is None:
+        return
+
+    def watch() -> None:
+        while (notice := preemption_notice()) is None:
+            time.sleep(POLL_S)
+        callback(notice)
+
+    threading.Thread(target=watch, name="iris_ray.on_preemption", daemon=True).start()
+
+
+def heartbeat(step: int | None = None) -> None:
+    """Say that this task makes progress, for jobs with a ``stall_timeout``. Costs a small file (some ten microseconds).
+
+    Args:
+        step: how far it is; the one who is furthest behind in a stalled gang is named by it.
+    """
+    files = TaskFiles.of_this_task()
+    if files is None:
+        return
+    unfinished = Path(f"{files.heartbeat}.{threading.get_native_id()}")  # no other thread of any process has this one
+    with contextlib.suppress(OSError):  # a full disk is no reason to end a training run
+        unfinished.write_text("" if step is None else str(int(step)))
+        unfinished.replace(files.heartbeat)

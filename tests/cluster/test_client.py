@@ -1,0 +1,415 @@
+"""`IrisClient` on a simulated cluster: jobs of every kind, what can be asked about them, and their ends."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray import (
+    Constraint,
+    ConstraintOp,
+    CoschedulingConfig,
+    IrisClient,
+    JobState,
+    ResourceSpec,
+    TaskState,
+    get_job_info,
+    lookup_endpoint,
+    register_endpoint,
+    tpu_device,
+)
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.cli.exits import OK
+from iris_ray.client.log_stream import FIRST_WORD_S
+from iris_ray.errors import (
+    EndpointNotFoundError,
+    InvalidJobError,
+    InvalidRequestError,
+    IrisError,
+    JobCancelledError,
+    UnknownNameError,
+    UnknownTPUTypeError,
+)
+from iris_ray.testing import SimulatedCluster
+from tests.conftest import Terminal
+from tests.support.command_line import command_line, environment, iris
+from tests.support.gangs import Trace, alive, wait_until
+
+V4_8, V4_16 = tpu_device("v4-8"), tpu_device("v4-16")
+
+
+@pytest.fixture(scope="module")
+def small() -> Any:
+    """A v4-16 slice of two hosts and two v4-8 slices of one."""
+    with SimulatedCluster({"v4-16": 1, "v4-8": 2}, cpus_per_host=4, quiet=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(small: SimulatedCluster) -> IrisClient:
+    return IrisClient()
+
+
+def me() -> tuple[str, int, int, int, str]:
+    info = get_job_info()
+    assert info is not None
+    return info.task_id, info.task_index, info.num_tasks, info.attempt, info.slice_name
+
+
+# -- at the door ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"cpu": -1}, "cpu"),
+        ({"cpu": True}, "cpu"),
+        ({"memory_gb": float("nan")}, "memory_gb"),
+        ({"memory_gb": "3"}, "memory_gb"),
+        ({"replicas": 0}, "replicas"),
+        ({"replicas": 1.5}, "replicas"),
+        ({"device": "v4-8"}, r"tpu_device\("),
+    ],
+    ids=str,
+)
+def test_resources_that_can_not_be_are_refused_by_name(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        ResourceSpec(**values)
+
+
+def test_device_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UnknownTPUTypeError, match="v4-32"):
+        tpu_device("v4-31")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"name": "a/b"}, InvalidRequestError, "slashes"),
+        ({"name": 3}, InvalidRequestError, "name"),
+        ({"env": {"A": 1}}, InvalidRequestError, "env"),
+        ({"resources": {"cpu": 1}}, InvalidRequestError, "ResourceSpec"),
+        ({"resources": ResourceSpec(device=V4_16, replicas=3)}, InvalidJobError, "num_groups"),
+        ({"coscheduling": CoschedulingConfig()}, InvalidJobError, "tpu_device"),
+        ({"coscheduling": 2}, InvalidJobError, "CoschedulingConfig"),
+        (
+            {"resources": ResourceSpec(device=V4_16), "coscheduling": CoschedulingConfig("rack")},
+            InvalidJobError,
+            "group_by",
+        ),
+        ({"priority": 1}, InvalidJobError, "PriorityBand"),
+        ({"max_retries_failure": -1}, InvalidJobError, "max_retries_failure"),
+        ({"constraints": ("x",)}, InvalidJobError, "constraints"),
+        ({"scheduling_timeout": "soon"}, InvalidJobError, "scheduling_timeout"),
+        ({"keep_warm": -1}, InvalidRequestError, "keep_warm"),
+        ({"preload": "jax"}, InvalidRequestError, "preload"),
+    ],
+    ids=str,
+)
+def test_submit_refuses_bad_input_by_name(
+    client: IrisClient, changes: dict[str, Any], error: type[IrisError], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        client.submit(me, **changes)
+
+
+@pytest.mark.cluster
+def test_remote_while_connected_elsewhere_is_refused(small: SimulatedCluster) -> None:
+    with pytest.raises(InvalidRequestError, match="already"):
+        IrisClient.remote(small.address)
+
+
+# -- jobs of every kind ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_tasks_without_tpu_run_off_the_slices_with_their_environment(
+    client: IrisClient, small: SimulatedCluster
+) -> None:
+    def task() -> tuple[Any, ...]:
+        return (*me(), os.environ["COLOUR"], ray.util.get_node_ip_address())
+
+    job = client.submit(task, "paint", resources=ResourceSpec(cpu=1, replicas=3), env={"COLOUR": "blue"})
+    head = small.address.rpartition(":")[0]
+    assert job.results(120) == [(f"{job.job_id}/task-{i}", i, 3, 1, "", "blue", head) for i in range(3)]
+    assert job.wait(30).state is JobState.SUCCEEDED
+    assert job.done()
+    assert job.job_id.startswith("paint-")
+
+
+@pytest.mark.cluster
+def test_more_tasks_than_places_run_one_after_another(client: IrisClient) -> None:
+    """Three tasks, two slices of that type: the third gets a slice that is free again."""
+    job = client.submit(me, resources=ResourceSpec(replicas=3, device=V4_8), keep_warm=0)
+    results = job.results(180)
+    assert [result[1] for result in results] == [0, 1, 2]
+    assert {result[4] for result in results} == {"v4-8-0", "v4-8-1"}
+
+
+@pytest.mark.cluster
+def test_job_on_a_slice_of_several_hosts_is_a_gang(client: IrisClient) -> None:
+    job = client.submit(me, resources=ResourceSpec(device=V4_16), keep_warm=0)
+    assert job.results(120) == [(f"{job.job_id}/task-{i}", i, 2, 1, "v4-16-0") for i in range(2)]
+    assert client.job_status(job).device == "v4-16"
+
+
+@pytest.mark.cluster
+def test_task_that_fails_is_retried_alone_and_then_fails_the_job(client: IrisClient, trace: Trace) -> None:
+    def work(facts: dict[str, Any]) -> int:
+        if facts["index"] == 1:
+            raise ValueError("no")
+        time.sleep(600)
+        return 0
+
+    job = client.submit(trace.gang(work), resources=ResourceSpec(replicas=2), max_retries_failure=1)
+    with pytest.raises(ValueError, match="no"):
+        job.results(180)
+    assert job.wait().state is JobState.FAILED
+    assert [task.state for task in client.list_tasks(job)] == [TaskState.KILLED, TaskState.FAILED]
+    assert [(start["index"], start["attempt"]) for start in trace.starts()] == [(0, 1), (1, 1), (1, 2)]
+    sleeper = trace.starts()[0]["pid"]
+    wait_until(lambda: not alive(sleeper))
+
+
+@pytest.mark.cluster
+def test_failures_of_all_tasks_together_end_the_job_though_each_has_retries_left(client: IrisClient) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    job = client.submit(fail, resources=ResourceSpec(replicas=2), max_retries_failure=9, max_task_failures=2)
+    with pytest.raises(ValueError, match="no"):
+        job.results(120)
+    status = job.wait()
+    assert (status.state, status.failures) == (JobState.FAILED, 3)
+
+
+@pytest.mark.cluster
+def test_handle_is_a_future(client: IrisClient) -> None:
+    jobs = [client.submit(me, f"f{i}") for i in range(2)]
+    done, _ = wait(jobs, timeout=120)
+    assert done == set(jobs)
+    assert [job.exception() for job in jobs] == [None, None]
+    assert not any(job.cancelled() for job in jobs)
+
+
+# -- what can be asked ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_job_that_no_host_can_run_says_so_at_once_and_can_be_cancelled(client: IrisClient) -> None:
+    job = client.submit(me, resources=ResourceSpec(device=tpu_device("v5litepod-16")))
+    assert "1 × v4-16, 2 × v4-8" in wait_until(lambda: (s := client.explain(job)).startswith("waiting") and s)
+    assert not job.done()
+    assert job.cancel()
+    with pytest.raises(JobCancelledError):
+        job.results(60)
+    assert job.cancelled()
+    assert not job.cancel()
+
+    async def awaited() -> None:
+        await asyncio.wrap_future(job)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(awaited())
+
+
+@pytest.mark.cluster
+def test_constraint_of_the_user_is_heeded(client: IrisClient) -> None:
+    on_a_slice = Constraint("tpu-name", ConstraintOp.EXISTS)
+    job = client.submit(lambda: ray.util.get_node_ip_address(), resources=ResourceSpec(), constraints=[on_a_slice])
+    (address,) = job.results(120)
+    assert address in {worker.address for worker in client.list_workers() if worker.slice_name}
+
+
+@pytest.mark.cluster
+def test_unknown_job_or_task_is_refused_with_the_nearest(client: IrisClient) -> None:
+    job = client.submit(me, "nearest")
+    job.results(120)
+    with pytest.raises(UnknownNameError, match=job.job_id):
+        client.job_status(job.job_id[:-1])
+    with pytest.raises(UnknownNameError, match="task"):
+        client.task_status(job, 7)
+    assert client.task_status(job, task_index=0).state is TaskState.SUCCEEDED
+    with pytest.raises(UnknownNameError, match="int"):
+        client.explain(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.cluster
+def test_wait_streams_what_the_tasks_print_and_the_log_stays(client: IrisClient, terminal: Terminal) -> None:
+    terminal.listen()
+
+    def speak() -> None:
+        info = get_job_info()
+        assert info is not None
+        print(f"task {info.task_index} attempt {info.attempt}")
+        if info.attempt == 1 and info.task_index == 1:
+            raise ValueError("once")
+
+    job = client.submit(speak, resources=ResourceSpec(replicas=2))
+    assert job.wait(stream_logs=True).state is JobState.SUCCEEDED
+    lines = terminal.lines
+    for line in ("task-0| task 0 attempt 1", "task-1| task 1 attempt 1", "task-1| task 1 attempt 2"):
+        assert line in lines
+    assert client.fetch_task_logs(job, 1, attempt=1).text.splitlines()[0] == "task 1 attempt 1"
+    assert client.fetch_task_logs(job, task_index=1).text == "task 1 attempt 2\n"
+    before = len(terminal.lines)
+    job.wait(stream_task_index=0)
+    assert "task 0 attempt 1" in terminal.lines[before:]
+    with pytest.raises(UnknownNameError):
+        job.wait(stream_task_index=2)
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        job.wait(1.0, stream_logs=True)
+
+
+@pytest.mark.cluster
+def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_nor_logs(
+    client: IrisClient, small: SimulatedCluster, tmp_path: Path, terminal: Terminal
+) -> None:
+    terminal.listen()
+
+    def serve_or_ask() -> str:
+        info = get_job_info()
+        assert info is not None
+        if info.task_index == 1:
+            register_endpoint("server", "10.0.0.1:80")
+        print("up", flush=True)
+        while not (tmp_path / "stopped").exists():
+            time.sleep(0.02)
+        found = lookup_endpoint("server") if info.task_index == 0 else ""
+        print(f"found {found}", flush=True)
+        while not (tmp_path / "finish").exists():
+            time.sleep(0.02)
+        return found
+
+    job = client.submit(serve_or_ask, resources=ResourceSpec(replicas=2), max_retries_failure=0)
+    printed = tmp_path / "printed"
+    with printed.open("wb") as out, ThreadPoolExecutor() as threads:
+        following = subprocess.Popen(
+            command_line("logs", "-f", job.job_id), stdout=out, stderr=subprocess.STDOUT, env=environment(small)
+        )
+        wait_until(lambda: printed.read_bytes().count(b"| up\n") == 2)
+        streaming = threads.submit(job.wait, stream_logs=True)
+        ControllerConnection().end()
+        waiting = threads.submit(job.wait)
+        asked = threads.submit(client.task_status, job, 1)
+        (tmp_path / "stopped").touch()
+        time.sleep(FIRST_WORD_S + 1.0)  # so that the waiting one has asked in vain
+        iris(small, "controller", "start")
+        wait_until(lambda: b"task-0| found 10.0.0.1:80\n" in printed.read_bytes())
+        (tmp_path / "finish").touch()
+        assert job.results(60) == ["10.0.0.1:80", ""]
+        assert following.wait(60) == OK, printed.read_text()
+        assert asked.result(60).state is TaskState.RUNNING
+        assert [found.result(60).state for found in (waiting, streaming)] == [JobState.SUCCEEDED] * 2
+    assert "task-0| found 10.0.0.1:80" in terminal.lines
+
+
+# -- children and endpoints -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.cluster
+def test_job_of_a_job_is_under_it_and_ends_with_it(client: IrisClient, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+
+    def child() -> None:
+        pid_file.write_text(str(os.getpid()))
+        time.sleep(600)
+
+    def parent() -> None:
+        IrisClient().submit(child, "child").results()
+
+    job = client.submit(parent, "parent", max_retries_failure=0)
+    wait_until(lambda: pid_file.exists() and pid_file.read_text(), 120)
+    (below,) = [other for other in client.list_jobs() if other.job_id.startswith(f"{job.job_id}/")]
+    assert below.state is JobState.RUNNING
+    job.cancel()
+    wait_until(lambda: not alive(int(pid_file.read_text())), 10)
+    wait_until(lambda: client.job_status(below.job_id).state is JobState.KILLED, 10)
+
+
+@pytest.mark.cluster
+def test_endpoint_is_found_by_the_tasks_of_its_job_and_vanishes_with_its_attempt(client: IrisClient) -> None:
+    def serve_or_ask() -> str:
+        info = get_job_info()
+        assert info is not None
+        if info.task_index == 1:
+            first = lookup_endpoint("server", timeout=60)
+            register_endpoint("asked", "now")
+            until = time.monotonic() + 60
+            while time.monotonic() < until:
+                try:
+                    lookup_endpoint("server")
+                except EndpointNotFoundError:
+                    return first
+                time.sleep(0.1)
+            return "it did not vanish"
+        register_endpoint("server", "10.0.0.1:80")
+        return lookup_endpoint("asked", timeout=60)
+
+    job = client.submit(serve_or_ask, resources=ResourceSpec(replicas=2), max_retries_failure=0)
+    assert job.results(180) == ["now", "10.0.0.1:80"]
+
+
+def test_endpoint_outside_a_task_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="task"):
+        register_endpoint("a", "b")
+
+
+# -- whose end is whose ---------------------------------------------------------------------------------------------
+
+DRIVER = """
+    import pathlib, sys, time
+    from iris_ray import IrisClient
+
+    address, directory, detached = sys.argv[1], pathlib.Path(sys.argv[2]), sys.argv[3] == "detached"
+
+    def task():
+        import os
+        (directory / "pid").write_text(str(os.getpid()))
+        while not (directory / "finish").exists():
+            time.sleep(0.05)
+
+    client = IrisClient.remote(address)
+    job = client.submit(task, "lasting", detached=detached)
+    (directory / "job").write_text(job.job_id)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("kind", ["detached", "attached"])
+def test_detached_job_outlives_a_killed_driver_and_an_attached_one_ends_with_it(
+    client: IrisClient, small: SimulatedCluster, tmp_path: Path, kind: str
+) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    root = str(Path(__file__).parents[2])
+    driver = subprocess.Popen(
+        [sys.executable, str(script), small.address, str(tmp_path), kind], env={**os.environ, "PYTHONPATH": root}
+    )
+    try:
+        pid = int(wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text(), 120))
+        job_id = wait_until(lambda: (tmp_path / "job").exists() and (tmp_path / "job").read_text())
+    finally:
+        driver.send_signal(signal.SIGKILL)
+        driver.wait()
+    if kind == "attached":
+        wait_until(lambda: not alive(pid), 10)
+        wait_until(lambda: client.job_status(job_id).state is JobState.KILLED, 10)
+        return
+    time.sleep(5.0)  # long enough for Ray to have cleared up after the driver
+    assert alive(pid)
+    assert client.job_status(job_id).state is JobState.RUNNING
+    (tmp_path / "finish").touch()
+    wait_until(lambda: client.job_status(job_id).state is JobState.SUCCEEDED)
+    wait_until(lambda: not any(a["name"] == f"pool/{job_id}" for a in ray.util.list_named_actors(all_namespaces=True)))

@@ -1,0 +1,192 @@
+"""Real Ray nodes beside an emulated Cloud TPU API: whose fault a loss was, and demand for slices that are not there."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import ray
+from google.cloud import tpu_v2
+
+from iris_ray import release, run_on_pod_ray
+from iris_ray.actors.controller import autoscaler_demand
+from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, AutoscalerDemand
+from iris_ray.actors.wire.controller_connection import find_controller
+from iris_ray.actors.wire.ray_internals import pending_gang_demand
+from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.cloud.provisioning import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.testing import SimulatedCluster
+from iris_ray.testing.cloud_tpu_server import CloudTpuServer
+from tests.conftest import Terminal
+from tests.support.gangs import Trace, ask_controller, job_view, wait_until
+
+pytestmark = pytest.mark.cluster
+
+HEAD = "TPU-v4-16-head"
+NodeState = tpu_v2.Node.State
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[CloudTpuServer]:
+    with CloudTpuServer() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def cluster(provider: CloudTpuServer) -> Iterator[SimulatedCluster]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(LOCATION_VARIABLE, provider.location)
+        patch.setenv(ENDPOINT_VARIABLE, provider.address)
+        patch.setenv(VARIABLE, "1")
+        with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
+            yield running
+            release()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(cluster: SimulatedCluster) -> Iterator[None]:
+    """What a test that failed has left must not be in the way of the next one."""
+    yield
+    if find_controller() is None:
+        return
+    for job in ask_controller("list_jobs"):
+        if not job.state.finished:
+            ask_controller("cancel", job.job_id, "the test is over")
+
+
+def iris_ray(*args: str) -> str:
+    """What a command prints; its errors, too."""
+    command = [sys.executable, "-m", "iris_ray", *args]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def demand_groups() -> list[str]:
+    """States of the placement groups that stand for missing slices."""
+    table = ray.util.placement_group_table().values()
+    return [group["state"] for group in table if group["name"].startswith(NAME_PREFIX) and group["state"] != "REMOVED"]
+
+
+def gang_demand() -> list[dict[str, float]]:
+    """What Ray's autoscaler gets to see."""
+    return pending_gang_demand()
+
+
+@pytest.mark.parametrize(
+    ("state", "outcome"), [(NodeState.PREEMPTED, "TpuPreempted"), (NodeState.REPAIRING, "TpuFailed")]
+)
+def test_host_lost_without_notice_is_judged_by_the_providers_word(
+    cluster: SimulatedCluster,
+    provider: CloudTpuServer,
+    trace: Trace,
+    terminal: Terminal,
+    state: tpu_v2.Node.State,
+    outcome: str,
+) -> None:
+    terminal.listen()
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0)
+    first = trace.wait_for_tasks(2, timeout_s=120)
+    victim = first[0]["slice"]
+    provider.add_node(victim)
+    provider.set_node(victim, state)
+    cluster.kill_host(victim, 1)
+    cluster.add_slice("v4-16")
+    trace.wait_for_tasks(2, attempt=2, timeout_s=120)
+    trace.finish()
+    ray.get(ref)
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 1)
+    line = wait_until(lambda: next((line for line in terminal.lines if " attempt 1 ended: " in line), None), 10)
+    assert f"ended: {outcome}: " in line
+    assert f"the provider says that its node is {state.name}" in line
+
+
+def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(cluster: SimulatedCluster, trace: Trace) -> None:
+    whole = sum(len(cluster.worker_ids(name)) == 2 for name in cluster.slice_names)
+    running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
+    trace.wait_for_tasks(2 * whole, timeout_s=120)
+    waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
+    wait_until(lambda: ask_controller("demand") == {"v4-16": 1})
+    wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
+    assert gang_demand()[0][HEAD] == 1
+    time.sleep(3)
+    assert demand_groups() == ["PENDING"]
+
+    cluster.add_slice("v4-16")
+    assert ray.get(waiting, timeout=60) == ["ran"] * 2
+    wait_until(lambda: not demand_groups() and not gang_demand())
+    wait_until(lambda: ray.available_resources().get(HEAD) == ray.cluster_resources()[HEAD])
+    trace.finish()
+    ray.get(running)
+
+
+def test_demand_for_version_2_is_the_head_alone_and_no_slice_that_is_there_serves_it(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heads of slices in use are free, as jobs claim chips: without a selector Ray would give one of them."""
+    monkeypatch.setattr(autoscaler_demand, "has_autoscaler_v2", lambda: True)
+    demand, missing = AutoscalerDemand(), {"v4-16": 1}
+    there = dict.fromkeys(cluster.slice_names, ("v4-16", True))
+    demand.update(missing, there)
+    wait_until(lambda: gang_demand() == [{HEAD: 1.0}])
+    time.sleep(2)
+    assert demand_groups() == ["PENDING"]
+    new = cluster.add_slice("v4-16")
+    wait_until(lambda: demand_groups() == ["CREATED"])
+    demand.update(missing, there | {new: ("v4-16", False)})  # its other hosts are still to come
+    assert demand_groups() == []
+    demand.update(missing, there | {new: ("v4-16", True)})  # and it was not for the job that waits
+    assert demand_groups() == ["PENDING"]
+    demand.update({}, there | {new: ("v4-16", True)})
+    assert demand_groups() == []
+    wait_until(lambda: ray.available_resources().get(HEAD) == ray.cluster_resources()[HEAD])
+
+
+def test_demand_goes_with_the_job_and_with_the_controller(cluster: SimulatedCluster) -> None:
+    ref = run_on_pod_ray.remote(lambda: None, "v5p-16", num_slices=3)
+    wait_until(lambda: demand_groups() == ["PENDING"] * 3)
+    controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+    ray.kill(controller, no_restart=False)
+    time.sleep(3)
+    wait_until(lambda: demand_groups() == ["PENDING"] * 3)  # those of the process before were removed
+    ray.kill(ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE), no_restart=True)
+    wait_until(lambda: not demand_groups())
+    iris_ray("controller", "start", "--address", cluster.address)
+    wait_until(lambda: demand_groups() == ["PENDING"] * 3)
+    (job,) = [job for job in ask_controller("list_jobs") if not job.state.finished]
+    ask_controller("cancel", job.job_id, "test")
+    wait_until(lambda: not demand_groups())
+    with pytest.raises(RuntimeError, match="cancelled"):
+        ray.get(ref)
+
+
+def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
+    cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(LOCATION_VARIABLE, provider.location)
+    monkeypatch.setenv(ENDPOINT_VARIABLE, provider.address)
+    common = ["--type", "v6e-16", "--max", "2", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
+    command = ["provision", *common, "--address", cluster.address]
+    assert "would do nothing" in iris_ray(*command, "--dry-run")
+    ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
+    wait_until(lambda: ask_controller("demand") == {"v6e-16": 3})
+    dry = iris_ray(*command, "--dry-run")
+    assert dry.count("would create iris-iris-v6e-16-") == 2
+    assert "would wait: 3 wanted" in dry
+    assert not provider.queued_states()
+
+    iris_ray(*command, "--once")
+    assert sorted(provider.queued_states().values()) == ["ACCEPTED"] * 2
+    (spec,) = provider.queued(next(iter(provider.queued_states()))).tpu.node_spec
+    assert f"ray start --address='{cluster.address}'" in spec.node.metadata["startup-script"]
+    assert "create" not in iris_ray(*command, "--once")
+
+    (job,) = [job for job in ask_controller("list_jobs") if not job.state.finished]
+    ask_controller("cancel", job.job_id, "test")
+    iris_ray(*command, "--once")
+    provider.advance()
+    assert provider.queued_states() == {}
+    with pytest.raises(RuntimeError, match="cancelled"):
+        ray.get(ref)

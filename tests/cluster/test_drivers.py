@@ -1,0 +1,229 @@
+"""Several drivers on one cluster, and what is left when a driver ends, however it ends."""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from iris_ray import release, run_on_pod
+from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import alive, free_chips, wait_until
+
+pytestmark = pytest.mark.cluster
+
+CHIPS = 3 * 2 * 4
+
+PRELUDE = """
+    import os, sys, time
+    from pathlib import Path
+    import ray
+    from iris_ray import get_job_info, run_on_pod, run_on_pod_ray
+    address, directory = sys.argv[1], Path(sys.argv[2])
+    ray.init(address=address, log_to_driver=False)
+
+    def linger():
+        me = get_job_info()
+        (directory / f"pid-{os.getpid()}").touch()
+        while not (directory / "finish").exists():
+            time.sleep(0.02)
+        return me.task_index
+"""
+
+
+@pytest.fixture
+def drivers(cluster: SimulatedCluster, tmp_path: Path) -> Iterator["Drivers"]:
+    release()
+    wait_until(lambda: free_chips() == CHIPS, 20)
+    started = Drivers(cluster.address, tmp_path)
+    yield started
+    started.end()
+
+
+class Drivers:
+    """Scripts in processes of their own, connected to the test's cluster."""
+
+    def __init__(self, address: str, directory: Path) -> None:
+        self._address, self.directory = address, directory
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def start(self, body: str) -> "subprocess.Popen[str]":
+        script = textwrap.dedent(PRELUDE) + textwrap.dedent(body)
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, self._address, str(self.directory)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._processes.append(process)
+        return process
+
+    def task_pids(self, count: int) -> list[int]:
+        """The tasks' processes, once that many have started."""
+        paths = wait_until(lambda: len(p := list(self.directory.glob("pid-*"))) >= count and p)
+        return [int(path.name.removeprefix("pid-")) for path in paths]
+
+    def end(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def actors_left(cluster: SimulatedCluster) -> list[str]:
+    """Command lines of this cluster's Ray workers that run an actor of ours, the Controller excepted."""
+    ours = ("ray::SlicePoolManager", "ray::iris_ray", "ray::SliceActor", "ray::TPUHostActor", "ray::TaskProcess")
+    raylets = {int(process.pid) for process in psutil.process_iter() if is_raylet_of(process, cluster.address)}
+    found = []
+    for process in psutil.process_iter(["cmdline", "ppid"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if line.startswith(ours) and process.info["ppid"] in raylets:
+            found.append(line)
+    return found
+
+
+def is_raylet_of(process: psutil.Process, address: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.name() == "raylet" and f"--gcs-address={address}" in process.cmdline()
+    return False
+
+
+def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
+    """Collecting slices one by one they could hold one each and wait for ever."""
+    (drivers.directory / "finish").touch()
+    body = "print(sorted(run_on_pod(linger, 'v4-16', num_slices=2)), sorted(run_on_pod(linger, 'v4-16', num_slices=2)))"
+    both = [drivers.start(body), drivers.start(body)]
+    for driver in both:
+        output, _ = driver.communicate(timeout=120)
+        assert "[0, 1, 2, 3] [0, 1, 2, 3]" in output
+
+
+def test_warm_slices_of_an_idle_driver_go_to_whoever_needs_them(drivers: "Drivers") -> None:
+    assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
+    (drivers.directory / "finish").touch()
+    other = drivers.start("print(run_on_pod(linger, 'v4-16', num_slices=2))")
+    output, _ = other.communicate(timeout=120)
+    assert "[0, 1, 2, 3]" in output
+
+
+@pytest.mark.parametrize("how", ["normal", "exception", "SIGKILL", "SIGTERM", "SIGINT"])
+def test_drivers_end_leaves_nothing_but_the_controller(cluster: SimulatedCluster, drivers: "Drivers", how: str) -> None:
+    bodies = {
+        "normal": "ref = run_on_pod_ray.remote(linger, 'v4-16', num_slices=2); time.sleep(0.1)\n"
+        "while len(list(directory.glob('pid-*'))) < 4: time.sleep(0.05)",
+        "exception": "ref = run_on_pod_ray.remote(linger, 'v4-16', num_slices=2)\n"
+        "while len(list(directory.glob('pid-*'))) < 4: time.sleep(0.05)\nraise SystemExit(3)",
+    }
+    driver = drivers.start(bodies.get(how, "run_on_pod(linger, 'v4-16', num_slices=2)"))
+    pids = drivers.task_pids(4)
+    assert len(actors_left(cluster)) >= 4 + 4 + 2  # tasks, hosts and slices at least: it is the right place to look
+    if how.startswith("SIG"):
+        driver.send_signal(getattr(signal, how))
+    driver.wait(timeout=30)
+    wait_until(lambda: not any(map(alive, pids)), 10)
+    wait_until(lambda: free_chips() == CHIPS, 10)
+    wait_until(lambda: not actors_left(cluster), 10)
+    controller = ray.get_actor("controller", namespace="iris_ray")
+    assert "does not know" in ray.get(controller.why.remote("nobody"))
+
+
+def test_interrupted_call_stops_its_gang_though_the_driver_lives_on(drivers: "Drivers") -> None:
+    driver = drivers.start(
+        """
+        try:
+            run_on_pod(linger, "v4-16")
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        time.sleep(60)
+        """
+    )
+    pids = drivers.task_pids(2)
+    time.sleep(0.5)
+    driver.send_signal(signal.SIGINT)
+    wait_until(lambda: not any(map(alive, pids)), 10)
+    assert driver.poll() is None
+
+
+def test_job_of_a_vanished_driver_makes_room_for_the_next(drivers: "Drivers") -> None:
+    greedy = drivers.start("run_on_pod(linger, 'v4-16', num_slices=3)")
+    drivers.task_pids(6)
+    greedy.kill()
+    assert run_on_pod(lambda: os.getpid() > 0, "v4-16", num_slices=3) == [True] * 6
+
+
+FIRST_DRIVER = """
+    import importlib.util, os, sys
+    import ray
+    from iris_ray import IrisClient
+
+    address, workspace = sys.argv[1], sys.argv[2] + "/workspace"
+    os.environ["SECRET_OF_THE_PROCESS"] = "hunter2 of the process"
+    os.chdir(workspace)
+    sys.path.insert(0, workspace)
+    ray.init(address=address, log_to_driver=False, runtime_env={
+        "working_dir": workspace,
+        "env_vars": {"SECRET_OF_THE_JOB": "hunter2 of the job"},
+    })
+
+    def seen():
+        return os.environ.get("SECRET_OF_THE_JOB"), importlib.util.find_spec("code_of_the_user") is not None
+
+    print(IrisClient().submit(seen, env={"SECRET_OF_THE_TASK": "hunter2 of the task"}).results())
+    print(ray.get_runtime_context().get_job_id(), flush=True)
+    sys.stdin.read()  # its Ray job is there for as long as the test looks
+"""
+
+
+def test_controller_inherits_nothing_of_the_driver_that_starts_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    """Neither environment, nor runtime environment, nor checkout; it has a Ray job of its own, on the head node."""
+
+    def surroundings() -> dict[str, Any]:
+        """What a process of the cluster has around it."""
+        here = ray.get_runtime_context()
+        return {
+            "environment": dict(os.environ),
+            "runtime_env": dict(here.runtime_env),
+            "directory": os.getcwd(),
+            "path": sys.path,
+            "sees the user's code": importlib.util.find_spec("code_of_the_user") is not None,
+            "job": here.get_job_id(),
+            "node": here.get_node_id(),
+        }
+
+    if find_controller() is not None:
+        ControllerConnection().end()
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "code_of_the_user.py").touch()
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(FIRST_DRIVER), cluster.address, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert driver.stdout is not None
+    try:
+        assert driver.stdout.readline().strip() == "[('hunter2 of the job', True)]"  # its tasks have it all
+        job_id = driver.stdout.readline().strip()
+        controller = ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+        found = ray.get(controller.__ray_call__.remote(lambda _: surroundings()), timeout=30)
+    finally:
+        driver.communicate()
+    environment = " ".join(f"{name}={value}" for name, value in found["environment"].items())
+    assert "hunter2" not in environment
+    assert "SECRET_OF" not in environment
+    assert list(found["runtime_env"]) == ["py_modules"]
+    assert not found["sees the user's code"]
+    assert str(tmp_path) not in " ".join([found["directory"], *found["path"]])
+    assert found["job"] not in (job_id, ray.get_runtime_context().get_job_id())
+    (head,) = [node["NodeID"] for node in ray.nodes() if "node:__internal_head__" in node["Resources"]]
+    assert found["node"] == head

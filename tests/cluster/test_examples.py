@@ -1,0 +1,60 @@
+"""The examples do what the README says they do."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / script), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.cluster
+def test_hello_says_hello_from_every_host() -> None:
+    output = run("hello.py")
+    for index, (slice_id, worker) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        assert f"task {index} of 4: slice {slice_id} (v4-16-{slice_id}), worker {worker}" in output
+
+
+@pytest.mark.cluster
+def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
+    rows = [line.split() for line in run("three_users.py").splitlines() if line.startswith("train-")]
+    meanwhile, afterwards = rows[:3], rows[3:]
+    for table in (meanwhile, afterwards):
+        assert sorted(row[1] for row in table) == ["ann", "ben", "cleo"]
+    assert [row[2] for row in afterwards] == ["succeeded"] * 3
+
+
+@pytest.mark.cluster
+def test_demo_loses_one_slice_with_notice_and_one_without_and_finishes() -> None:
+    output = run("demo.py")
+    assert "process 3 of 4 on v4-16-1 worker 1, attempt 1: starts at step 0" in output
+    stopped = {int(step) for step in re.findall(r"stops after step (\d+)", output)}
+    assert len(stopped) == 1, "all processes save the same step"
+    started = re.findall(r"process \d of 4 on \S+ worker \d, attempt 2: starts at step (\d+)", output)
+    assert [int(step) for step in started] == [*stopped] * 4, "and lose none"
+    assert "TpuPreempted" in output
+    assert "TpuFailed" in output
+    assert "step  300 of 300" in output
+    assert "attempt 3 " in output[output.index("=== done") :]
+
+
+def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
+    assert "step   40 of 40" in run("train_digits.py", "--checkpoints", str(tmp_path), "--steps", "40")
+    output = run("train_digits.py", "--checkpoints", str(tmp_path), "--steps", "60")
+    assert "starts at step 40" in output
+    assert "accuracy on unseen images" in output

@@ -1,0 +1,63 @@
+"""The head's machine is lost and comes back, on a cluster whose GCS keeps everything on disk."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import wait_until
+
+pytestmark = pytest.mark.cluster
+
+SUBMIT = """
+import sys, time
+from pathlib import Path
+from iris_ray import IrisClient, ResourceSpec, get_job_info, tpu_device
+
+directory = Path(sys.argv[2])
+
+def work():
+    me = get_job_info()
+    (directory / f"{me.job_id}-{me.attempt}-{me.task_index}").touch()
+    while not (directory / "finish").exists():
+        time.sleep(0.1)
+
+with IrisClient.remote(sys.argv[1]) as client:
+    need = ResourceSpec(device=tpu_device("v4-16"))
+    for _ in range(2):
+        print(client.submit(work, resources=need, detached=True).job_id)
+"""
+
+
+@pytest.fixture
+def cluster() -> Iterator[SimulatedCluster]:
+    with SimulatedCluster({"v4-16": 1}, connect=False, persistent=True, quiet=True) as running:
+        yield running
+
+
+def test_detached_jobs_go_on_after_the_head_has_come_back(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    """The Controller and what keeps the jobs were on it. The one that ran begins again, the other one waits on."""
+
+    def starts(job_id: str) -> set[str]:
+        return {path.name.removeprefix(f"{job_id}-") for path in tmp_path.glob(f"{job_id}-*")}
+
+    command = [sys.executable, "-c", SUBMIT, cluster.address, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    first, second = done.stdout.split()
+    wait_until(lambda: starts(first) == {"1-0", "1-1"}, 120)
+    cluster.restart_head()
+    wait_until(lambda: starts(first) >= {"2-0", "2-1"}, 120)
+    assert not starts(second)
+    (tmp_path / "finish").touch()
+    wait_until(lambda: starts(second) >= {"1-0", "1-1"}, 120)
+
+    def over() -> bool:
+        listing = [sys.executable, "-m", "iris_ray", "ls", "--all", "--address", cluster.address]
+        said = subprocess.run(listing, capture_output=True, text=True, timeout=120, env=dict(os.environ)).stdout
+        return all("succeeded" in line.lower() for line in said.splitlines() if first in line or second in line)
+
+    wait_until(over, 60)

@@ -1,0 +1,150 @@
+"""Advance word that a host is going to go, on real nodes: who hears it, and what it changes."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray import run_on_pod_ray
+from iris_ray.errors import PreemptedTooManyTimesError
+from iris_ray.model.outcomes import HostEvidence
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import Trace, alive, ask_controller, controller_pid, job_view, wait_until
+
+pytestmark = pytest.mark.cluster
+
+PREEMPTED = "the metadata server of the host says that it is being preempted"
+
+
+@pytest.fixture(autouse=True)
+def two_whole_slices(cluster: SimulatedCluster) -> None:
+    """Replace what an earlier test broke."""
+    while len(cluster.slice_names) < 2:
+        cluster.add_slice("v4-16")
+
+
+def evidence(cluster: SimulatedCluster, slice_name: str, worker_id: int) -> HostEvidence:
+    """What the Controller knows about a host."""
+    node_id = cluster.node_id(slice_name, worker_id)
+    return ask_controller("evidence", [node_id])[node_id]
+
+
+def wait_for_notice(cluster: SimulatedCluster, slice_name: str, worker_id: int) -> str:
+    return wait_until(lambda: evidence(cluster, slice_name, worker_id).draining, 20)
+
+
+def test_preemption_that_only_the_metadata_server_announces_is_no_failure_of_the_user(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    """Even if the user's code raises because of it, before the hosts are gone; and they get nothing new."""
+    directory = trace.directory
+
+    def raise_when_told(facts: dict[str, Any]) -> str:
+        while not (directory / "finish").exists():
+            if facts["attempt"] == 1 and (directory / "told").exists():
+                raise ConnectionError("peer went away")
+            time.sleep(0.02)
+        return facts["slice"]
+
+    ref = run_on_pod_ray.remote(trace.gang(raise_when_told), "v4-16", max_retries_failure=0)
+    doomed = trace.wait_for_tasks(2)[0]["slice"]
+    cluster.preempt_slice(doomed, notice_s=1000, heard_by="metadata")
+    assert [wait_for_notice(cluster, doomed, worker_id) for worker_id in (0, 1)] == [PREEMPTED] * 2
+    (directory / "told").touch()
+    other = trace.wait_for_tasks(2, attempt=2)[0]["slice"]
+    assert other != doomed
+    trace.finish()
+    assert ray.get(ref) == [other] * 2
+    view = job_view(trace.starts()[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 1)
+
+    hosts = [worker for worker in ask_controller("list_workers") if worker.slice_name == doomed]
+    assert [host.unavailable for host in hosts] == [PREEMPTED] * 2, "given back, it is looked at anew"
+    cluster.preempt_slice(doomed)
+    wait_until(lambda: evidence(cluster, doomed, 0).lost)
+    assert evidence(cluster, doomed, 0).draining == PREEMPTED
+
+
+def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_preemption=0)
+    doomed = trace.wait_for_tasks(2)[0]["slice"]
+    preemption = cluster.preempt_slice(doomed, notice_s=4, heard_by="metadata")
+    with pytest.raises(RuntimeError, match=PREEMPTED) as caught:
+        ray.get(ref, timeout=60)
+    assert preemption.done, "a notice alone ends nothing"
+    assert isinstance(caught.value.cause, PreemptedTooManyTimesError)
+
+
+def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: SimulatedCluster, trace: Trace) -> None:
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
+    name = trace.wait_for_tasks(2)[0]["slice"]
+    cluster.announce_maintenance(name, 1, starts_in_s=500)
+    assert "announces maintenance (UNSCHEDULED)" in wait_for_notice(cluster, name, 1)
+    assert evidence(cluster, name, 0).draining is None
+    pid = controller_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+    assert "announces maintenance (UNSCHEDULED)" in wait_for_notice(cluster, name, 1)
+    trace.finish()
+    assert [task["attempt"] for task in ray.get(ref, timeout=60)] == [1, 1]
+    cluster.preempt_slice(name)
+
+
+def test_host_whose_maintenance_is_called_off_is_as_good_as_new(cluster: SimulatedCluster, trace: Trace) -> None:
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
+    first = trace.wait_for_tasks(2)[0]
+    name, replacement = first["slice"], first["job"] + "/replacement-1"
+    cluster.announce_maintenance(name, 1, starts_in_s=500)
+    wait_for_notice(cluster, name, 1)
+    assert "announces maintenance" in unavailable(name)[1]
+    assert replacement in jobs()
+    cluster.call_off_maintenance(name, 1)
+    wait_until(lambda: evidence(cluster, name, 1).draining is None, 40)
+    assert unavailable(name) == [None, None]
+    assert replacement not in jobs()
+    pid = controller_pid()
+    os.kill(pid, signal.SIGKILL)  # nobody tells its successor
+    wait_until(lambda: not alive(pid))
+    trace.finish()
+    assert [task["attempt"] for task in ray.get(ref, timeout=60)] == [1, 1], "whoever does not save runs on"
+    everywhere = run_on_pod_ray.remote(lambda: os.environ["TPU_NAME"], "v4-16", num_slices=len(cluster.slice_names))
+    assert name in ray.get(everywhere, timeout=60)
+    assert unavailable(name) == [None, None]
+
+
+def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCluster, trace: Trace) -> None:
+    """Its pool has given the slice back, and listens no more."""
+    directory = trace.directory
+
+    def save_when_told(facts: dict[str, Any]) -> str:
+        import iris_ray
+
+        while not (directory / "finish").exists():
+            if notice := iris_ray.preemption_notice():
+                notice.saved()
+            time.sleep(0.02)
+        return facts["slice"]
+
+    ref = run_on_pod_ray.remote(trace.gang(save_when_told), "v4-16")
+    name = trace.wait_for_tasks(2)[0]["slice"]
+    cluster.announce_maintenance(name, 1, starts_in_s=500)
+    trace.wait_for_tasks(2, attempt=2, timeout_s=60)
+    assert "announces maintenance" in unavailable(name)[1]
+    cluster.call_off_maintenance(name, 1)
+    wait_until(lambda: unavailable(name) == [None, None], 60)
+    trace.finish()
+    assert name not in ray.get(ref, timeout=60)
+
+
+def unavailable(slice_name: str) -> list[str | None]:
+    """Why the hosts of a slice take nothing new, by number."""
+    return [worker.unavailable for worker in ask_controller("list_workers") if worker.slice_name == slice_name]
+
+
+def jobs() -> set[str]:
+    return {job.job_id for job in ask_controller("list_jobs")}

@@ -1,0 +1,288 @@
+"""What a gang hears before it has to move, and how it moves: by notice, to a spare, to more slices."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray import release, run_on_pod, run_on_pod_ray
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import Trace, actor_pid, ask_controller, job_view, slice_of_this_task, wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def cluster() -> SimulatedCluster:
+    with SimulatedCluster({"v4-16": 4}, quiet=True) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def four_slices(cluster: SimulatedCluster) -> None:
+    """Replace what an earlier test broke."""
+
+    def sound() -> set[str]:
+        workers = [w for w in ask_controller("list_workers") or () if w.slice_name and not w.unavailable]
+        return {w.slice_name for w in workers if sum(v.slice_name == w.slice_name for v in workers) == 2}
+
+    run_on_pod(lambda: None, "v4-16")
+    while len(sound()) < 4:
+        cluster.add_slice("v4-16")
+        time.sleep(1)
+
+
+@ray.remote(num_cpus=2)
+class Stranger:
+    """Uses half of a host's CPUs."""
+
+    def there(self) -> None:
+        """Answers when it runs."""
+
+
+def steps(directory: Path, when_told: Callable[[Any, dict[str, Any], int], Any]) -> Callable[[dict[str, Any]], Any]:
+    """A task that counts steps, goes on where the latest save was, and does something when it is told to move.
+
+    Every step leaves a line, so that nothing that was done twice can hide.
+    """
+
+    def work(facts: dict[str, Any]) -> list[int]:
+        import iris_ray
+
+        saved = directory / f"saved-{facts['index']}"
+        start = int(saved.read_text()) if saved.exists() else 0
+        for step in range(start, 10_000):
+            with (directory / f"steps-{facts['index']}").open("a") as lines:
+                lines.write(f"{facts['attempt']} {step}\n")
+            time.sleep(0.02)
+            if (directory / "finish").exists():
+                return [facts["attempt"], start]
+            if notice := iris_ray.preemption_notice():
+                when_told(notice, facts, step)
+        raise AssertionError("nobody ever said that it is over")
+
+    return work
+
+
+def lines(directory: Path, index: int) -> list[tuple[int, int]]:
+    text = (directory / f"steps-{index}").read_text().splitlines()
+    return [tuple(map(int, line.split())) for line in text]
+
+
+def test_gang_that_is_told_saves_moves_at_once_and_repeats_no_step(cluster: SimulatedCluster, trace: Trace) -> None:
+    directory = trace.directory
+
+    def save(notice: Any, facts: dict[str, Any], step: int) -> None:
+        assert 0 < notice.seconds_left < 60, notice
+        assert "Ray is draining it" in notice.reason or "preempt" in notice.reason, notice
+        (directory / f"saved-{facts['index']}").write_text(str(step + 1))
+        notice.saved()
+
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=2, max_retries_failure=0)
+    first = trace.wait_for_tasks(4)
+    preemption = cluster.preempt_slice(first[0]["slice"], notice_s=60)
+    second = trace.wait_for_tasks(4, attempt=2, timeout_s=40)
+    assert {task["slice"] for task in second} & {first[0]["slice"], first[2]["slice"]} == {first[2]["slice"]}
+    trace.finish()
+    results = ray.get(ref)
+    for index in range(4):
+        done = [step for _, step in lines(directory, index)]
+        assert done == list(range(len(done))), "every step once, and in order"
+        assert results[index][0] == 2
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 1)
+    preemption.cancel()
+
+
+def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_on(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    directory = trace.directory
+
+    def work(facts: dict[str, Any]) -> str:
+        import signal
+
+        import iris_ray
+
+        if facts["index"] == 0:
+            signal.signal(signal.SIGTERM, lambda *_: (directory / f"sigterm-{facts['attempt']}").touch())
+        else:
+            iris_ray.on_preemption(lambda notice: (directory / "called").write_text(notice.kind.value))
+        while not (directory / "finish").exists():
+            time.sleep(0.02)
+        return facts["slice"]
+
+    ref = run_on_pod_ray.remote(trace.gang(work), "v4-16", max_retries_failure=0)
+    first = trace.wait_for_tasks(2)
+    preemption = cluster.preempt_slice(first[0]["slice"], notice_s=30)
+    wait_until(lambda: (directory / "sigterm-1").exists() and (directory / "called").exists())
+    assert (directory / "called").read_text() == "preemption"
+    time.sleep(0.5)
+    trace.finish()
+    assert ray.get(ref) == [first[0]["slice"]] * 2, "nobody has to move who does not want to, before the deadline"
+    assert job_view(first[0]["job"]).preemptions == 0
+    preemption.cancel()
+
+
+def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    """Every task of the gang gets the signal, on whichever host; it must not look like a crash of its own."""
+    directory = trace.directory
+
+    def work(facts: dict[str, Any]) -> int:
+        import os
+        import signal
+
+        if facts["index"] == 3:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+        while not (directory / "finish").exists():
+            time.sleep(0.02)
+        return facts["attempt"]
+
+    ref = run_on_pod_ray.remote(trace.gang(work), "v4-16", 2, max_retries_failure=0)
+    first = trace.wait_for_tasks(4)
+    doomed = next(facts["slice"] for facts in first if facts["index"] == 0)
+    preemption = cluster.preempt_slice(doomed, notice_s=40)
+    trace.wait_for_tasks(4, attempt=2)
+    trace.finish()
+    assert ray.get(ref) == [2] * 4
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 1)
+    preemption.cancel()
+
+
+def test_gang_of_which_some_have_saved_moves_at_the_deadline(cluster: SimulatedCluster, trace: Trace) -> None:
+    directory = trace.directory
+
+    def save_one(notice: Any, facts: dict[str, Any], step: int) -> None:
+        if facts["index"] == 0:
+            notice.saved()
+
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save_one)), "v4-16", max_retries_failure=0)
+    first = trace.wait_for_tasks(2)
+    told = time.time()
+    preemption = cluster.preempt_slice(first[0]["slice"], notice_s=5)
+    trace.wait_for_tasks(2, attempt=2)
+    assert time.time() - told >= 4.5
+    trace.finish()
+    assert [attempt for attempt, _ in ray.get(ref)] == [2, 2]
+    preemption.wait()
+
+
+def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedCluster, trace: Trace) -> None:
+    release()  # nothing else is warm
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, spares=1)
+    first = trace.wait_for_tasks(2)
+
+    def ready() -> Any:
+        jobs = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first[0]["job"] + "/spare")]
+        return [job.groups[0] for job in jobs if job.state.name == "RUNNING"]
+
+    (spare,) = wait_until(ready)
+    cluster.kill_host(first[0]["slice"], 1)
+    second = trace.wait_for_tasks(2, attempt=2)
+    assert {task["slice"] for task in second} == {spare}
+    trace.finish()
+    ray.get(ref)
+    wait_until(lambda: not [job for job in ask_controller("list_jobs") if "/spare" in job.job_id])
+
+
+def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluster, trace: Trace) -> None:
+    """Somebody outside iris_ray uses the CPUs, of which the Controller knows nothing."""
+    release()
+    warm, _ = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
+    others = [name for name in cluster.slice_names if name != warm and 1 in cluster.worker_ids(name)]
+    strangers = [Stranger.options(label_selector={"ray.io/node-id": cluster.node_id(n, 1)}).remote() for n in others]
+    ray.get([stranger.there.remote() for stranger in strangers])
+    remote = ray.remote(num_cpus=3)(trace.gang())
+    ref = run_on_pod_ray.remote(remote, "v4-16", max_retries_failure=0, spares=1)
+    (first, _) = trace.wait_for_tasks(2)
+    assert first["slice"] == warm
+
+    def spare() -> Any:
+        (found,) = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first["job"] + "/spare")]
+        return found
+
+    wait_until(lambda: spare().attempt >= 2)
+    assert "Ray did not reserve" in spare().error
+    for stranger in strangers:
+        ray.kill(stranger)
+    wait_until(lambda: spare().state.name == "RUNNING")
+    trace.finish()
+    ray.get(ref)
+
+
+def test_spare_whose_slice_breaks_gets_another_one(cluster: SimulatedCluster, trace: Trace) -> None:
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, spares=1)
+    (first, _) = trace.wait_for_tasks(2)
+
+    def spare() -> Any:
+        (found,) = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first["job"] + "/spare")]
+        return found
+
+    wait_until(lambda: spare().state.name == "RUNNING")
+    attempt = spare().attempt
+    os.kill(actor_pid(cluster, spare().groups[0], 1, "TPUHostActor"), signal.SIGKILL)
+    wait_until(lambda: spare().attempt > attempt and spare().state.name == "RUNNING")
+    trace.finish()
+    ray.get(ref)
+
+
+def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: SimulatedCluster, trace: Trace) -> None:
+    directory = trace.directory
+
+    def save(notice: Any, facts: dict[str, Any], step: int) -> None:
+        with (directory / "notices").open("a") as notices:
+            notices.write(f"{notice.kind.value}\n")
+        (directory / f"saved-{facts['index']}").write_text(str(step + 1))
+        notice.saved()
+
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[2, 4], max_retries_failure=0)
+    first = trace.wait_for_tasks(8)
+    cluster.preempt_slice(first[0]["slice"])
+    trace.wait_for_tasks(4, attempt=2)
+    cluster.add_slice("v4-16")
+    trace.wait_for_tasks(8, attempt=3, timeout_s=90)
+    trace.finish()
+    assert [attempt for attempt, _ in ray.get(ref)] == [3] * 8
+    assert set((directory / "notices").read_text().split()) == {"growth"}
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 1), "to grow is free"
+
+
+def test_handler_that_saves_and_exits_is_neither_a_success_nor_a_failure(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    """As scripts do that were written for other schedulers; each task takes another time to save."""
+    directory = trace.directory
+
+    def work(facts: dict[str, Any]) -> int:
+        import signal
+        import sys
+
+        def save_and_leave(*_: object) -> None:
+            time.sleep(0.5 * facts["index"])
+            (directory / f"saved-{facts['attempt']}-{facts['index']}").touch()
+            sys.exit(143 * facts["index"])
+
+        signal.signal(signal.SIGTERM, save_and_leave)
+        while not (directory / "finish").exists():
+            time.sleep(0.02)
+        return facts["attempt"]
+
+    ref = run_on_pod_ray.remote(trace.gang(work), "v4-16", max_retries_failure=0)
+    first = trace.wait_for_tasks(2)
+    preemption = cluster.preempt_slice(first[0]["slice"], notice_s=40)
+    trace.wait_for_tasks(2, attempt=2)
+    assert all((directory / f"saved-1-{index}").exists() for index in range(2))
+    trace.finish()
+    assert ray.get(ref) == [2, 2]
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 1)
+    preemption.cancel()

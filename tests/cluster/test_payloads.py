@@ -1,0 +1,73 @@
+"""Functions and results of 200 MB: by Ray's object store, once for each node, and not through the Controller."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+
+from iris_ray import IrisClient, ResourceSpec, release, run_on_pod
+from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import controller_pid
+
+pytestmark = pytest.mark.cluster
+
+LARGE = 200_000_000
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SimulatedCluster]:
+    with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
+        yield running
+        release()
+
+
+def digest_of(payload: bytes) -> Callable[[], tuple[int, str]]:
+    """A function that closes over the payload."""
+
+    def task() -> tuple[int, str]:
+        return len(payload), hashlib.sha256(payload).hexdigest()
+
+    return task
+
+
+def put_into_stores() -> int:
+    """Bytes that all object stores of the cluster have been given so far, copies from other nodes included."""
+    state = get_state_from_address(ray.get_runtime_context().gcs_address)
+    return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)
+
+
+def test_large_function_travels_once_to_each_node_and_not_through_the_controller(cluster: SimulatedCluster) -> None:
+    assert run_on_pod(lambda: 1, "v4-16", num_slices=2, keep_warm=600) == [1] * 4
+    payload = bytes(range(256)) * (LARGE // 256)
+    expected = len(payload), hashlib.sha256(payload).hexdigest()
+    before, memory = put_into_stores(), controller_peak()
+    assert run_on_pod(digest_of(payload), "v4-16", num_slices=2, keep_warm=600) == [expected] * 4
+    nodes = 1 + 4  # the driver's and the hosts
+    assert (put_into_stores() - before) / len(payload) == pytest.approx(nodes, rel=0.02)
+    assert controller_peak() - memory < len(payload) / 2
+    assert max(map(len, ClusterStore().items("job/").values())) < 100_000
+
+
+def test_large_function_of_a_detached_job_does_not_need_its_driver(cluster: SimulatedCluster) -> None:
+    payload = b"x" * LARGE
+    client = IrisClient()
+    job = client.submit(digest_of(payload), resources=ResourceSpec(cpu=1, replicas=2), detached=True)
+    assert job.results() == [(len(payload), hashlib.sha256(payload).hexdigest())] * 2
+
+
+def test_large_results_come_back(cluster: SimulatedCluster) -> None:
+    results = run_on_pod(lambda: b"r" * LARGE, "v4-16", keep_warm=600)
+    assert [len(result) for result in results] == [LARGE] * 2
+    assert set(results) == {b"r" * LARGE}
+
+
+def controller_peak() -> int:
+    """The most memory that the Controller's process has ever had, in bytes."""
+    status = Path(f"/proc/{controller_pid()}/status").read_text()
+    (kilobytes,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
+    return int(kilobytes) * 1024

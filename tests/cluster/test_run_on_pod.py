@@ -1,0 +1,439 @@
+"""run_on_pod on a healthy cluster: who runs where, what comes back, and what is refused."""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import Any
+
+import psutil
+import pytest
+import ray
+from ray.exceptions import RayTaskError
+
+from iris_ray import (
+    get_job_info,
+    release,
+    run_on_pod,
+    run_on_pod_multislice,
+    run_on_pod_multislice_resumable,
+    run_on_pod_ray,
+    run_on_pod_resumable,
+)
+from iris_ray.errors import InvalidRequestError, ResultNotPicklableError, TaskCrashedError, TaskSetupError
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import Trace, alive, free_chips, job_view, wait_until
+
+pytestmark = pytest.mark.cluster
+
+CHIPS = 3 * 2 * 4
+
+
+class OutOfTea(Exception):
+    """A user's exception, with more to it than a message."""
+
+    def __init__(self, cups: int, message: str = "out of tea") -> None:
+        super().__init__(cups, message)
+        self.cups = cups
+
+
+def index() -> int:
+    me = get_job_info()
+    assert me is not None
+    return me.task_index
+
+
+# -- who runs where ------------------------------------------------------------------------------------------------
+
+
+def test_two_slices_run_every_host_once_and_results_come_in_slice_and_worker_order(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    trace.finish()
+    results = run_on_pod(trace.gang(), "v4-16", num_slices=2)
+    assert [(r["slice_id"], r["worker_id"], r["index"]) for r in results] == [
+        (0, 0, 0),
+        (0, 1, 1),
+        (1, 0, 2),
+        (1, 1, 3),
+    ]
+    assert [r["slice"] for r in results] == ["v4-16-0", "v4-16-0", "v4-16-1", "v4-16-1"]
+    assert len({r["pid"] for r in results}) == 4
+    assert all(r["main_thread"] for r in results)
+
+
+def test_multislice_tasks_agree_on_a_coordinator_at_the_real_address_of_slice_0_worker_0(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    trace.finish()
+    results = run_on_pod(trace.gang(), "v4-16", num_slices=2)
+    address = next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == cluster.node_id("v4-16-0", 0))
+    port = results[0]["megascale"]["MEGASCALE_PORT"]
+    for result in results:
+        megascale = result["megascale"]
+        assert megascale["MEGASCALE_COORDINATOR_ADDRESS"] == f"{address}:{port}"
+        assert megascale["MEGASCALE_NUM_SLICES"] == "2"
+        assert megascale["MEGASCALE_SLICE_ID"] == str(result["slice_id"])
+        assert megascale["MEGASCALE_DEBUG_PORT"] not in (port, "8081")
+        assert result["coordinator"] == results[0]["coordinator"] != f"{address}:{port}"
+
+
+def test_single_slice_has_no_megascale_variable_even_if_the_user_sets_one(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    trace.finish()
+    stale = {"MEGASCALE_NUM_SLICES": "1", "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.1:8080", "MEGASCALE_EXTRA": "x"}
+    function = ray.remote(runtime_env={"env_vars": stale})(trace.gang())
+    assert [r["megascale"] for r in run_on_pod(function, "v4-16")] == [{}, {}]
+
+
+def test_every_attempt_gets_ports_of_its_own(cluster: SimulatedCluster, trace: Trace) -> None:
+    def fail_twice(facts: dict[str, Any]) -> str:
+        if facts["attempt"] < 3:
+            raise OutOfTea(facts["attempt"])
+        return facts["coordinator"]
+
+    run_on_pod(trace.gang(fail_twice), "v4-16", max_retries_failure=2)
+    assert len({start["coordinator"] for start in trace.starts()}) == 3
+
+
+def test_flexible_counts_start_at_the_largest_that_is_free_now(cluster: SimulatedCluster, trace: Trace) -> None:
+    """[2, 4] with three slices free runs on two at once, and does not wait for the fourth."""
+    trace.finish()
+    assert len(run_on_pod(trace.gang(), "v4-16", num_slices=(2, 4))) == 4
+    assert len(run_on_pod(trace.gang(), "v4-16", num_slices=[3, 1])) == 6
+
+
+def test_every_member_of_the_family_runs(cluster: SimulatedCluster) -> None:
+    assert run_on_pod_resumable(index, "v4-16") == [0, 1]
+    assert run_on_pod_multislice(index, "v4-16", num_slices=2) == [0, 1, 2, 3]
+    assert run_on_pod_multislice_resumable(index, "v4-16", num_slices=[1, 2]) == [0, 1, 2, 3]
+    assert ray.get(run_on_pod_ray.remote(index, "v4-16", num_slices=1, max_retries_failure=0)) == [0, 1]
+
+
+def test_callables_of_every_kind_run(cluster: SimulatedCluster) -> None:
+    class Adder:
+        def __call__(self) -> int:
+            return 40 + index()
+
+    local = 7
+    assert run_on_pod(functools.partial(pow, 2, 5), "v4-16") == [32, 32]
+    assert run_on_pod(Adder(), "v4-16") == [40, 41]
+    assert run_on_pod(lambda: local + index(), "v4-16") == [7, 8]
+    assert run_on_pod(ray.remote(max_calls=1)(index), "v4-16") == [0, 1]
+
+
+def test_concurrent_jobs_of_one_driver_share_its_slices(cluster: SimulatedCluster) -> None:
+    refs = [run_on_pod_ray.remote(index, "v4-16", num_slices=n) for n in (1, 2, 3, 2, 1)]
+    assert [len(results) for results in ray.get(refs)] == [2, 4, 6, 4, 2]
+
+
+def test_user_code_runs_in_the_drivers_own_ray_job_and_may_use_ray(cluster: SimulatedCluster) -> None:
+    @ray.remote(num_cpus=1)
+    def nested() -> str:
+        return ray.get_runtime_context().get_job_id()
+
+    def use_ray() -> tuple[str, str, str]:
+        context = ray.get_runtime_context()
+        return context.get_job_id(), context.namespace, ray.get(nested.remote())
+
+    mine = ray.get_runtime_context()
+    expected = (mine.get_job_id(), mine.namespace, mine.get_job_id())
+    assert run_on_pod(use_ray, "v4-16") == [expected, expected]
+
+
+# -- what a remote function asks for -------------------------------------------------------------------------------
+
+
+def test_environment_of_a_remote_function_is_honoured_also_where_it_acts_at_process_start(
+    cluster: SimulatedCluster,
+) -> None:
+    @ray.remote(runtime_env={"env_vars": {"TEA": "green", "PYTHONHASHSEED": "7"}})
+    def look() -> tuple[str, str, int]:
+        return os.environ["TEA"], os.environ["PYTHONHASHSEED"], hash("tea")
+
+    out = subprocess.run(
+        [sys.executable, "-c", "print(hash('tea'))"], env={"PYTHONHASHSEED": "7"}, capture_output=True, check=True
+    )
+    assert run_on_pod(look, "v4-16") == [("green", "7", int(out.stdout))] * 2
+
+
+def test_environment_of_one_job_does_not_reach_the_next(cluster: SimulatedCluster) -> None:
+    def tea() -> str | None:
+        return os.environ.get("TEA")
+
+    assert run_on_pod(ray.remote(runtime_env={"env_vars": {"TEA": "green"}})(tea), "v4-16") == ["green"] * 2
+    assert run_on_pod(tea, "v4-16") == [None, None]
+
+
+def test_working_dir_of_a_remote_function_is_honoured(cluster: SimulatedCluster, tmp_path: Any) -> None:
+    (tmp_path / "kitchen").mkdir()
+    (tmp_path / "kitchen" / "recipe.txt").write_text("boil water")
+    archive = shutil.make_archive(str(tmp_path / "kitchen"), "zip", tmp_path, "kitchen")
+
+    @ray.remote(runtime_env={"working_dir": f"file://{archive}"})
+    def read() -> str:
+        with open("recipe.txt") as recipe:
+            return recipe.read()
+
+    assert run_on_pod(read, "v4-16") == ["boil water"] * 2
+
+
+def test_runtime_environment_that_can_not_be_set_up_is_a_typed_error(
+    cluster: SimulatedCluster,
+) -> None:
+    broken = ray.remote(runtime_env={"working_dir": "file:///nowhere/to/be/found.zip"})(index)
+    with pytest.raises(TaskSetupError, match="nowhere/to/be"):
+        run_on_pod(broken, "v4-16", max_retries_failure=0)
+
+
+def test_resources_of_a_remote_function_are_reserved_on_every_host(cluster: SimulatedCluster, trace: Trace) -> None:
+    def cpus_free(facts: dict[str, Any]) -> tuple[str | None, float]:
+        return os.environ.get("OMP_NUM_THREADS"), ray.available_resources()["CPU"]
+
+    before = ray.available_resources()["CPU"]
+    results = run_on_pod(ray.remote(num_cpus=3)(trace.gang(cpus_free)), "v4-16")
+    assert results == [("3", before - 6)] * 2
+    assert run_on_pod(lambda: os.environ.get("OMP_NUM_THREADS"), "v4-16") == [None, None]
+
+
+# -- failures of the user's own ------------------------------------------------------------------------------------
+
+
+def test_users_exception_comes_back_as_itself_after_the_retries(cluster: SimulatedCluster, trace: Trace) -> None:
+    """A crash runs once per attempt and host, not Ray's three times more."""
+
+    directory = trace.directory
+
+    def fail(facts: dict[str, Any]) -> None:
+        if facts["index"] == 1:
+            while not (directory / f"start-{facts['attempt']}-0.json").exists():
+                pass
+            raise OutOfTea(3, "the connection timed out")  # no word of a message makes it a preemption
+        import time
+
+        time.sleep(60)
+
+    with pytest.raises(OutOfTea) as caught:
+        run_on_pod(trace.gang(fail), "v4-16", max_retries_failure=1)
+    assert isinstance(caught.value, RayTaskError)
+    assert isinstance(caught.value.cause, OutOfTea)
+    assert caught.value.cups == 3
+    assert "raise OutOfTea" in str(caught.value)
+    assert [(s["attempt"], s["index"]) for s in trace.starts()] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    view = job_view(trace.starts()[0]["job"])
+    assert (view.failures, view.preemptions) == (2, 0)
+
+
+class Awkward(Exception):
+    """Its __init__ takes more than it passes on, so that plain pickling can't rebuild it."""
+
+    def __init__(self, what: str, how_much: int) -> None:
+        super().__init__(what)
+        self.how_much = how_much
+
+
+def test_users_exception_with_a_constructor_of_its_own_comes_back_as_itself(cluster: SimulatedCluster) -> None:
+    def fail() -> None:
+        raise Awkward("spilt", 2)
+
+    with pytest.raises(Awkward, match="spilt") as caught:
+        run_on_pod(fail, "v4-16", max_retries_failure=0)
+    assert caught.value.how_much == 2
+
+
+def test_exception_that_can_not_travel_is_reported_with_its_traceback(cluster: SimulatedCluster) -> None:
+    def fail() -> None:
+        class Local(Exception):
+            def __init__(self) -> None:
+                import threading
+
+                super().__init__("kept a lock")
+                self.lock = threading.Lock()
+
+        raise Local
+
+    with pytest.raises(RayTaskError, match="kept a lock"):
+        run_on_pod(fail, "v4-16", max_retries_failure=0)
+
+
+def test_result_that_can_not_travel_is_a_typed_error(cluster: SimulatedCluster) -> None:
+    def lock() -> Any:
+        import threading
+
+        return threading.Lock()
+
+    with pytest.raises(ResultNotPicklableError, match="lock"):
+        run_on_pod(lock, "v4-16", max_retries_failure=0)
+
+
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+        (lambda: os.abort(), "SIGABRT"),
+        (lambda: os._exit(3), "code 3"),
+        (lambda: sys.exit("no more"), "sys.exit"),
+    ],
+)
+def test_crash_on_a_healthy_host_is_a_failure_that_names_its_end(
+    cluster: SimulatedCluster, trace: Trace, end: Any, words: str
+) -> None:
+    with pytest.raises(TaskCrashedError, match=words):
+        run_on_pod(trace.gang(lambda facts: end()), "v4-16", max_retries_failure=0)
+    view = job_view(trace.starts()[0]["job"])
+    assert (view.failures, view.preemptions) == (1, 0)
+
+
+def test_sys_exit_zero_is_a_return(cluster: SimulatedCluster) -> None:
+    assert run_on_pod(lambda: sys.exit(0), "v4-16") == [None, None]
+
+
+def test_exit_handlers_run_and_children_do_not_outlive_the_task(cluster: SimulatedCluster, trace: Trace) -> None:
+    directory = trace.directory
+
+    def leave_things_behind(facts: dict[str, Any]) -> int:
+        import atexit
+
+        atexit.register((directory / f"exited-{facts['index']}").touch)
+        daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        return daemon.pid
+
+    daemons = run_on_pod(trace.gang(leave_things_behind), "v4-16")
+    wait_until(lambda: not any(map(alive, daemons)), 15)
+    assert (directory / "exited-0").exists()
+    assert (directory / "exited-1").exists()
+
+
+# -- ends ----------------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_the_reference_stops_the_gang(cluster: SimulatedCluster, trace: Trace) -> None:
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
+    pids = [start["pid"] for start in trace.wait_for_tasks(4)]
+    ray.cancel(ref)
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(ref)
+    assert not any(map(alive, pids))
+    assert job_view(trace.starts()[0]["job"]).state.name == "KILLED"
+
+
+def test_cancelling_a_waiting_job_leaves_the_queue(cluster: SimulatedCluster, trace: Trace) -> None:
+    ref = run_on_pod_ray.remote(index, "v4-16", num_slices=7)
+    behind = run_on_pod_ray.remote(index, "v4-16")
+    assert ray.get(behind) == [0, 1], "a job that can't run now does not block those behind it"
+    ray.cancel(ref)
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(ref)
+
+
+def test_release_gives_everything_back(cluster: SimulatedCluster) -> None:
+    assert run_on_pod(index, "v4-16", num_slices=3) == list(range(6))
+    assert free_chips() == 0, "idle slices stay reserved"
+    release()
+    wait_until(lambda: free_chips() == CHIPS, 15)
+    assert run_on_pod(index, "v4-16") == [0, 1], "and the next call starts afresh"
+
+
+def test_release_in_the_middle_of_a_call_harms_nobody(cluster: SimulatedCluster) -> None:
+    """An order for a slice that is just being given back gets it afresh."""
+    run_on_pod(index, "v4-16")
+    for pause in (0.0, 0.005, 0.02, 0.1):
+        ref = run_on_pod_ray.remote(index, "v4-16", max_retries_failure=0, max_retries_preemption=0)
+        time.sleep(pause)
+        release()
+        assert ray.get(ref) == [0, 1]
+
+
+def test_jobs_without_keep_warm_take_turns_on_the_same_slices(cluster: SimulatedCluster) -> None:
+    refs = [run_on_pod_ray.remote(index, "v4-16", num_slices=3, keep_warm=0) for _ in range(3)]
+    assert [len(results) for results in ray.get(refs)] == [6, 6, 6]
+
+
+def test_standby_that_died_while_it_waited_is_nobodys_failure(cluster: SimulatedCluster, trace: Trace) -> None:
+    run_on_pod(index, "v4-16", keep_warm=600)
+    time.sleep(3)  # the next standbys have started by then
+    for process in psutil.process_iter(["cmdline"]):
+        if (process.info["cmdline"] or [""])[0].startswith("ray::TaskProcess"):
+            process.kill()
+    trace.finish()
+    results = run_on_pod(trace.gang(), "v4-16", max_retries_failure=0, max_retries_preemption=0)
+    view = job_view(results[0]["job"])
+    assert (view.failures, view.preemptions) == (0, 0)
+
+
+def test_module_that_can_not_be_preloaded_is_a_typed_error(cluster: SimulatedCluster) -> None:
+    with pytest.raises(TaskSetupError, match="no_such_module"):
+        run_on_pod(index, "v4-16", preload=["no_such_module"], max_retries_failure=0)
+
+
+def test_keep_warm_zero_has_given_everything_back_when_the_call_returns(cluster: SimulatedCluster) -> None:
+    release()
+    wait_until(lambda: free_chips() == CHIPS, 15)
+    assert run_on_pod(index, "v4-16", keep_warm=0) == [0, 1]
+    wait_until(lambda: free_chips() == CHIPS, 5)  # Ray's own view of its resources lags a little
+
+
+def test_idle_slices_are_given_back_after_keep_warm(cluster: SimulatedCluster) -> None:
+    assert run_on_pod(index, "v4-16", keep_warm=1.5) == [0, 1]
+    wait_until(lambda: free_chips() == CHIPS, 20)
+
+
+def test_failing_job_without_keep_warm_gives_everything_back_too(cluster: SimulatedCluster) -> None:
+    def fail() -> None:
+        raise OutOfTea(1)
+
+    with pytest.raises(OutOfTea):
+        run_on_pod(fail, "v4-16", keep_warm=0, max_retries_failure=1)
+    wait_until(lambda: free_chips() == CHIPS, 5)
+
+
+def test_bad_input_is_refused_before_anything_is_acquired(cluster: SimulatedCluster) -> None:
+    release()
+    wait_until(lambda: free_chips() == CHIPS, 15)
+    with pytest.raises(InvalidRequestError):
+        run_on_pod(index, "v4-17")
+    with pytest.raises(InvalidRequestError):
+        run_on_pod(lambda needed: needed, "v4-16")
+    assert free_chips() == CHIPS
+
+
+# -- what the driver's terminal shows ------------------------------------------------------------------------------
+
+
+def test_driver_sees_prints_marked_with_slice_and_worker_and_the_reason_of_a_wait(cluster: SimulatedCluster) -> None:
+    script = """
+        import sys, ray
+        from iris_ray import run_on_pod, run_on_pod_ray
+        ray.init(address=sys.argv[1])
+
+        @ray.remote(runtime_env={"env_vars": {"TEA_TOKEN": "hunter2"}})
+        def greet():
+            print("good morning")
+
+        run_on_pod(greet, "v4-16", num_slices=2)
+        waiting = run_on_pod_ray.remote(greet, "v5p-16")
+        ray.wait([waiting], timeout=4)
+        """
+    release()
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), cluster.address],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+    seen = done.stdout + done.stderr
+    for slice_id in (0, 1):
+        for worker in (0, 1):
+            assert any(
+                f"greet slice={slice_id} worker={worker}" in line and "good morning" in line
+                for line in seen.splitlines()
+            ), seen
+    assert "none like that in the cluster, which has 3 × v4-16" in seen
+    assert "hunter2" not in seen, "the value of a user's variable reached a log (defect 11)"

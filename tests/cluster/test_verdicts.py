@@ -1,0 +1,240 @@
+"""Every way in which an attempt can end, on real Ray nodes: what it is called, and what it costs."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from iris_ray import IrisClient, ResourceSpec, release, run_on_pod, run_on_pod_ray
+from iris_ray.actors.pool.attempt import AT_ONCE_S
+from iris_ray.errors import TaskCrashedError
+from iris_ray.state.quarantine import QUARANTINE
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import (
+    Trace,
+    actor_pid,
+    alive,
+    ask_controller,
+    job_view,
+    pool_pid,
+    slice_of_this_task,
+    wait_until,
+)
+
+pytestmark = pytest.mark.cluster
+
+
+def segfault() -> None:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def use_up_memory() -> None:
+    raise MemoryError("no more")
+
+
+def hang() -> None:
+    time.sleep(1000)
+
+
+ENDS = {
+    "exception": (lambda: 1 / 0, ZeroDivisionError, "division by zero"),
+    "exit code": (lambda: os._exit(3), TaskCrashedError, "exited with code 3|ended without a word"),
+    "sys.exit": (lambda: (_ for _ in ()).throw(SystemExit(7)), TaskCrashedError, r"sys.exit\(7\)"),
+    "SIGSEGV": (segfault, TaskCrashedError, "SIGSEGV|ended without a word"),
+    "abort": (os.abort, TaskCrashedError, "SIGABRT|ended without a word"),
+    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), TaskCrashedError, "SIGKILL|ended without a word"),
+    "out of memory": (use_up_memory, MemoryError, "no more"),
+    "hang": (hang, TaskCrashedError, "no task has made progress for .* the last is slice 0 .* worker 1"),
+}
+
+
+@pytest.fixture(autouse=True)
+def no_quarantine(cluster: SimulatedCluster) -> None:
+    """So many crashes on purpose."""
+    run_on_pod(lambda: None, "v4-16")  # the first one starts the Controller
+    for worker in ask_controller("list_workers") or ():
+        if f"taint:{QUARANTINE}" in worker.attributes:
+            ask_controller("lift_taint", worker.node_id, QUARANTINE)
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
+    end, kind, words = ENDS[how]
+
+    def work(facts: dict[str, Any]) -> int:
+        import iris_ray
+
+        iris_ray.heartbeat(facts["attempt"])
+        if facts["index"] == 1 and facts["attempt"] < 3:
+            end()
+        if how == "hang" and facts["attempt"] < 3:
+            iris_ray.heartbeat(facts["attempt"] + 1)
+            time.sleep(1000)
+        return facts["attempt"]
+
+    stall_timeout = 2.0 if how == "hang" else None
+    options = {"max_retries_preemption": 0, "stall_timeout": stall_timeout}
+    ref = run_on_pod_ray.remote(trace.gang(work), "v4-16", max_retries_failure=2, **options)
+    assert ray.get(ref) == [3, 3]
+    view = job_view(trace.starts()[0]["job"])
+    assert (view.failures, view.preemptions) == (2, 0)
+    with pytest.raises(kind, match=words):
+        run_on_pod(once(work, trace), "v4-16", max_retries_failure=0, **options)
+
+
+def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], Any]:
+    """The same in its first attempt, without the trace."""
+
+    def run() -> Any:
+        import iris_ray
+
+        info = iris_ray.get_job_info()
+        return work({"index": info.task_index, "attempt": info.attempt})
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "worker_id", "num_slices", "has_standby"),
+    [("SliceActor", 0, 2, True), ("TPUHostActor", 1, 1, False), ("TPUHostActor", 0, 2, True)],
+)
+def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
+    cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, num_slices: int, has_standby: bool
+) -> None:
+    """The next attempt could begin at once, on a slice that is warm."""
+    release()
+    run_on_pod(lambda: None, "v4-16", num_slices=3, keep_warm=600)
+    directory = trace.directory
+
+    def leaves_a_daemon(facts: dict[str, Any]) -> list[int]:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        left = [pid for path in directory.glob("daemon-*") if alive(pid := int(path.read_text()))]
+        if facts["attempt"] == 1:
+            daemon = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+            (directory / f"daemon-{facts['index']}").write_text(str(daemon.pid))
+            time.sleep(1000)
+        return facts["beside"] + left
+
+    options = {"num_slices": num_slices, "max_retries_failure": 0, "max_retries_preemption": 1}
+    ref = run_on_pod_ray.remote(trace.gang(leaves_a_daemon), "v4-16", **options)
+    first = trace.wait_for_tasks(2 * num_slices)
+    host = cluster.host_dir(first[0]["slice"], worker_id)
+    wait_until(lambda: len([*directory.glob("daemon-*")]) == 2 * num_slices)
+    time.sleep(2 * AT_ONCE_S)  # else it counts as broken before
+    wait_until(lambda: not has_standby or len([*host.glob("tasks/*.json")]) == 2)
+    os.kill(actor_pid(cluster, first[0]["slice"], worker_id, kind), signal.SIGKILL)
+    assert ray.get(ref, timeout=60) == [[]] * (2 * num_slices)
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
+
+
+def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt(trace: Trace) -> None:
+    """Others are on that host, whose processes nobody touches."""
+    (trace.directory / "other").mkdir()
+    other = Trace(trace.directory / "other")
+
+    def waits_once(facts: dict[str, Any]) -> list[int]:
+        if facts["attempt"] == 1:
+            time.sleep(1000)
+        return facts["beside"]
+
+    client = IrisClient()
+    need = ResourceSpec(cpu=0.1, replicas=1)
+    stays = client.submit(other.gang(), resources=need)
+    other.wait_for_tasks(1)
+    job = client.submit(trace.gang(waits_once), resources=need, max_retries_failure=0, max_retries_preemption=1)
+    first = trace.wait_for_tasks(1)
+    time.sleep(2 * AT_ONCE_S)  # else it counts as broken before
+    os.kill(watcher_of(first[0]["pid"]), signal.SIGKILL)
+    assert job.result(timeout=60) == [[]]
+    other.finish()
+    assert [task["attempt"] for task in stays.result(timeout=60)] == [1]
+
+
+def watcher_of(pid: int) -> int:
+    """The TPUHostActor that reads what a task prints."""
+    pipe = os.readlink(f"/proc/{pid}/fd/1")
+    readers = [p for p in psutil.process_iter() if p.name().startswith("ray::TPUHostAct")]
+    (found,) = [p.pid for p in readers if any(os.readlink(fd) == pipe for fd in Path(f"/proc/{p.pid}/fd").iterdir())]
+    return found
+
+
+def test_warm_slice_that_broke_while_nobody_used_it_costs_nothing(cluster: SimulatedCluster, trace: Trace) -> None:
+    release()  # nothing else is warm
+    (warm, _) = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
+    time.sleep(1.0)  # until its task is tidied up after
+    os.kill(actor_pid(cluster, warm, 1, "TPUHostActor"), signal.SIGKILL)
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, max_retries_preemption=0)
+    second = trace.wait_for_tasks(2, attempt=2)  # the first one tried the slice that was warm
+    trace.finish()
+    assert ray.get(ref) == second
+    assert job_view(second[0]["job"]).preemptions == 0
+
+
+def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(trace: Trace) -> None:
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2, max_retries_failure=0, max_retries_preemption=1)
+    first = trace.wait_for_tasks(4)
+    wait_until(lambda: job_view(first[0]["job"]).state.name == "RUNNING")
+    time.sleep(0.5)  # until its pool has said that it runs
+    os.kill(pool_pid(), signal.SIGKILL)
+    # An order may come to the new process before the run is repeated there, and goes back uncharged.
+    second = wait_until(lambda: next((s for n in (2, 3, 4) if len(s := trace.starts(n)) == 4), None))
+    wait_until(lambda: not any(alive(task["pid"]) for task in first), 10)  # nobody is left who could end them before
+    trace.finish()
+    assert ray.get(ref) == second
+    view = job_view(first[0]["job"])
+    assert (view.state.name, view.failures, view.preemptions) == ("SUCCEEDED", 0, 1)
+
+
+def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tmp_path: Any) -> None:
+    later = Trace(tmp_path / "later")
+    later.directory.mkdir()
+    first = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=3)
+    second = run_on_pod_ray.remote(later.gang(), "v4-16", num_slices=3)
+    time.sleep(1.5)
+    os.kill(pool_pid(), signal.SIGKILL)
+    trace.finish()
+    later.finish()
+    assert len(ray.get(first, timeout=90)) == 6
+    assert len(ray.get(second, timeout=90)) == 6
+
+
+def test_task_process_that_is_killed_from_outside_is_a_crash(trace: Trace) -> None:
+    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=1, max_retries_preemption=0)
+    first = trace.wait_for_tasks(2)
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    second = trace.wait_for_tasks(2, attempt=2)
+    assert not any(task["beside"] for task in second)
+    trace.finish()
+    ray.get(ref)
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions) == (1, 0)
+
+
+def test_forked_child_of_a_task_that_crashed_neither_hides_the_crash_nor_outlives_it(trace: Trace) -> None:
+    """It has copies of all the connections that Ray's other processes watch."""
+    directory = trace.directory
+
+    def forks(facts: dict[str, Any]) -> int:
+        if not (child := os.fork()):
+            time.sleep(1000)
+        (directory / f"child-{facts['attempt']}-{facts['index']}").write_text(str(child))
+        while facts["attempt"] == 1:
+            time.sleep(0.1)
+        return facts["attempt"]
+
+    ref = run_on_pod_ray.remote(trace.gang(forks), "v4-16", max_retries_failure=1, max_retries_preemption=0)
+    first = trace.wait_for_tasks(2)
+    child = int(wait_until(lambda: (path := directory / "child-1-1").exists() and path.read_text()))
+    os.kill(first[1]["pid"], signal.SIGKILL)
+    assert ray.get(ref, timeout=60) == [2, 2]
+    view = job_view(first[0]["job"])
+    assert (view.failures, view.preemptions) == (1, 0)
+    assert not alive(child)

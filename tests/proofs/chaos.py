@@ -1,0 +1,411 @@
+"""Jobs that count their steps, and everything that can happen to them, in an order that a seed decides.
+
+    python -m tests.proofs.chaos --minutes 10 --seed 1
+    python -m tests.proofs.chaos --minutes 5 --gap 0 --load 4    # no faults, but a busy machine
+
+For so long, three jobs at a time run on four simulated slices, while a fault happens every so often: hosts are killed,
+or frozen and thawed, slices preempted with and without notice, task processes killed in three ways, and each of our own
+actors. In the end every job has its results, once; every step was done in order, from a checkpoint or from where the
+attempt before was; nobody was charged for more than happened to him; nothing is left: no process of a task or forked by
+one, no reservation, no claimed chip.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group_table
+
+from iris_ray import release, run_on_pod_ray
+from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import actor_pid, alive, ask_controller, controller_pid, pool_pid, wait_until
+
+TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
+STEP_S, CHECKPOINT_EVERY = 0.05, 20
+PATIENCE_S = 240.0
+"""How long the jobs of the end may take."""
+
+
+def counting(directory: str, steps: int) -> Callable[[], tuple[int, int]]:
+    """A function whose every task goes from its gang's checkpoint to the last step, and leaves a line for each."""
+
+    def count() -> tuple[int, int]:
+        import iris_ray
+
+        me = iris_ray.get_job_info()
+        assert me is not None
+        checkpoint = Path(directory) / "checkpoint"
+        start = int(checkpoint.read_text()) if checkpoint.exists() else 0
+        if not (child := os.fork()):  # like a data loader's
+            time.sleep(3600)
+        who = {"attempt": me.attempt, "index": me.task_index}
+        with (Path(directory) / f"lines-{me.task_index}").open("a") as lines:
+
+            def line(**more: Any) -> None:
+                lines.write(json.dumps({**who, "at": time.time(), **more}) + "\n")
+                lines.flush()
+
+            def save(step: int) -> None:
+                if me.task_index == 0:
+                    unfinished = checkpoint.with_name(f"unfinished-{me.attempt}")
+                    unfinished.write_text(str(step))
+                    unfinished.replace(checkpoint)
+
+            place = {"job": me.job_id, "slice": me.slice_name, "worker": me.worker_id}
+            line(start=start, pid=os.getpid(), child=child, **place)
+            for step in range(start, steps):
+                time.sleep(STEP_S)
+                line(step=step)
+                if (step + 1) % CHECKPOINT_EVERY == 0:
+                    save(step + 1)
+                if notice := iris_ray.preemption_notice():
+                    save(step + 1)
+                    line(saved=step + 1)
+                    notice.saved()
+        return me.task_index, steps
+
+    return count
+
+
+@dataclass
+class Running:
+    """One job of the crowd.
+
+    Attributes:
+        charges: what happened to it so far that may cost it an attempt, by budget.
+    """
+
+    number: int
+    directory: Path
+    steps: int
+    ref: Any
+    slices: int | list[int]
+    charges: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What its tasks have written, by task and in order."""
+        found = []
+        for path in sorted(self.directory.glob("lines-*")):
+            text = path.read_text()
+            found += [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        return found
+
+    def latest(self) -> list[dict[str, Any]]:
+        """The first lines of its newest attempt's tasks."""
+        starts = [line for line in self.lines() if "start" in line]
+        newest = max((line["attempt"] for line in starts), default=0)
+        return [line for line in starts if line["attempt"] == newest]
+
+
+class Chaos:
+    """One run.
+
+    Args:
+        seed: decides what happens; when exactly, the machine has its say, too.
+        directory: where the jobs leave their traces.
+        say: takes a line about what is going on.
+    """
+
+    def __init__(self, seed: int, directory: Path, say: Callable[[str], None] = print) -> None:
+        self.faults: Counter[str] = Counter()
+        self.false_alarms: list[str] = []
+        self.redone = 0
+        self.jobs_done = 0
+        self._say = say
+        self._chance = random.Random(seed)
+        self._directory = directory
+        self._running: dict[int, Running] = {}
+        self._started = 0
+        self._frozen: dict[tuple[str, int], float] = {}
+        self._leaving: set[str] = set()
+        self._cluster: SimulatedCluster
+
+    def run(self, seconds: float, mean_gap_s: float) -> None:
+        """Raises AssertionError if anything is not as it should be.
+
+        Args:
+            seconds: how long faults happen.
+            mean_gap_s: between two of them; 0 for none at all.
+        """
+        with SimulatedCluster({TPU_TYPE: SLICES}, quiet=True) as self._cluster:
+            end = time.monotonic() + seconds
+            self._fill_up()
+            while time.monotonic() < end:
+                if not mean_gap_s:
+                    self._wait(end - time.monotonic())
+                    break
+                self._wait(min(self._chance.expovariate(1 / mean_gap_s), 3 * mean_gap_s))
+                self._fault()
+            self._say("no more faults; the jobs go on to their ends")
+            self._thaw(all_of_them=True)
+            deadline = time.monotonic() + PATIENCE_S
+            while self._running:
+                assert time.monotonic() < deadline, f"after {PATIENCE_S:g} s these still run: {self._stand()}"
+                self._settle(start_more=False)
+                time.sleep(0.2)
+            release()
+            self._check_nothing_left()
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def _fill_up(self) -> None:
+        while len(self._running) < JOBS:
+            number, self._started = self._started, self._started + 1
+            directory = self._directory / str(number)
+            directory.mkdir()
+            slices = self._chance.choice([1, 1, 2, [1, 2]])
+            steps = self._chance.randrange(60, 300)
+            spares = self._chance.choice([0, 0, 1])
+            ref = run_on_pod_ray.remote(
+                counting(str(directory), steps), TPU_TYPE, num_slices=slices, spares=spares, keep_warm=5
+            )
+            self._running[number] = Running(number, directory, steps, ref, slices)
+
+    def _settle(self, start_more: bool = True) -> None:
+        """Check the jobs that have ended, thaw what is due, replace what is broken."""
+        for number in [n for n, job in self._running.items() if ray.wait([job.ref], timeout=0)[0]]:
+            self._check(self._running.pop(number))
+        self._thaw()
+        if len(self._sound_slices()) < SLICES:
+            self._cluster.add_slice(TPU_TYPE)
+        if start_more:
+            self._fill_up()
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._settle()
+            time.sleep(0.1)
+
+    def _check(self, job: Running) -> None:
+        results = ray.get(job.ref)
+        tasks = len(results)
+        assert results == [(index, job.steps) for index in range(tasks)], f"job {job.number}: {results}"
+        allowed = [2 * n for n in (job.slices if isinstance(job.slices, list) else [job.slices])]
+        assert tasks in allowed, f"job {job.number} has {tasks} results"
+        lines = job.lines()
+        for index in range(max(allowed)):
+            # A host that thaws may go on for a moment with an attempt that is over.
+            own = sorted((line for line in lines if line["index"] == index), key=lambda line: line["attempt"])
+            self._check_steps(job, own, index < tasks)
+        job_id = lines[0]["job"]
+        status = next((s for s in ask_controller("list_jobs") if s.job_id == job_id), None)
+        assert status is not None, f"the Controller has forgotten {job_id}"
+        for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
+            for _ in range(charged - job.charges[budget]):
+                self.false_alarms.append(f"{job_id} was charged for {budget} that nobody caused: {status.error}")
+        self.jobs_done += 1
+
+    def _check_steps(self, job: Running, lines: list[dict[str, Any]], took_part_in_the_end: bool) -> None:
+        """One task's lines: each attempt goes on without a gap from a checkpoint, and the last one gets to the end."""
+        upcoming, last = 0, -1
+        for line in lines:
+            who = f"job {job.number} task {line['index']} attempt {line['attempt']}"
+            if "start" in line:
+                saved = line["start"]
+                # The checkpoint is task 0's; others may have been behind it.
+                assert line["index"] or saved <= last + 1, f"{who} starts at {saved} after {last}"
+                self.redone += max(0, last + 1 - saved)
+                upcoming = saved
+            elif "step" in line:
+                assert line["step"] == upcoming, f"{who}: step {line['step']} after {upcoming - 1}"
+                last, upcoming = line["step"], upcoming + 1
+        if took_part_in_the_end:  # with nothing to do, perhaps: task 0 may have written its last checkpoint before
+            assert upcoming == job.steps, f"job {job.number}: its last step is {upcoming - 1} of {job.steps}"
+
+    # -- faults ----------------------------------------------------------------------------------------------------
+
+    def _fault(self) -> None:
+        kinds: list[tuple[Callable[[], str | None], int]] = [
+            (self._kill_host, 3),
+            (self._freeze_host, 2),
+            (self._preempt, 2),
+            (self._preempt_with_notice, 3),
+            (self._kill_task, 4),
+            (self._kill_slice_actor, 1),
+            (self._kill_host_actor, 1),
+            (self._kill_pool, 1),
+            (self._kill_controller, 2),
+        ]
+        fault = self._chance.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
+        with contextlib.suppress(ProcessLookupError, ValueError):  # gone by itself meanwhile
+            if done := fault():
+                self.faults[fault.__name__.strip("_")] += 1
+                self._say(f"{done}   [{self._stand()}]")
+
+    def _kill_host(self) -> str:
+        name, worker = self._some_host()
+        self._charge("preemptions", name)
+        self._cluster.kill_host(name, worker)
+        return f"killed host {worker} of {name}"
+
+    def _freeze_host(self) -> str:
+        name, worker = self._some_host()
+        self._charge("preemptions", name)
+        self._cluster.freeze_host(name, worker)
+        seconds = self._chance.uniform(1.0, 12.0)
+        self._frozen[name, worker] = time.monotonic() + seconds
+        return f"froze host {worker} of {name} for {seconds:.0f} s"
+
+    def _preempt(self) -> str:
+        name = self._some_slice()
+        self._charge("preemptions", name)
+        self._cluster.preempt_slice(name)
+        return f"took {name}"
+
+    def _preempt_with_notice(self) -> str:
+        name = self._some_slice()
+        self._charge("preemptions", name)
+        self._leaving.add(name)
+        seconds = self._chance.uniform(3.0, 12.0)
+        self._cluster.preempt_slice(name, notice_s=seconds)
+        return f"announced that {name} goes in {seconds:.0f} s"
+
+    def _kill_task(self) -> str | None:
+        starts = [(job, start) for job in self._running.values() for start in job.latest() if alive(start["pid"])]
+        if not starts:
+            return None
+        job, start = self._chance.choice(starts)
+        number = self._chance.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+        job.charges["failures"] += 1
+        os.kill(start["pid"], number)
+        return f"{number.name} to task {start['index']} of job {job.number}"
+
+    def _kill_slice_actor(self) -> str:
+        name = self._some_slice()
+        return self._kill_actor(name, 0, "SliceActor")
+
+    def _kill_host_actor(self) -> str:
+        name, worker = self._some_host()
+        return self._kill_actor(name, worker, "TPUHostActor")
+
+    def _kill_actor(self, name: str, worker: int, kind: str) -> str:
+        pid = actor_pid(self._cluster, name, worker, kind)
+        self._charge("preemptions", name)
+        os.kill(pid, signal.SIGKILL)
+        return f"killed {kind} of {name} host {worker}"
+
+    def _kill_pool(self) -> str:
+        for job in self._running.values():
+            job.charges["preemptions"] += 1
+        os.kill(pool_pid(), signal.SIGKILL)
+        return "killed the SlicePoolManager"
+
+    def _kill_controller(self) -> str:
+        os.kill(controller_pid(), signal.SIGKILL)
+        return "killed the Controller"
+
+    def _thaw(self, all_of_them: bool = False) -> None:
+        """A host that Ray has given up meanwhile ends when it goes on; its slice is broken, and goes."""
+        for (name, worker), until in list(self._frozen.items()):
+            if all_of_them or time.monotonic() > until:
+                del self._frozen[name, worker]
+                with contextlib.suppress(ProcessLookupError, ValueError):
+                    self._cluster.thaw_host(name, worker)
+
+    def _charge(self, budget: str, slice_name: str) -> None:
+        """Whoever runs on the slice, or is being started there, may lose an attempt by what comes now."""
+        for status in ask_controller("list_jobs"):
+            if slice_name in status.groups:
+                for job in self._running.values():
+                    if (lines := job.lines()) and status.job_id == lines[0]["job"]:
+                        job.charges[budget] += 1
+
+    # -- the cluster -----------------------------------------------------------------------------------------------
+
+    def _sound_slices(self) -> list[str]:
+        """Those with all their hosts, frozen ones apart; those that are announced to go are going."""
+        names = [name for name in self._cluster.slice_names if len(self._cluster.worker_ids(name)) == 2]
+        return [name for name in names if name not in self._leaving and name in self._living()]
+
+    def _living(self) -> set[str]:
+        """Slices of which Ray has given up no host."""
+        living: Counter[str] = Counter()
+        for node in ray.nodes():
+            if node["Alive"] and (name := node["Labels"].get("ray.io/tpu-slice-name")):
+                living[name] += 1
+        return {name for name, count in living.items() if count == 2}
+
+    def _some_slice(self) -> str:
+        return self._chance.choice(self._sound_slices())
+
+    def _some_host(self) -> tuple[str, int]:
+        return self._some_slice(), self._chance.randrange(2)
+
+    def _stand(self) -> str:
+        return ", ".join(f"job {job.number}: {self._standing(job)}" for job in self._running.values())
+
+    def _standing(self, job: Running) -> str:
+        lines = job.lines()
+        if not lines:
+            return "waits"
+        return f"attempt {lines[-1]['attempt']} step {max(line.get('step', 0) for line in lines)}/{job.steps}"
+
+    def _check_nothing_left(self) -> None:
+        starts = [start for path in self._directory.glob("*/lines-*") for start in starts_in(path)]
+        pids = [pid for start in starts for pid in (start["pid"], start["child"])]
+        wait_until(lambda: not [pid for pid in pids if alive(pid)], 30)
+
+        def reservations() -> list[str]:
+            groups = placement_group_table().values()
+            ours = [g for g in groups if g["name"].startswith(PLACEMENT_GROUP_PREFIX)]
+            return [g["name"] for g in ours if g["state"] != "REMOVED"]
+
+        wait_until(lambda: not reservations(), 30)
+        total = sum(n["Resources"].get("TPU", 0.0) for n in ray.nodes() if n["Alive"])
+        wait_until(lambda: ray.available_resources().get("TPU", 0.0) == total, 30)
+
+
+def starts_in(path: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    return [line for line in found if "start" in line]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.chaos", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults happen")
+    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="which faults")
+    parser.add_argument("--gap", type=float, default=12.0, help="seconds between two faults, on average; 0: no faults")
+    parser.add_argument("--load", type=int, default=0, help="processes that compete for the machine's CPUs")
+    given = parser.parse_args(arguments)
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[chaos {time.monotonic() - began:6.1f} s] {text}", flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
+        chaos = Chaos(given.seed, Path(directory), say)
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(given.load)]
+        try:
+            chaos.run(given.minutes * 60, given.gap)
+        except BaseException:
+            again = f"--seed {given.seed} --minutes {given.minutes:g} --gap {given.gap:g} --load {given.load}"
+            print(f"failed with {again}", flush=True)
+            raise
+        finally:
+            for process in busy:
+                process.kill()
+                process.wait()
+    print(f"seed {given.seed}: {chaos.jobs_done} jobs, {chaos.faults.total()} faults: {dict(chaos.faults)}")
+    print(f"{chaos.redone} steps of tasks were done again; {len(chaos.false_alarms)} false alarms")
+    for alarm in chaos.false_alarms:
+        print(f"  {alarm}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

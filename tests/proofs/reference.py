@@ -1,0 +1,374 @@
+"""The scheduler once more, slow and obvious: what `iris_ray.scheduler` has to agree with.
+
+Nothing is indexed, shared or kept up to date: every job looks at every worker whenever it is its turn. What the plan
+has handed out so far counts as if it were in use already.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from iris_ray.model.constraints import Attributes, Constraint, ConstraintOp, Scalar
+from iris_ray.model.jobs import Gang, Job, JobSpec
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker
+from iris_ray.scheduler.fair_queue import Usage
+from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
+from iris_ray.state.fleet import Fleet
+
+Op = ConstraintOp
+
+
+@dataclass
+class Option:
+    """A group of workers that would do for a job if nobody used it.
+
+    Attributes:
+        hosts: all of them, in order.
+        good: those that would do for a task if nobody used them.
+        ready: those among them that have room now.
+        wanted: how many of them the job takes.
+        exact: whether it is no part of a larger slice.
+    """
+
+    name: str
+    hosts: list[Worker]
+    good: list[Worker]
+    ready: list[Worker]
+    wanted: int
+    exact: bool
+
+    @property
+    def free(self) -> bool:
+        return len(self.ready) >= self.wanted
+
+
+class ReferencePlan:
+    """One plan; its results have the names of those of `SchedulingResult`, with job ids instead of explanations.
+
+    Attributes:
+        kept: for each job that has waited too long, or returns, the groups that are kept for it.
+        starving: jobs among them that have waited too long.
+    """
+
+    def __init__(self, pending: Iterable[Job], fleet: Fleet, usage: Usage, now: float, bound: float) -> None:
+        self.workers = list(fleet.workers.values())
+        self.holders, self.now, self.bound = fleet.holders, now, bound
+        self.usage = {user: Counter(held) for user, held in usage.items()}
+        self.taken = {worker.node_id: Counter[str]() for worker in self.workers}
+        self.kept_hosts: set[str] = set()
+        self.assignments: list[AssignedEvent] = []
+        self.timed_out: set[str] = set()
+        self.unschedulable: set[str] = set()
+        self.kept: dict[str, list[str]] = {}
+        self.unplaced = {job.spec.job_id: [job.gangs[position] for position in job.pending] for job in pending}
+        pending = list(pending)
+        self.schedule_all(list(pending))
+        given_up = self.timed_out | self.unschedulable
+        returning = {job.spec.job_id for job in pending if self.returns(job)}
+        self.starving = self.kept.keys() - returning
+        self.waiting = {job_id for job_id, gangs in self.unplaced.items() if gangs and job_id not in given_up}
+
+    # -- order -----------------------------------------------------------------------------------------------------
+
+    def schedule_all(self, pending: list[Job]) -> None:
+        pending.sort(key=lambda job: (job.spec.priority, job.number))
+        returning = [job for job in pending if self.returns(job)]
+        for job in returning:
+            self.place_one_gang(job)
+        pending = [job for job in pending if job not in returning]
+        for band in sorted({job.spec.priority for job in pending}):
+            jobs = [job for job in pending if job.spec.priority == band]
+            late = [job for job in jobs if job.spec.coscheduling and self.waited_long(job.gang)]
+            several_groups = [job for job in late if counts(job)[0] > 1]
+            several_hosts = [job for job in late if job not in several_groups and job.spec.replicas > 1]
+            for job in several_groups:
+                self.place_one_gang(job)
+            self.share_out(several_hosts)
+            self.share_out([job for job in jobs if job not in several_groups and job not in several_hosts])
+
+    def share_out(self, jobs: list[Job]) -> None:
+        """Gang by gang to the user who has least."""
+        jobs = list(jobs)
+        while jobs:
+            job = min(jobs, key=lambda job: (self.share(job.spec.user), oldest(jobs, job.spec.user), job.number))
+            if not self.place_one_gang(job):
+                jobs.remove(job)
+
+    def returns(self, job: Job) -> bool:
+        return bool(job.spec.coscheduling) and self.now < job.gang.returning_until
+
+    def waited_long(self, gang: Gang) -> bool:
+        return self.now - gang.waiting_since > self.bound
+
+    def share(self, user: str) -> float:
+        """The largest part that the user holds of any resource."""
+        totals = sum((Counter(worker.resources) for worker in self.workers), Counter())
+        return max((n / totals[r] for r, n in self.usage.get(user, {}).items() if totals[r]), default=0.0)
+
+    # -- one gang --------------------------------------------------------------------------------------------------
+
+    def place_one_gang(self, job: Job) -> bool:
+        """Whether one was placed. If not, the job is done with for this time."""
+        spec, gangs = job.spec, self.unplaced[job.spec.job_id]
+        timeout = spec.scheduling_timeout
+        if timeout is not None and self.now - job.submitted_at > timeout and any(not gang.started for gang in gangs):
+            self.timed_out.add(spec.job_id)
+            return False
+        paused = [gang for gang in gangs if gang.not_before > self.now]
+        gang = next((gang for gang in gangs if gang not in paused), None)
+        options = self.options(job)
+        if paused and spec.coscheduling:
+            self.keep(job, job.gang, options)
+        if gang is None:
+            return False
+        chosen = self.choose(job, options)
+        if chosen:
+            self.take(job, gang, chosen)
+            gangs.remove(gang)
+        elif not gang.started and any(is_hopeless(constraint, self.workers) for constraint in spec.constraints):
+            self.unschedulable.add(spec.job_id)
+        else:
+            self.keep(job, gang, options)
+        return bool(chosen)
+
+    def options(self, job: Job) -> list[Option]:
+        """The groups that the job could run on if nobody used them: of one size; parts of slices only if need be."""
+        found = [option for name, hosts in self.groups(job.spec) if (option := self.option(job.spec, name, hosts))]
+        if job.spec.whole_groups:
+            free, sound = Counter(o.wanted for o in found if o.free), Counter(o.wanted for o in found)
+            least = counts(job)[0]
+            best = max(sound, key=lambda size: (sound[size] >= least, free[size], sound[size], size), default=0)
+            return [option for option in found if option.wanted == best]
+        exact = [option for option in found if option.exact]
+        later = [self.option(job.spec, name, hosts, later=True) for name, hosts in self.groups(job.spec)]
+        enough = sum(option is not None and option.exact for option in later) >= counts(job)[0]
+        return exact if enough else found
+
+    def choose(self, job: Job, options: list[Option]) -> list[Option]:
+        """The groups to take now; none if there are too few, or soon enough for a larger count."""
+        free = self.best_first(job.spec, options)
+        soon = [option for option in options if not option.free and self.is_about_to_be_free(job.spec, option)]
+        possible = [count for count in counts(job) if count <= len(free)]
+        if not possible or any(len(free) < count <= len(free) + len(soon) for count in counts(job)):
+            return []
+        return sorted(free[: possible[-1]], key=lambda option: option.name)
+
+    def take(self, job: Job, gang: Gang, chosen: list[Option]) -> None:
+        spec = job.spec
+        groups = tuple(tuple(option.ready[: option.wanted]) for option in chosen)
+        for worker in (worker for group in groups for worker in group):
+            demand = needs(spec) | ({TPU: worker.resources.get(TPU, 0.0)} if uses_chips(spec) else {})
+            self.taken[worker.node_id].update(demand)
+            self.usage.setdefault(spec.user, Counter()).update(demand)
+        node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
+        if spec.coscheduling:
+            self.assignments.append(GangAssignedEvent(spec.job_id, tuple(o.name for o in chosen), node_ids))
+        else:
+            self.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, node_ids[0][0]))
+
+    def keep(self, job: Job, gang: Gang, options: list[Option]) -> None:
+        """Keep groups from all jobs that come later, for a gang that has waited too long or returns."""
+        least, kept_already = counts(job)[0], [option for option in options if self.is_kept(option)]
+        if self.returns(job):
+            there = self.in_time(job, options)
+            least = max(count for count in counts(job) if count <= max(least, min(len(gang.groups), there)))
+        elif kept_already or not self.waited_long(gang):
+            return
+        else:
+            there = len(options)
+        if there < least:
+            return
+        others = [option for option in options if not option.free and option not in kept_already]
+        in_use = sorted(others, key=lambda option: self.distance(job.spec, option))
+        kept = (self.best_first(job.spec, options) + in_use)[:least]
+        self.kept_hosts.update(worker.node_id for option in kept for worker in option.hosts)
+        self.kept[job.spec.job_id] = [option.name for option in kept]
+
+    def in_time(self, job: Job, options: list[Option]) -> int:
+        """How many groups there are, with those that are of no use for now only."""
+        if not job.spec.coscheduling:
+            return len(options)
+        later = [self.option(job.spec, name, hosts, later=True) for name, hosts in self.groups(job.spec)]
+        found = [option for option in later if option is not None]
+        if job.spec.whole_groups:
+            size = options[0].wanted if options else job.spec.replicas
+            return sum(option.wanted == size for option in found)
+        exact = [option for option in found if option.exact]
+        return len(exact if len(exact) >= counts(job)[0] else found)
+
+    def is_kept(self, option: Option) -> bool:
+        return any(worker.node_id in self.kept_hosts for worker in option.hosts)
+
+    # -- groups ----------------------------------------------------------------------------------------------------
+
+    def groups(self, spec: JobSpec) -> list[tuple[str, list[Worker]]]:
+        if not spec.coscheduling:
+            return [(worker.node_id, [worker]) for worker in self.workers]
+        key = spec.coscheduling.group_by
+        members: dict[str, list[Worker]] = {}
+        for worker in sorted(self.workers, key=place):
+            if key in worker.attributes:
+                members.setdefault(str(worker.attributes[key]), []).append(worker)
+        return sorted(members.items())
+
+    def option(self, spec: JobSpec, name: str, hosts: list[Worker], later: bool = False) -> Option | None:
+        """What the group is to the job; None if it is no use, however idle. Later: once what passes has passed."""
+        is_slice = spec.coscheduling is not None and spec.coscheduling.group_by == TPU_NAME
+        if is_slice and not (is_complete(hosts) and all(self.is_well(worker, later) for worker in hosts)):
+            return None
+        if any(is_an_error(constraint, worker.attributes) for constraint in spec.constraints for worker in hosts):
+            return None
+        wanted = len(hosts) if spec.whole_groups else spec.replicas if spec.coscheduling else 1
+        good = [worker for worker in hosts if self.is_well(worker, later) and suits(spec, worker)]
+        if len(good) < wanted:
+            return None
+        ready = [worker for worker in good if self.has_room(spec, worker)]
+        return Option(name, hosts, good, ready, wanted, exact=not is_slice or len(hosts) == wanted)
+
+    def is_well(self, worker: Worker, later: bool = False) -> bool:
+        slice_name = value_of(worker, TPU_NAME)
+        mates = [w.host_index for w in self.workers if slice_name and value_of(w, TPU_NAME) == slice_name]
+        unnumbered = bool(mates) and (worker.host_index is None or mates.count(worker.host_index) > 1)
+        suspected = worker.suspected and self.now < worker.suspected_until
+        passing = not later and (worker.foreign or suspected)
+        return not (worker.draining or unnumbered or passing)
+
+    def free(self, worker: Worker, once_ended: bool = False) -> Counter[str]:
+        """What is left of the worker, also once all that is over is gone."""
+        left = Counter(worker.resources)
+        for occupant, held in worker.occupants.items():
+            if not (once_ended and occupant in worker.ending):
+                left.subtract(held)
+        left.subtract(self.taken[worker.node_id])
+        return left
+
+    def has_room(self, spec: JobSpec, worker: Worker, once_ended: bool = False) -> bool:
+        return worker.node_id not in self.kept_hosts and lack(spec, worker, self.free(worker, once_ended)) == 0
+
+    def is_about_to_be_free(self, spec: JobSpec, option: Option) -> bool:
+        return sum(self.has_room(spec, worker, once_ended=True) for worker in option.good) >= option.wanted
+
+    def best_first(self, spec: JobSpec, options: list[Option]) -> list[Option]:
+        """The free ones."""
+        return sorted((o for o in options if o.free), key=lambda option: self.rank(spec, option))
+
+    def rank(self, spec: JobSpec, option: Option) -> tuple[object, ...]:
+        unmet = sum(not is_met(preference, option.hosts) for preference in spec.preferences)
+        chips = sum(worker.resources.get(TPU, 0.0) for worker in option.ready[: option.wanted])
+        idle_chips = 0.0 if uses_chips(spec) else chips
+        left_over = len(option.ready) - option.wanted
+        if not spec.coscheduling and uses_chips(spec):
+            left_over = int(value_of(option.hosts[0], TPU_VM_COUNT) or 1) - 1
+        return not option.exact, unmet, idle_chips, self.warmth(spec, option), left_over, option.name
+
+    def warmth(self, spec: JobSpec, option: Option) -> int:
+        """-1 if the job's owner keeps the slice warm, 0 if nobody does, 1 if somebody (else) does."""
+        if spec.coscheduling and spec.coscheduling.group_by == TPU_NAME:
+            holder = self.holders.get(option.name)
+            return 0 if holder is None else -1 if holder == spec.owner else 1
+        return int(uses_chips(spec) and any(value_of(worker, TPU_NAME) in self.holders for worker in option.hosts))
+
+    def distance(self, spec: JobSpec, option: Option) -> tuple[int, float, str]:
+        """How far a group is from being free: hosts short, what they lack, name."""
+        full = [worker for worker in option.good if worker not in option.ready]
+        return option.wanted - len(option.ready), sum(lack(spec, w, self.free(w)) for w in full), option.name
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def counts(job: Job) -> tuple[int, ...]:
+    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+
+
+def oldest(jobs: Sequence[Job], user: str) -> int:
+    return min(job.number for job in jobs if job.spec.user == user)
+
+
+def uses_chips(spec: JobSpec) -> bool:
+    return spec.whole_groups or spec.device is not None or spec.resources.get(TPU, 0.0) > 0
+
+
+def needs(spec: JobSpec) -> dict[str, float]:
+    """What a task needs at least; of a slice that is taken whole, any number of chips is enough."""
+    needed = {r: n for r, n in spec.resources.items() if n > 0}
+    if uses_chips(spec):
+        needed[TPU] = 1.0 if spec.whole_groups else max(1.0, needed.get(TPU, 0.0))
+    return needed
+
+
+# -- workers -----------------------------------------------------------------------------------------------------------
+
+
+def value_of(worker: Worker, key: str) -> Scalar | None:
+    return worker.attributes[key].value if key in worker.attributes else None
+
+
+def place(worker: Worker) -> tuple[str, int, str]:
+    number = -1 if worker.host_index is None else worker.host_index
+    return str(value_of(worker, TPU_NAME) or ""), number, worker.node_id
+
+
+def is_complete(hosts: list[Worker]) -> bool:
+    sizes = {size for worker in hosts if (size := value_of(worker, TPU_VM_COUNT)) is not None} or {len(hosts)}
+    numbers = {worker.host_index for worker in hosts}
+    return sizes == {len(hosts)} and numbers == set(range(len(hosts)))
+
+
+def suits(spec: JobSpec, worker: Worker) -> bool:
+    """Whether a task could run on the worker if it were idle."""
+    named = {constraint.key for constraint in spec.constraints if constraint.op is not Op.NOT_EXISTS}
+    tolerated = named | {f"taint:{name}" for name in spec.tolerations}
+    taints = {key for key in worker.attributes if key.startswith("taint:")}
+    matches = all(satisfies(constraint, worker.attributes) for constraint in spec.constraints)
+    return matches and taints <= tolerated and all(worker.resources.get(r, 0.0) >= n for r, n in needs(spec).items())
+
+
+def lack(spec: JobSpec, worker: Worker, free: Counter[str]) -> float:
+    """How much of what a task needs is missing: 0 nothing, 1 (of) one thing all."""
+    chips_in_use = uses_chips(spec) and free[TPU] != worker.resources.get(TPU, 0.0)
+    return max([float(chips_in_use), *(1 - round(free[r], 4) / n for r, n in needs(spec).items()), 0.0])
+
+
+# -- constraints -------------------------------------------------------------------------------------------------------
+
+
+def kind(value: Scalar) -> str:
+    return "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
+
+
+def satisfies(constraint: Constraint, attributes: Attributes) -> bool:
+    """Raises TypeError if the two can't be ordered."""
+    if constraint.key not in attributes:
+        return constraint.op is Op.NOT_EXISTS
+    if constraint.op in (Op.EXISTS, Op.NOT_EXISTS):
+        return constraint.op is Op.EXISTS
+    have = attributes[constraint.key].value
+    if constraint.op is Op.IN:
+        return any(kind(have) == kind(asked.value) and have == asked.value for asked in constraint.value)
+    asked = constraint.value.value
+    equal = kind(have) == kind(asked) and have == asked
+    if constraint.op in (Op.EQ, Op.NE):
+        return equal == (constraint.op is Op.EQ)
+    if kind(have) != kind(asked) or kind(have) == "bool":
+        raise TypeError(f"{have!r} and {asked!r} have no order")
+    return {Op.GT: have > asked, Op.GE: have >= asked, Op.LT: have < asked, Op.LE: have <= asked}[constraint.op]
+
+
+def is_an_error(constraint: Constraint, attributes: Attributes) -> bool:
+    try:
+        satisfies(constraint, attributes)
+    except TypeError:
+        return True
+    return False
+
+
+def is_hopeless(constraint: Constraint, workers: list[Worker]) -> bool:
+    """Whether it can't be evaluated on any of the workers that have the attribute."""
+    having = [worker for worker in workers if constraint.key in worker.attributes]
+    return bool(having) and all(is_an_error(constraint, worker.attributes) for worker in having)
+
+
+def is_met(preference: Constraint, hosts: list[Worker]) -> bool:
+    """What can't be evaluated is not met."""
+    return not any(is_an_error(preference, w.attributes) or not satisfies(preference, w.attributes) for w in hosts)

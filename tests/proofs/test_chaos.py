@@ -1,0 +1,20 @@
+"""A short run of `tests.proofs.chaos`; a long one is a command."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.proofs.chaos import Chaos
+
+pytestmark = pytest.mark.cluster
+
+
+def test_jobs_survive_a_minute_of_chaos(tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}: python -m tests.proofs.chaos --minutes 1 --gap 8 --seed {seed}")
+    chaos = Chaos(seed, tmp_path)
+    chaos.run(60, mean_gap_s=8)
+    print(f"{chaos.jobs_done} jobs, {dict(chaos.faults)}, {chaos.redone} steps again, {chaos.false_alarms}")
+    assert chaos.faults.total() >= 3
+    assert chaos.jobs_done >= 3

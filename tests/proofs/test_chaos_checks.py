@@ -1,0 +1,98 @@
+"""That `tests.proofs.chaos` finds what it looks for: its checks, on lines that nobody's task has written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proofs.chaos import Chaos, Running
+
+Line = dict[str, Any]
+STEPS = 6
+
+
+def attempt(number: int, start: int, end: int, index: int = 0) -> list[Line]:
+    """One task's lines: from a checkpoint to a step, exclusively."""
+    who = {"attempt": number, "index": index, "at": 0.0}
+    return [{**who, "start": start}, *({**who, "step": step} for step in range(start, end))]
+
+
+def check(path: Path, lines: list[Line], took_part_in_the_end: bool = True) -> Chaos:
+    chaos = Chaos(1, path)
+    chaos._check_steps(Running(0, path, STEPS, None, 1), lines, took_part_in_the_end)
+    return chaos
+
+
+@pytest.mark.parametrize(
+    ("lines", "redone"),
+    [
+        (attempt(1, 0, 6), 0),
+        (attempt(1, 0, 4) + attempt(2, 4, 6), 0),
+        (attempt(1, 0, 4) + attempt(2, 2, 6), 2),
+        (attempt(1, 0, 0) + attempt(2, 0, 6), 0),
+        (attempt(1, 0, 5) + attempt(2, 2, 3) + attempt(3, 0, 6), 6),
+        ([*attempt(1, 0, 3), {"attempt": 1, "index": 0, "saved": 3}, *attempt(2, 3, 6)], 0),
+        (attempt(1, 0, 2, index=1) + attempt(2, 4, 6, index=1), 0),  # the checkpoint is that of task 0
+        (attempt(1, 0, 4, index=1) + attempt(2, 6, 6, index=1), 0),
+    ],
+    ids=["in one go", "goes on", "goes back", "before its first step", "twice back", "saved", "was behind", "was late"],
+)
+def test_lines_that_are_in_order_pass_and_steps_that_were_done_again_are_counted(
+    tmp_path: Path, lines: list[Line], redone: int
+) -> None:
+    assert check(tmp_path, lines).redone == redone
+
+
+def without(lines: list[Line], step: int) -> list[Line]:
+    return [line for line in lines if line.get("step") != step]
+
+
+def twice(lines: list[Line], step: int) -> list[Line]:
+    return [line for line in lines for _ in range(1 + (line.get("step") == step))]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (without(attempt(1, 0, 6), 3), "step 4 after 2"),
+        (without(attempt(1, 0, 6), 0), "step 1 after -1"),
+        (attempt(1, 0, 3) + without(attempt(2, 2, 6), 2), "step 3 after 1"),
+        (twice(attempt(1, 0, 6), 3), "step 3 after 3"),
+        (twice(attempt(1, 0, 6), 5), "step 5 after 5"),
+        (attempt(1, 0, 3) + attempt(2, 4, 6), "starts at 4 after 2"),
+        (attempt(1, 1, 6), "starts at 1 after -1"),
+        (attempt(1, 0, 5), "last step is 4 of 6"),
+        (attempt(1, 0, 6) + attempt(2, 3, 5), "last step is 4 of 6"),
+        (attempt(1, 0, 7), "last step is 6 of 6"),
+        ([], "last step is -1 of 6"),
+        (attempt(1, 0, 4) + attempt(2, 2, 4) + attempt(1, 0, 5)[-1:] + attempt(2, 4, 6)[1:], "step 4 after 4"),
+        (without(attempt(1, 0, 6, index=1), 3), "step 4 after 2"),
+        (twice(attempt(1, 0, 6, index=1), 3), "step 3 after 3"),
+    ],
+    ids=[
+        "a gap",
+        "a gap at the start",
+        "a gap after a restart",
+        "a step twice",
+        "the last step twice",
+        "starts beyond the checkpoint",
+        "starts beyond the first step",
+        "no end",
+        "an attempt after the end that has none",
+        "too far",
+        "nothing",
+        "two attempts at once",
+        "a gap of another task",
+        "a step twice of another task",
+    ],
+)
+def test_lines_that_are_not_in_order_fail_with_the_place(tmp_path: Path, lines: list[Line], said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        check(tmp_path, lines)
+
+
+def test_task_that_took_no_part_in_the_end_need_not_have_got_there(tmp_path: Path) -> None:
+    """The gang went on on fewer slices."""
+    check(tmp_path, attempt(1, 0, 3, index=3), took_part_in_the_end=False)
+    with pytest.raises(AssertionError, match="step 2 after 0"):
+        check(tmp_path, without(attempt(1, 0, 3, index=3), 1), took_part_in_the_end=False)

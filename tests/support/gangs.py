@@ -1,0 +1,251 @@
+"""What the cluster tests share: functions for gangs that leave a trace, and looks at the cluster from outside."""
+
+import json
+import os
+import random
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+
+from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod_ray, tpu_device
+from iris_ray.actors.wire.messages import JobView
+from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.client.submission import pool_of_this_process
+from iris_ray.testing import SimulatedCluster
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain"
+        time.sleep(0.05)
+    return value
+
+
+class Trace:
+    """A directory in which every task of a gang writes down that it started."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def starts(self, attempt: int | None = None) -> list[dict[str, Any]]:
+        """What the tasks wrote, of one attempt or of all, in the order of task indices."""
+        found = []
+        for path in self.directory.glob("start-*.json"):
+            text = path.read_text()
+            if text:
+                found.append(json.loads(text))
+        return sorted((s for s in found if attempt in (None, s["attempt"])), key=lambda s: (s["attempt"], s["index"]))
+
+    def wait_for_tasks(self, count: int, attempt: int = 1, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+        return wait_until(lambda: len(s := self.starts(attempt)) == count and s, timeout_s)
+
+    def finish(self) -> None:
+        """Let the tasks return."""
+        (self.directory / "finish").touch()
+
+    def gang(self, during: Callable[[dict[str, Any]], Any] | None = None) -> Callable[[], dict[str, Any]]:
+        """A function that writes down who it is and which tasks of earlier attempts still run, waits for `finish`, and
+        returns what it wrote down.
+
+        Args:
+            during: called with that, after it is written down, in place of the wait; its result is returned.
+        """
+        directory = str(self.directory)
+
+        def traced() -> Any:
+            import json
+            import os
+            import threading
+            import time
+            from pathlib import Path
+
+            from iris_ray import get_job_info
+
+            me = get_job_info()
+            assert me is not None
+            others = [json.loads(text) for path in Path(directory).glob("start-*") if (text := path.read_text())]
+            facts = {
+                "beside": [one["pid"] for one in others if one["attempt"] < me.attempt and alive(one["pid"])],
+                "job": me.job_id,
+                "attempt": me.attempt,
+                "index": me.task_index,
+                "slice": me.slice_name,
+                "slice_id": me.slice_id,
+                "worker_id": me.worker_id,
+                "coordinator": me.coordinator_address,
+                "pid": os.getpid(),
+                "main_thread": threading.current_thread() is threading.main_thread(),
+                "megascale": {k: v for k, v in os.environ.items() if k.startswith("MEGASCALE_")},
+            }
+            path = Path(directory) / f"start-{me.attempt}-{me.task_index}.json"
+            with path.open("x") as file:  # fails if the same attempt starts twice
+                file.write(json.dumps(facts))
+            if during is not None:
+                return during(facts)
+            while not (Path(directory) / "finish").exists():
+                time.sleep(0.02)
+            return facts
+
+        return traced
+
+
+def slice_of_this_task() -> str:
+    """The name of the slice that the calling task runs on."""
+    info = get_job_info()
+    assert info is not None
+    return info.slice_name
+
+
+class Crowd:
+    """Four random jobs at a time on three v4-16 slices: some wait, some fail once and are tried again."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.seed = random.randrange(10**6)
+        self.chance = random.Random(self.seed)
+        self._started = 0
+        self._seen = 0
+        self._jobs: dict[int, CrowdJob] = {}
+        print(f"seed {self.seed}")
+
+    def fill_up(self) -> None:
+        while len(self._jobs) < 4:
+            directory = self._directory / str(self._started)
+            directory.mkdir()
+            self._jobs[self._started] = self._start(self._started, Trace(directory))
+            self._started += 1
+
+    def keep_busy_until_a_task_starts(self, timeout_s: float = 120.0) -> None:
+        """Returns when one has started since the last time; so that whoever kills something lets the jobs get on."""
+
+        def has_started() -> bool:
+            self.check_ended()
+            self.fill_up()
+            return len(list(self._directory.glob("*/start-*.json"))) > self._seen
+
+        wait_until(has_started, timeout_s)
+        self._seen = len(list(self._directory.glob("*/start-*.json")))
+
+    def check_ended(self) -> None:
+        """The jobs that have ended since the last time ended as they should."""
+        for number in [number for number, job in self._jobs.items() if job.results.done()]:
+            self._check(number, self._jobs.pop(number))
+
+    def check_all(self) -> None:
+        """All jobs end, and as they should."""
+        for number, job in self._jobs.items():
+            self._check(number, job)
+        print(f"{self._started} jobs")
+
+    def _start(self, number: int, trace: Trace) -> "CrowdJob":
+        slices = self.chance.choice([1, 2, 3])
+        work = self._work(number, trace, {0} if self.chance.random() < 0.3 else set())
+        ref = run_on_pod_ray.remote(work, "v4-16", num_slices=slices, max_retries_failure=1)
+        return CrowdJob(ref.future(), trace, 2 * slices, gangs=1)
+
+    def _work(self, number: int, trace: Trace, failing: set[int]) -> Callable[[], Any]:
+        """A function that returns the number after a while; the tasks of these indices fail first."""
+        seconds, directory = self.chance.uniform(0.0, 2.0), trace.directory
+
+        def work(start: dict[str, Any]) -> int:
+            time.sleep(seconds)
+            failed = directory / f"failed-{start['index']}"
+            if start["index"] in failing and not failed.exists():
+                failed.touch()
+                raise ValueError("once")
+            return number
+
+        return trace.gang(work)
+
+    def _check(self, number: int, job: "CrowdJob") -> None:
+        """The right results; as many starts as attempts; each gang charged for its failure and for nothing else."""
+        assert job.results.result(timeout=120) == [number] * job.tasks, f"seed {self.seed}"
+        for first_task in range(job.gangs):
+            starts = [start for start in job.trace.starts() if start["index"] == first_task]
+            view = ask_controller("report", starts[0]["job"], [], first_task)
+            failed = (job.trace.directory / f"failed-{first_task}").exists()
+            assert (view.failures, view.preemptions, len(starts)) == (failed, 0, 1 + failed), f"seed {self.seed}"
+            assert starts[-1]["attempt"] == view.attempt, f"seed {self.seed}"
+
+
+class CrowdOfTasks(Crowd):
+    """Four random jobs at a time whose tasks fail by themselves: on a part of a host, or on one of two v4-8 slices."""
+
+    def _start(self, number: int, trace: Trace) -> "CrowdJob":
+        tasks = self.chance.choice([1, 2])
+        failing = {index for index in range(tasks) if self.chance.random() < 0.3}
+        device = self.chance.choice([None, tpu_device("v4-8")])
+        need = ResourceSpec(cpu=0.5, replicas=tasks, device=device)
+        work = self._work(number, trace, failing)
+        return CrowdJob(IrisClient().submit(work, resources=need, max_retries_failure=1), trace, tasks, gangs=tasks)
+
+
+@dataclass(frozen=True)
+class CrowdJob:
+    results: "Future[list[Any]]"
+    trace: Trace
+    tasks: int
+    gangs: int
+
+
+def ask_controller(method: str, *args: Any) -> Any:
+    """The answer of this cluster's Controller, which may just be coming back."""
+
+    def ask() -> Any:
+        try:
+            controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
+            return ray.get(getattr(controller, method).remote(*args), timeout=10)
+        except (RayError, ValueError):
+            return None
+
+    return wait_until(ask)
+
+
+def controller_pid() -> int:
+    """The process of this cluster's Controller."""
+    return ask_controller("about")["pid"]
+
+
+def free_chips() -> float:
+    """TPU chips in the cluster that nobody has claimed."""
+    return ray.available_resources().get("TPU", 0.0)
+
+
+def job_view(job_id: str) -> JobView:
+    """How the Controller sees a job."""
+    return ask_controller("report", job_id, [])
+
+
+def pool_pid() -> int:
+    """The process of this driver's SlicePoolManager."""
+    return ray.get(pool_of_this_process._pool.__ray_call__.remote(lambda _: os.getpid()))
+
+
+def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: str) -> int:
+    """The process of one of our actors on a simulated host, by the name of its class."""
+
+    def title(pid: int) -> str:
+        try:
+            return " ".join(psutil.Process(pid).cmdline())
+        except psutil.NoSuchProcess:
+            return ""
+
+    (found,) = [pid for pid in cluster.host_pids(slice_name, worker_id) if title(pid).startswith(f"ray::{kind}")]
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether that process still does anything: one that has ended and that nobody has reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,187 @@
+"""A small cluster on paper: the controller's state and its scheduler, with the words that tests use."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
+from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.scheduler import Scheduler, SchedulingResult
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.state.controller_state import ControllerState, apply_all
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    JobSubmittedEvent,
+    TaskDispatchFailedEvent,
+    TaskStateChangedEvent,
+    TimePassedEvent,
+    WorkerFailedEvent,
+    WorkerRegisteredEvent,
+)
+from iris_ray.state.instructions import Instructions
+from iris_ray.state.retry_budget import QUICK_S
+
+S = TaskState
+
+
+def gang_spec(
+    job_id: str = "job", tpu_type: str = "v4-16", slices: tuple[int, ...] = (1,), **changes: object
+) -> JobSpec:
+    """A gang of whole slices, as run_on_pod submits it; without retries unless told."""
+    values = {
+        "device": tpu_type,
+        "owner": "pool-a",
+        "replicas": get_tpu_config(tpu_type).vm_count,
+        "coscheduling": CoschedulingConfig(num_groups=slices),
+        "constraints": (Constraint(TPU_TOPOLOGY, ConstraintOp.EQ, AttributeValue(tpu_type)),),
+        "resources": {"TPU": 4.0},
+        "max_retries_preemption": 0,
+    }
+    return JobSpec(job_id=job_id, **(values | changes))
+
+
+def tasks_spec(job_id: str = "job", replicas: int = 2, **changes: object) -> JobSpec:
+    """Tasks that are placed one by one, each with the chips of a host; with the default budgets unless told."""
+    values = {"owner": "pool-a", "replicas": replicas, "resources": {"TPU": 4.0}}
+    return JobSpec(job_id=job_id, **(values | changes))
+
+
+def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: object) -> WorkerRegisteredEvent:
+    """The registration of one TPU host, ``<slice>-<number>`` unless told."""
+    attributes = {
+        TPU_NAME: AttributeValue(slice_name),
+        TPU_WORKER_ID: AttributeValue(number),
+        TPU_TOPOLOGY: AttributeValue(tpu_type),
+        TPU_VM_COUNT: AttributeValue(get_tpu_config(tpu_type).vm_count),
+    }
+    values = {
+        "node_id": f"{slice_name}-{number}",
+        "address": "10.0.0.1",
+        "attributes": attributes,
+        "resources": {"TPU": 4.0, "CPU": 8.0},
+    }
+    return WorkerRegisteredEvent(**(values | changes))
+
+
+def cpu_host(name: str, cpus: float = 8.0, **attributes: Scalar) -> WorkerRegisteredEvent:
+    """The registration of a host without chips."""
+    return tagged(WorkerRegisteredEvent(name, "10.0.0.9", {}, {"CPU": cpus}), attributes)
+
+
+def tagged(event: WorkerRegisteredEvent, attributes: Mapping[str, Scalar]) -> WorkerRegisteredEvent:
+    """The same registration with more attributes."""
+    more = {key: AttributeValue(value) for key, value in attributes.items()}
+    return replace(event, attributes={**event.attributes, **more})
+
+
+class World:
+    """A controller's state and its scheduler, with the words that tests use."""
+
+    def __init__(self) -> None:
+        self.state = ControllerState()
+        self.scheduler = Scheduler()
+        self.now = 100.0
+
+    def do(self, event: Event) -> Instructions:
+        self.state.handle_event(TimePassedEvent(self.now))
+        return self.state.handle_event(event)
+
+    def add_slice(self, name: str, tpu_type: str = "v4-16", **attributes: Scalar) -> None:
+        for number in range(get_tpu_config(tpu_type).vm_count):
+            self.do(tagged(host(name, number, tpu_type), attributes))
+
+    def submit(self, job_id: str = "job", **changes: object) -> Job:
+        self.do(JobSubmittedEvent(gang_spec(job_id, **changes), self.now))
+        return self.state.jobs[job_id]
+
+    def submit_tasks(self, job_id: str = "job", replicas: int = 2, **changes: object) -> Job:
+        """A job without coscheduling."""
+        self.do(JobSubmittedEvent(tasks_spec(job_id, replicas, **changes), self.now))
+        return self.state.jobs[job_id]
+
+    def start_tasks(self, job_id: str = "job", replicas: int = 2, **changes: object) -> Job:
+        """A job without coscheduling whose tasks all run."""
+        job = self.submit_tasks(job_id, replicas, **changes)
+        self.schedule()
+        for task in job.tasks:
+            self.report(job, S.RUNNING, task.index)
+        return job
+
+    def plan(self, waiting: Mapping[str, PendingReason] | None = None) -> SchedulingResult:
+        state = self.state
+        return self.scheduler.find_assignments(state.pending(), state.fleet, state.usage, self.now, waiting)
+
+    def check(self) -> None:
+        """Raise AssertionError if the state breaks an invariant, or an index is out of date."""
+        self.state.check()
+        self.scheduler.check(self.now)
+
+    def why(self, job_id: str = "job") -> str:
+        """Why a job waits, in words."""
+        return str(self.plan().waiting[job_id])
+
+    def schedule(self) -> dict[str, Instructions]:
+        """Commit one plan; the instructions by job."""
+        return {assignment.job_id: self.do(assignment) for assignment in self.plan().assignments}
+
+    def start(self, job_id: str = "job", **changes: object) -> Job:
+        """A job whose tasks all run."""
+        job = self.submit(job_id, **changes)
+        self.schedule()
+        self.report_all(job, S.RUNNING)
+        return job
+
+    def report(
+        self, job: Job, state: TaskState, index: int = 0, attempt: int | None = None, error: str = "boom"
+    ) -> Instructions:
+        number = job.gangs[job.position_of(index)].attempt if attempt is None else attempt
+        return self.do(TaskStateChangedEvent(job.spec.job_id, index, number, state, error))
+
+    def report_all(self, job: Job, state: TaskState) -> Instructions:
+        number = job.gang.attempt
+        return apply_all(
+            self.state, [TaskStateChangedEvent(job.spec.job_id, t.index, number, state) for t in job.tasks]
+        )
+
+    def confirm(self, job: Job, attempt: int | None = None, index: int = 0) -> Instructions:
+        number = job.gangs[job.position_of(index)].attempt if attempt is None else attempt
+        return self.do(AttemptEndConfirmedEvent(job.spec.job_id, number, index))
+
+    def long_run(self) -> None:
+        """What runs has done so for long enough that its end is no quick one."""
+        self.now += QUICK_S
+
+    def finish(self, job: Job) -> None:
+        """All that runs of the job succeeds and is gone."""
+        for task in job.tasks:
+            self.report(job, S.SUCCEEDED, task.index)
+        for position, gang in enumerate(job.gangs):
+            self.confirm(job, gang.attempt, position)
+
+    def lose(self, node_id: str) -> Instructions:
+        return self.do(WorkerFailedEvent(node_id, "the host died"))
+
+    def dispatch_fails(self, job: Job, attempt: int | None = None) -> Instructions:
+        number = job.gang.attempt if attempt is None else attempt
+        return self.do(TaskDispatchFailedEvent(job.spec.job_id, number, "no answer", self.now))
+
+    def keep_warm(self, owner: str) -> None:
+        """Have this owner hold both slices "a" and "b" after a job that is over."""
+        job = self.start(f"warm-up of {owner}", owner=owner, slices=(2,))
+        self.report_all(job, S.SUCCEEDED)
+        self.confirm(job)
+        assert self.state.holders == {"a": owner, "b": owner}
+
+    def busy(self) -> set[str]:
+        return {worker.node_id for worker in self.state.workers.values() if worker.occupants}
+
+
+def task_states(job: Job) -> list[TaskState]:
+    return [task.state for task in job.tasks]
+
+
+def charged(job: Job) -> tuple[int, int]:
+    return job.failures, job.preemptions

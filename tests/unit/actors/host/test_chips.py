@@ -1,0 +1,413 @@
+"""Who holds a host's chips, and when they count as free; with the real libtpu and its real lock."""
+
+import asyncio
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ray import cloudpickle
+
+from iris_ray.actors.host import host_actor
+from iris_ray.actors.host.chips import (
+    Devices,
+    blocks,
+    find_holders,
+    host_devices,
+    lock_holder,
+    remove_if_it_blocks,
+    wait_until_free,
+)
+from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.host.process_ledger import ProcessLedger, started_mark
+from iris_ray.actors.host.process_tree import ProcessTree, stat_of
+from iris_ray.actors.host.task_process import TaskProcess
+from iris_ray.actors.wire.answers import ChipsHeld
+from iris_ray.actors.wire.messages import HostPlace, TaskLaunch
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.outcomes import EndKind, TaskEnd
+from tests.support.chip_holders import ChipHolder
+
+SOON = 0.2
+NOBODY = 65534
+
+
+class Host:
+    """A simulated TPU host with one chip."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.lock_directory = directory / "lock"
+        for name in ("dev", "lock", "tasks"):
+            (directory / name).mkdir()
+        (directory / "dev" / "accel0").touch()
+        self.devices = host_devices({"IRIS_RAY_HOST_DIR": str(directory)})
+        self.ledger = ProcessLedger(directory)
+        self._holders: list[ChipHolder] = []
+
+    def holder(self, *, real: bool = True, launcher: tuple[str, ...] = (), **environ: str) -> ChipHolder:
+        self._holders.append(ChipHolder(self.lock_directory, real=real, launcher=launcher, **environ))
+        return self._holders[-1]
+
+    def why_not(self) -> str | None:
+        """Why the chips are not free."""
+        return wait_until_free(self.devices, self.ledger, SOON)
+
+    def clear(self) -> None:
+        for holder in self._holders:
+            holder.end()
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
+    monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
+    host = Host(tmp_path)
+    yield host
+    host.clear()
+
+
+def tree(process: ChipHolder | subprocess.Popen[bytes]) -> ProcessTree:
+    stat = stat_of(process.pid)
+    assert stat is not None
+    return ProcessTree(stat.pid, stat.started)
+
+
+def runs(holder: ChipHolder) -> bool:
+    return psutil.pid_exists(holder.pid) and psutil.Process(holder.pid).status() != psutil.STATUS_ZOMBIE
+
+
+# -- libtpu's lock -----------------------------------------------------------------------------------------------------
+
+
+def test_live_holder_blocks_libtpu_and_is_named(host: Host) -> None:
+    holder = host.holder()
+    assert holder.said == "holds"
+    assert "lockfile" in host.holder().said, "libtpu itself refuses a second process"
+    (seen,) = find_holders(host.devices, host.ledger).seen
+    assert (seen.pid, seen.ours) == (holder.pid, False)
+    assert seen.started == psutil.Process(holder.pid).create_time()
+    assert f"held by pid {holder.pid} (python" in (host.why_not() or "")
+    assert runs(holder)
+
+
+def test_left_over_lock_file_blocks_nobody_and_stays(host: Host) -> None:
+    host.holder().end()
+    before = host.devices.lock.stat()
+    assert host.why_not() is None
+    assert host.devices.lock.stat().st_ino == before.st_ino
+    assert host.holder().said == "holds"
+
+
+def test_asking_about_the_lock_does_not_take_it_from_its_holder(host: Host) -> None:
+    holder = host.holder()
+    for _ in range(3):
+        assert lock_holder(host.devices.lock) == holder.pid
+
+
+def test_lock_of_a_process_outside_our_container_is_seen_without_a_pid(host: Host) -> None:
+    holder = host.holder(real=False)
+    script = (
+        "from iris_ray.actors.host.chips import *; import psutil\n"
+        "print(len(psutil.pids()) < 4, *map(str, find_holders(host_devices()).seen))"
+    )
+    contained = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*contained, "true"], capture_output=True).returncode:
+        pytest.skip("this machine lets nobody make namespaces")
+    said = subprocess.run([*contained, sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "True a process that can't be seen from here"
+    assert lock_holder(host.devices.lock) == holder.pid
+
+
+def test_simulated_hosts_have_devices_of_their_own_and_real_ones_those_of_the_machine(host: Host) -> None:
+    assert host.devices == Devices(host.lock_directory / "libtpu_lockfile", (host.directory / "dev" / "accel0",))
+    configured = {"IRIS_RAY_HOST_DIR": str(host.lock_directory)}  # a real host whose owner chose where our files go
+    assert host_devices(configured).lock == Path("/tmp/libtpu_lockfile")
+
+
+# -- open chips --------------------------------------------------------------------------------------------------------
+
+
+def test_process_that_has_a_chip_open_holds_it_also_under_another_path(host: Host) -> None:
+    (chip,) = host.devices.chips
+    elsewhere = host.directory / "container" / chip.name
+    elsewhere.parent.mkdir()
+    elsewhere.hardlink_to(chip)
+    assert find_holders(host.devices).seen == ()
+    with elsewhere.open():
+        assert [holder.pid for holder in find_holders(host.devices).seen] == [os.getpid()]
+        assert f"pid {os.getpid()} (" in (host.why_not() or "")
+    assert host.why_not() is None
+
+
+def test_processes_of_other_users_that_can_not_be_looked_into_are_counted(host: Host, common: Path) -> None:
+    if os.geteuid() != 0:
+        hidden = find_holders(host.devices).hidden
+        assert hidden >= any(process.uids().real != os.getuid() for process in psutil.process_iter())
+        return
+    as_root = find_holders(host.devices).hidden
+    chip = common / "accel0"
+    with chip.open("w"), without_privileges():
+        assert find_holders(Devices(common / "libtpu_lockfile", (chip,))).hidden > as_root
+
+
+def test_refusal_says_how_many_it_could_not_look_into(host: Host, common: Path) -> None:
+    holder = ChipHolder(common, real=False)
+    chip = common / "accel0"
+    try:
+        with chip.open("w"), without_privileges():
+            devices = Devices(common / "libtpu_lockfile", (chip,))
+            hidden = find_holders(devices).hidden
+            reason = wait_until_free(devices, ProcessLedger(common), SOON)
+        assert reason is not None
+        assert f"pid {holder.pid}" in reason
+        assert ("processes of other users could not be looked into" in reason) == (hidden > 0)
+    finally:
+        holder.end()
+
+
+# -- what is ours ------------------------------------------------------------------------------------------------------
+
+
+def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> ChipsHeld | None:
+    """What a host says that is to take a standby for its first task."""
+    return asyncio.run(actor.adopt(None, standby.pid, tree(standby).started, token))
+
+
+@pytest.fixture
+def standby() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def actor(host: Host) -> TPUHostActor:
+    return TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), True, None)
+
+
+@pytest.fixture
+def _soon_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For hosts whose chips stay in somebody's hands, however long one waits."""
+    monkeypatch.setattr(host_actor, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
+
+
+def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
+    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
+) -> None:
+    holder = host.holder()
+    host.ledger.record(tree(holder), "an earlier task's")
+    assert find_holders(host.devices, host.ledger).seen[0].ours
+    assert adopted(host, actor, standby) is None
+    assert not runs(holder)
+    assert host.holder().said == "holds"
+
+
+def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_chips(
+    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
+) -> None:
+    """setsid starts it in a session of its own; its parent is not the task's process, which is gone."""
+    task = subprocess.Popen(["sleep", "60"])
+    host.ledger.record(tree(task), "an earlier task's")
+    started_mark(host.directory, task.pid).touch()
+    task.kill()
+    task.wait()
+    holder = host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN="an earlier task's")
+    assert os.getpgid(holder.pid) == holder.pid != os.getpgid(0)
+    assert find_holders(host.devices, host.ledger).seen[0].ours
+    assert adopted(host, actor, standby) is None
+    assert not runs(holder)
+    assert host.holder().said == "holds"
+
+
+@pytest.mark.usefixtures("_soon_sure")
+@pytest.mark.parametrize("token", ["", "some other host's"])
+def test_foreign_holder_is_named_and_never_ended_and_the_host_is_good_once_it_is_gone(
+    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str
+) -> None:
+    holder = host.holder(IRIS_RAY_TASK_TOKEN=token)
+    refusal = adopted(host, actor, standby)
+    assert refusal is not None
+    assert refusal.node_id == "node-1"
+    assert refusal.held.startswith(f"its chips are held by pid {holder.pid} (python")
+    assert refusal.reason == f"slice-a host 1: {refusal.held}"
+    assert runs(holder)
+    holder.end()
+    assert adopted(host, actor, standby) is None
+
+
+def test_process_that_got_the_pid_of_a_task_is_not_ours(host: Host) -> None:
+    holder = host.holder(real=False)
+    host.ledger.record(tree(holder), "t")
+    entry = host.directory / "tasks" / f"{holder.pid}.json"
+    entry.write_text(entry.read_text().replace('"started": ', '"started": 1'))
+    assert not find_holders(host.devices, host.ledger).seen[0].ours
+
+
+def test_standby_whose_pid_somebody_else_has_got_meanwhile_is_not_adopted(
+    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
+) -> None:
+    with pytest.raises(RuntimeError, match=f"pid {standby.pid}, has ended"):
+        asyncio.run(actor.adopt(None, standby.pid, tree(standby).started + 1, "t"))
+    assert list(host.directory.rglob("*.json")) == [], "it is not recorded as ours"
+
+
+# -- after a task ------------------------------------------------------------------------------------------------------
+
+
+def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -> tuple[TaskEnd | None, ChipHolder]:
+    """How a task ended, as its host tells it once the host is free; and who held the chips while it ran."""
+
+    async def run() -> tuple[TaskEnd | None, ChipHolder]:
+        task = subprocess.Popen(["sleep", "60"])
+        assert await actor.adopt(None, task.pid, tree(task).started, "token") is None
+        started_mark(host.directory, task.pid).touch()
+        holder = during()
+        task.kill()
+        task.wait()
+        return await actor.stop(task.pid, None), holder
+
+    return asyncio.run(run())
+
+
+def test_end_is_confirmed_when_a_child_that_left_the_task_has_let_go_of_the_chips(
+    host: Host, actor: TPUHostActor
+) -> None:
+    end, child = stopped(host, actor, lambda: host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN="token"))
+    assert end is not None
+    assert end.kind is EndKind.CRASHED
+    assert not runs(child)
+    assert lock_holder(host.devices.lock) is None
+    assert host.holder().said == "holds"
+
+
+@pytest.mark.usefixtures("_soon_sure")
+def test_host_does_not_vouch_for_chips_that_somebody_else_took_during_a_task(host: Host, actor: TPUHostActor) -> None:
+    end, stranger = stopped(host, actor, host.holder)
+    assert end is None
+    assert runs(stranger)
+
+
+# -- right before user code --------------------------------------------------------------------------------------------
+
+
+def launch(function: Callable[[], Any], slice_name: str = "slice-a") -> TaskEnd:
+    info = JobInfo("job", "job/task-1", 1, 4, 2, 0, 1, slice_name, 1, "127.0.0.1:20002")
+    multislice = MultisliceInfo("127.0.0.1", 0, 1, 20_000, 20_001)
+    before = dict(os.environ)
+    try:
+        return TaskProcess("127.0.0.1", (), ()).run(
+            TaskLaunch(cloudpickle.dumps(function), {}, info, multislice, None, "label")
+        )
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def test_task_does_not_run_user_code_while_somebody_else_holds_the_chips(host: Host) -> None:
+    ran = host.directory / "ran"
+    function = lambda path=str(ran): open(path, "x").close()  # noqa: E731
+    holder = host.holder()
+    end = launch(function)
+    assert end.kind is EndKind.DEVICE_BUSY
+    assert f"held by pid {holder.pid} (python" in end.error
+    assert "end it if nobody needs it" in end.error
+    assert not ran.exists()
+    assert not started_mark(host.directory, os.getpid()).exists()
+    holder.end()
+    assert launch(function).kind is EndKind.RETURNED
+    assert ran.exists()
+
+
+def test_task_without_chips_runs_beside_whoever_holds_them(host: Host) -> None:
+    host.holder(real=False)
+    assert launch(lambda: None, slice_name="").kind is EndKind.RETURNED
+
+
+def test_task_that_has_the_lock_from_a_preloaded_module_keeps_it(host: Host) -> None:
+    """Closing any descriptor of a file drops the process's own lock on it."""
+    import fcntl
+
+    host.devices.lock.touch()
+    with host.devices.lock.open("r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert launch(lambda: None).kind is EndKind.RETURNED
+        assert "unavailable" in host.holder(real=False).said
+
+
+# -- lock files that block ---------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_privileges() -> Iterator[None]:
+    """Root may open every file; what others may is what counts here."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.fixture
+def common(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory as /tmp is one, with a lock file of a user without privileges that can't be written to."""
+    import shutil
+    import tempfile
+
+    directory = Path(tempfile.mkdtemp())
+    directory.chmod(0o1777)
+    with without_privileges():
+        (directory / "libtpu_lockfile").touch()
+        (directory / "libtpu_lockfile").chmod(0o444)
+    yield directory
+    shutil.rmtree(directory)
+
+
+def test_stale_lock_file_that_libtpu_can_not_open_is_removed(common: Path) -> None:
+    lock = common / "libtpu_lockfile"
+    with without_privileges():
+        assert blocks(lock)
+        assert wait_until_free(Devices(lock, ()), ProcessLedger(common), SOON) is None
+        assert not lock.exists()
+
+
+def test_lock_file_that_is_held_is_never_removed_even_if_it_is_taken_at_the_last_moment(common: Path) -> None:
+    lock = common / "libtpu_lockfile"
+    lock.chmod(0o666)
+    holder = ChipHolder(common, real=False)
+    lock.chmod(0o444)
+    try:
+        with without_privileges():
+            ledger = ProcessLedger(common)
+            for reason in (
+                wait_until_free(Devices(lock, ()), ledger, SOON),
+                remove_if_it_blocks(lock, ledger),  # it looked free a moment ago
+            ):
+                assert f"held by pid {holder.pid}" in (reason or "")
+            assert lock.exists()
+    finally:
+        holder.end()
+
+
+def test_stale_lock_file_that_we_may_not_remove_is_reported_with_what_to_do(common: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("takes two users, and so root")
+    lock = common / "libtpu_lockfile"
+    os.chown(lock, 0, 0)
+    lock.chmod(0o644)
+    with without_privileges():
+        reason = wait_until_free(Devices(lock, ()), ProcessLedger(common), SOON)
+    assert reason is not None
+    assert "belongs to root" in reason
+    assert f"sudo rm {lock}" in reason
+    assert lock.exists()

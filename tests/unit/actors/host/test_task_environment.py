@@ -1,0 +1,106 @@
+"""The environment of a task process."""
+
+import pytest
+
+from iris_ray.actors.host.task_environment import split_by_start, task_environment
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.multislice import MultisliceInfo
+
+SINGLE = MultisliceInfo("10.0.0.1", 0, 1, 20_000, 20_001)
+SECOND_OF_TWO = MultisliceInfo("10.0.0.1", 1, 2, 20_000, 20_001)
+
+
+def info(slice_id: int = 0, num_slices: int = 1) -> JobInfo:
+    return JobInfo("j", "j/task-0", 0, 4, 1, slice_id, num_slices, "slice-a", 0, "10.0.0.1:20002")
+
+
+def environment(
+    inherited: dict[str, str] | None = None,
+    user_env: dict[str, str] | None = None,
+    multislice: MultisliceInfo = SINGLE,
+    num_cpus: float | None = None,
+) -> dict[str, str]:
+    """The task's whole environment, after the changes."""
+    inherited, user_env = inherited or {}, user_env or {}
+    changes = task_environment(
+        inherited, user_env, info(multislice.slice_id, multislice.num_slices), multislice, num_cpus
+    )
+    result = inherited | changes
+    return {name: value for name, value in result.items() if value is not None}
+
+
+def megascale(env: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith("MEGASCALE_")}
+
+
+@pytest.mark.parametrize("source", ["inherited", "user_env"])
+@pytest.mark.parametrize("name", ["NUM_SLICES", "COORDINATOR_ADDRESS", "SLICE_ID", "PORT", "DEBUG_PORT", "TRANSPORT"])
+def test_single_slice_leftover_megascale_variable_is_removed(source: str, name: str) -> None:
+    """Only inherited variables of an earlier attempt or the provider hung a single-slice run (defect 12)."""
+    assert megascale(environment(**{source: {f"MEGASCALE_{name}": "stale"}})) == {}
+
+
+@pytest.mark.parametrize("source", ["inherited", "user_env"])
+def test_multislice_stale_identity_is_overwritten_whoever_set_it(source: str) -> None:
+    stale = dict.fromkeys(SECOND_OF_TWO.to_env(), "stale")
+    assert megascale(environment(**{source: stale}, multislice=SECOND_OF_TWO)) == SECOND_OF_TWO.to_env()
+
+
+def test_multislice_users_tuning_of_megascale_is_kept() -> None:
+    env = environment(user_env={"MEGASCALE_GRPC_PREMAP_MEMORY_BYTES": "17"}, multislice=SECOND_OF_TWO)
+    assert env["MEGASCALE_GRPC_PREMAP_MEMORY_BYTES"] == "17"
+
+
+def test_users_variables_win_over_defaults() -> None:
+    env = environment({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "7", "TPU_VISIBLE_CHIPS": "0,1"}, num_cpus=4)
+    assert (env["OMP_NUM_THREADS"], env["TPU_VISIBLE_CHIPS"]) == ("7", "0,1")
+
+
+def test_inherited_chip_visibility_is_removed() -> None:
+    env = environment({"TPU_VISIBLE_CHIPS": "0", "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1"})
+    assert not [name for name in env if name.startswith("TPU_")]
+
+
+def test_unrelated_inherited_variable_is_kept() -> None:
+    assert (
+        environment({"PATH": "/bin", "IRIS_RAY_HOST_DIR": "/d"}).items()
+        >= {
+            "PATH": "/bin",
+            "IRIS_RAY_HOST_DIR": "/d",
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(("num_cpus", "threads"), [(None, None), (0.5, "1"), (1.0, "1"), (3.9, "3"), (8, "8")], ids=str)
+def test_thread_count_follows_the_claimed_cpus(num_cpus: float | None, threads: str | None) -> None:
+    """Ray sets one thread for a process that claims no CPU, on a host that the task has to itself."""
+    assert environment({"OMP_NUM_THREADS": "1"}, num_cpus=num_cpus).get("OMP_NUM_THREADS") == threads
+
+
+def test_identity_of_the_task_wins_over_everything() -> None:
+    stale = dict.fromkeys(info().to_env(), "someone else")
+    assert environment(stale, stale).items() >= info().to_env().items()
+
+
+@pytest.mark.parametrize("source", ["inherited", "user_env"])
+def test_variable_that_happens_to_start_with_iris_is_not_dropped(source: str) -> None:
+    """What the user asks for is honoured or refused with a reason, never dropped."""
+    assert environment(**{source: {"IRIS_DATASET": "iris.csv"}}).get("IRIS_DATASET") == "iris.csv"
+
+
+def test_split_by_start_separates_what_acts_when_a_process_starts() -> None:
+    at_start = {
+        "LD_PRELOAD": "libtcmalloc.so",
+        "LD_LIBRARY_PATH": "/lib",
+        "PYTHONPATH": "/src",
+        "PYTHONUNBUFFERED": "1",
+        "MALLOC_ARENA_MAX": "2",
+        "TZ": "UTC",
+        "RAY_DEDUP_LOGS": "0",
+    }
+    at_run = {"XLA_FLAGS": "--x", "JAX_PLATFORMS": "cpu", "MEGASCALE_X": "1", "OLD_PYTHON": "1", "BUILD_LD_FLAGS": "2"}
+    assert split_by_start(at_start | at_run) == (at_start, at_run)
+
+
+def test_split_by_start_of_nothing_is_nothing() -> None:
+    assert split_by_start({}) == ({}, {})

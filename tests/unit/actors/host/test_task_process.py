@@ -1,0 +1,262 @@
+"""The process that runs user code, used as the plain object that it is; and how what it says travels."""
+
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess, hold_ports
+from iris_ray.actors.wire.messages import TaskLaunch
+from iris_ray.actors.wire.payloads import Pickled, PickledError, rebuild_error
+from iris_ray.errors import RemoteUserError, ResultNotPicklableError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.task.job_info import get_job_info
+
+HERE = "127.0.0.1"
+INFO = JobInfo("job", "job/task-1", 1, 4, 2, 0, 2, "slice-a", 1, f"{HERE}:20002")
+
+
+@pytest.fixture(autouse=True)
+def _environment_comes_back(tmp_path: Path) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ["IRIS_RAY_HOST_DIR"] = str(tmp_path)
+    (tmp_path / "dev").mkdir()  # a simulated host: whoever holds the chips of this machine is of no interest
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def run(function: Callable[[], Any], env: dict[str, str] | None = None, num_slices: int = 2) -> TaskEnd:
+    multislice = MultisliceInfo(HERE, 0, num_slices, 20_000, 20_001)
+    launch = TaskLaunch(cloudpickle.dumps(function), env or {}, INFO, multislice, None, "label")
+    return TaskProcess(HERE, (), ()).run(launch)
+
+
+class TwoPartError(Exception):
+    """Pickles, and can't be rebuilt: its constructor wants what its args no longer hold."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what} because {why}")
+
+
+class HoldsALock(Exception):
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+class BadString(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raises(error: BaseException | type[BaseException]) -> Callable[[], None]:
+    def function() -> None:
+        raise error if isinstance(error, BaseException) else error()  # type: ignore[misc]
+
+    return function
+
+
+# -- how it ends ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, 0, "text", {"a": [1, 2]}, (1, 2)], ids=repr)
+def test_run_result_comes_back_pickled(value: Any) -> None:
+    end = run(lambda: value)
+    assert (end.kind, end.error) == (EndKind.RETURNED, "")
+    assert cloudpickle.loads(end.payload) == value
+
+
+@pytest.mark.parametrize("make", [SystemExit, lambda: SystemExit(0), lambda: SystemExit(None)], ids=["()", "0", "None"])
+def test_run_sys_exit_zero_is_a_return_of_none(make: Callable[[], SystemExit]) -> None:
+    end = run(raises(make()))
+    assert end.kind is EndKind.RETURNED
+    assert cloudpickle.loads(end.payload) is None
+
+
+@pytest.mark.parametrize("code", [3, -1, "out of luck"], ids=repr)
+def test_run_sys_exit_with_anything_else_is_an_exit(code: int | str) -> None:
+    end = run(raises(SystemExit(code)))
+    assert (end.kind, end.payload) == (EndKind.EXITED, None)
+    assert repr(code) in end.error
+
+
+def test_run_exception_comes_back_with_its_traceback() -> None:
+    end = run(raises(ValueError("timed out")))
+    assert (end.kind, end.error) == (EndKind.RAISED, "ValueError: timed out")
+    assert "in function" in end.traceback
+    rebuilt = cloudpickle.loads(end.payload)
+    assert (type(rebuilt), rebuilt.args) == (ValueError, ("timed out",))
+
+
+def test_run_exception_that_can_not_travel_is_told_in_words() -> None:
+    end = run(raises(HoldsALock))
+    assert (end.kind, end.payload) == (EndKind.RAISED, None)
+    assert str(HoldsALock()) in end.error
+    assert str(HoldsALock()) in end.traceback
+
+
+def test_run_exception_whose_constructor_takes_more_than_it_passes_on_still_travels() -> None:
+    def function() -> None:
+        raise TwoPartError("it broke", "of rust")
+
+    end = run(function)
+    rebuilt = cloudpickle.loads(end.payload)
+    assert (type(rebuilt), vars(rebuilt)) == (TwoPartError, vars(TwoPartError("it broke", "of rust")))
+    assert str(rebuilt) == str(TwoPartError("it broke", "of rust"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit])
+def test_run_base_exception_is_no_return_and_does_not_escape(error: type[BaseException]) -> None:
+    end = run(raises(error))
+    assert (end.kind, end.payload) == (EndKind.RAISED, None)
+    assert error.__name__ in end.error
+
+
+def test_run_exception_without_words_does_not_escape() -> None:
+    end = run(raises(BadString))
+    assert end.kind is EndKind.RAISED
+    assert "BadString" in end.error
+
+
+def test_run_result_that_can_not_be_pickled_is_a_typed_error() -> None:
+    end = run(threading.Lock)
+    assert end.kind is EndKind.RAISED
+    rebuilt = cloudpickle.loads(end.payload)
+    assert isinstance(rebuilt, ResultNotPicklableError)
+    assert "lock" in str(rebuilt)
+
+
+def test_run_function_that_can_not_be_unpickled_here_is_told() -> None:
+    launch = TaskLaunch(b"no pickle", {}, INFO, MultisliceInfo(HERE, 0, 1), None, "label")
+    assert TaskProcess(HERE, (), ()).run(launch).kind is EndKind.RAISED
+
+
+@pytest.mark.parametrize("state", ["closed", "none", "broken"])
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_run_result_survives_what_user_code_does_to_its_output(
+    monkeypatch: pytest.MonkeyPatch, stream: str, state: str
+) -> None:
+    """An error while cleaning up replaced a successful result (defect 9)."""
+    monkeypatch.setattr(sys, stream, StringIO())
+
+    class Broken(StringIO):
+        def flush(self) -> None:
+            raise OSError("no space left on device")
+
+    def function() -> int:
+        closed = open(os.devnull, "w")  # noqa: SIM115
+        closed.close()
+        setattr(sys, stream, {"closed": closed, "none": None, "broken": Broken()}[state])
+        return 7
+
+    process = TaskProcess(HERE, (), ())
+    launch = TaskLaunch(b"", {}, INFO, MultisliceInfo(HERE, 0, 1), None, "label")
+    monkeypatch.setattr(cloudpickle, "loads", lambda _: function)
+    assert process.run(launch).kind is EndKind.RETURNED
+
+
+# -- its environment ------------------------------------------------------------------------------------------------
+
+
+def test_run_sets_the_tasks_environment_before_user_code_is_loaded() -> None:
+    os.environ["MEGASCALE_NUM_SLICES"] = "9"
+    os.environ["TPU_VISIBLE_CHIPS"] = "0"
+    end = run(lambda: dict(os.environ), {"MINE": "yes", "MEGASCALE_SLICE_ID": "7"})
+    seen = cloudpickle.loads(end.payload)
+    assert seen["MINE"] == "yes"
+    assert (seen["MEGASCALE_NUM_SLICES"], seen["MEGASCALE_SLICE_ID"]) == ("2", "0")
+    assert "TPU_VISIBLE_CHIPS" not in seen
+    assert get_job_info(seen) == INFO
+
+
+def test_run_on_a_single_slice_leaves_no_megascale_variable() -> None:
+    """Inherited ones alone were enough to hang it (defect 12)."""
+    os.environ["MEGASCALE_COORDINATOR_ADDRESS"] = "stale:1"
+    end = run(lambda: [name for name in os.environ if name.startswith("MEGASCALE_")], num_slices=1)
+    assert cloudpickle.loads(end.payload) == []
+
+
+def test_run_gives_user_code_the_calling_thread() -> None:
+    assert cloudpickle.loads(run(lambda: threading.current_thread() is threading.main_thread()).payload)
+
+
+def test_standby_imports_what_it_is_told_to() -> None:
+    sys.modules.pop("colorsys", None)
+    TaskProcess(HERE, (), ("colorsys",))
+    assert "colorsys" in sys.modules
+
+
+# -- its ports ------------------------------------------------------------------------------------------------------
+
+
+def test_standby_holds_free_ports_until_its_task_starts() -> None:
+    process = TaskProcess(HERE, (), ())
+    ready = process.ready()
+    assert ready.pid == os.getpid()
+    assert len(set(ready.ports)) == PORTS_HELD
+    for port in ready.ports:
+        with socket.socket() as probe, pytest.raises(OSError, match="in use"):
+            probe.bind((HERE, port))
+
+    def bind_all() -> bool:
+        for port in ready.ports:
+            with socket.socket() as probe:
+                probe.bind((HERE, port))
+        return True
+
+    launch = TaskLaunch(cloudpickle.dumps(bind_all), {}, INFO, MultisliceInfo(HERE, 0, 1), None, "label")
+    assert cloudpickle.loads(process.run(launch).payload) is True
+
+
+def test_hold_ports_avoids_what_earlier_attempts_used() -> None:
+    few = range(32_700, 32_768)
+    held = hold_ports(HERE, 3, frozenset(range(65_536)) - frozenset(few))
+    try:
+        assert {one.getsockname()[1] for one in held} <= set(few)
+    finally:
+        for one in held:
+            one.close()
+
+
+@pytest.mark.timeout(2)
+def test_hold_ports_on_an_address_that_is_not_ours_says_so_instead_of_trying_for_ever() -> None:
+    with pytest.raises(OSError):  # noqa: PT011
+        hold_ports("192.0.2.1", 1, ())  # reserved for documentation
+
+
+# -- what travels ---------------------------------------------------------------------------------------------------
+
+
+def test_pickled_becomes_itself_where_it_arrives() -> None:
+    assert pickle.loads(pickle.dumps(Pickled(cloudpickle.dumps({"a": 1})))) == {"a": 1}
+    assert pickle.loads(pickle.dumps([Pickled(cloudpickle.dumps(n)) for n in (1, 2)])) == [1, 2]
+
+
+def test_pickled_error_becomes_the_users_exception_where_it_arrives() -> None:
+    arrived = pickle.loads(pickle.dumps(PickledError(cloudpickle.dumps(KeyError("k")))))
+    assert (type(arrived), arrived.args) == (KeyError, ("k",))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"no pickle",
+        cloudpickle.dumps(TwoPartError("a", "b")),
+        cloudpickle.dumps("text"),
+        cloudpickle.dumps(SystemExit(1)),
+    ],
+    ids=["garbage", "not rebuildable", "no exception", "base exception"],
+)
+def test_rebuild_error_that_can_not_be_rebuilt_gets_a_stand_in(payload: bytes) -> None:
+    assert isinstance(rebuild_error(payload), RemoteUserError)

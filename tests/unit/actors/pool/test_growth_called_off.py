@@ -1,0 +1,89 @@
+"""A gang is told to move to more slices, and they go before it does. Its own slice is plain coroutines here."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.pool import attempt as module
+from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuRunError
+from iris_ray.model.verdict import Verdict
+from tests.support.attempts import Controller, Slices, new_attempt
+
+NOTICE_S = 0.3
+
+
+Story = Callable[[Slices, Attempt], Coroutine[Any, Any, None]]
+
+
+def told_to_grow(
+    is_to_grow: bool, meanwhile: Story | None = None, stall_timeout: float | None = None
+) -> tuple[Verdict, Attempt, Controller]:
+    """An attempt that hears right after its start that it is to grow; ``meanwhile`` begins with it."""
+
+    async def run() -> tuple[Verdict, Attempt, Controller]:
+        slices, controller = Slices(), Controller(is_to_grow)
+        attempt = new_attempt(slices, controller, stall_timeout)
+        running = asyncio.ensure_future(attempt.run({"a": []}, lambda: None))
+        await asyncio.sleep(0.05)
+        attempt.notify(Notice(NoticeKind.GROWTH, "2 slices are there for it instead of 1", time.time() + NOTICE_S))
+        if meanwhile is not None:
+            await meanwhile(slices, attempt)
+        return await asyncio.wait_for(running, 20), attempt, controller
+
+    return asyncio.run(run())
+
+
+@pytest.fixture(autouse=True)
+def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a test need not take seconds."""
+    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(module, "STACKS_S", 0.0)
+
+
+def test_gang_moves_at_the_deadline_if_the_slices_are_there() -> None:
+    verdict, attempt, _ = told_to_grow(True)
+    assert isinstance(verdict.result, TpuCancelled)
+    assert attempt.moved_for is not None
+
+
+def test_gang_stays_if_they_are_gone_again_and_asks_once() -> None:
+    async def returns_later(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(3 * NOTICE_S)
+        slices.returns.set()
+
+    verdict, attempt, controller = told_to_grow(False, returns_later)
+    assert (verdict.succeeded, attempt.moved_for, controller.asked) == (True, None, 1)
+
+
+def test_gang_that_has_saved_moves_all_the_same() -> None:
+    """Its tasks wait, and nothing but a new attempt wakes them."""
+
+    async def saves_later(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(2 * NOTICE_S)
+        slices.saves = True
+
+    verdict, attempt, _ = told_to_grow(False, saves_later)
+    assert isinstance(verdict.result, TpuCancelled)
+    assert attempt.moved_for is not None
+
+
+def test_gang_that_stays_may_hang_as_before() -> None:
+    verdict, _, _ = told_to_grow(False, stall_timeout=3 * NOTICE_S)
+    assert isinstance(verdict.result, TpuRunError)
+    assert verdict.result.kind is RunErrorKind.HANG
+
+
+def test_next_growth_is_told_like_the_first() -> None:
+    async def room_again(slices: Slices, attempt: Attempt) -> None:
+        await asyncio.sleep(2 * NOTICE_S)
+        slices.saves = True
+        attempt.notify(Notice(NoticeKind.GROWTH, "4 slices are there for it instead of 1", time.time() + 60.0))
+
+    verdict, _, _ = told_to_grow(False, room_again)
+    assert isinstance(verdict.result, TpuCancelled)
+    assert "4 slices" in verdict.result.error

@@ -1,0 +1,106 @@
+"""One slice's actor with hosts and task processes that are plain coroutines: calls that overtake, answers that fail."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.wire.messages import TaskLaunch
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.outcomes import EndKind, TaskEnd
+from tests.support.virtual_time import run
+
+PID = 7
+CRASHED = TaskEnd(EndKind.CRASHED, 1.0, error="the task process was killed by SIGKILL")
+RETURNED = TaskEnd(EndKind.RETURNED, 1.0, b"")
+
+
+def handle(**methods: Callable[..., Coroutine[Any, Any, Any]]) -> Any:
+    """What looks like the handle of an actor."""
+    return SimpleNamespace(**{name: SimpleNamespace(remote=method) for name, method in methods.items()})
+
+
+class Host:
+    """A TPU host whose only task process runs until somebody stops it, or until it is `gone`."""
+
+    def __init__(self) -> None:
+        self.gone = asyncio.Event()
+        self.stopped: list[tuple[int, str | None]] = []
+        self.actor = handle(healthy=self.healthy, stop=self.stop, how_it_ended=self.how_it_ended)
+
+    async def healthy(self) -> bool:
+        return True
+
+    async def stop(self, pid: int, reason: str | None) -> TaskEnd:
+        self.stopped.append((pid, reason))
+        return TaskEnd(EndKind.STOPPED, 1.0, error=reason)
+
+    async def how_it_ended(self, pid: int) -> TaskEnd:
+        await self.gone.wait()
+        return CRASHED
+
+
+def slice_actor(host: Host, task: Callable[..., Coroutine[Any, Any, Any]]) -> SliceActor:
+    actor = SliceActor("a", [host.actor])
+    actor._standbys = {0: (handle(run=task), PID)}
+    return actor
+
+
+def launch(attempt: int = 1) -> TaskLaunch:
+    info = JobInfo("job", "job/task-0", 0, 1, attempt, 0, 1, "a", 0, "10.0.0.1:1")
+    return TaskLaunch(b"", {}, info, MultisliceInfo("10.0.0.1", 0, 1), None, "label")
+
+
+async def never(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+def test_attempt_that_was_stopped_before_it_came_does_not_start() -> None:
+    async def scenario() -> tuple[dict[int, TaskEnd | None], Host]:
+        host = Host()
+        actor = slice_actor(host, never)
+        assert await actor.stop("job", 1, "not wanted any more") == {}
+        return await actor.run_remote_fn([launch()], 5.0), host
+
+    ends, host = run(scenario())
+    assert ends[0] is not None
+    assert (ends[0].kind, ends[0].error) == (EndKind.STOPPED, "not wanted any more")
+    assert host.stopped == [(PID, "not wanted any more")], "the standby is of no use any more"
+
+
+def test_stop_of_an_earlier_attempt_does_not_keep_the_next_one_from_starting() -> None:
+    async def returns(_: TaskLaunch) -> TaskEnd:
+        return RETURNED
+
+    async def scenario() -> dict[int, TaskEnd | None]:
+        actor = slice_actor(Host(), returns)
+        await actor.stop("job", 1, "not wanted any more")
+        return await actor.run_remote_fn([launch(attempt=2)], 5.0)
+
+    assert run(scenario()) == {0: RETURNED}
+
+
+def test_task_whose_process_is_gone_has_ended_though_no_answer_comes() -> None:
+    async def scenario() -> dict[int, TaskEnd | None]:
+        host = Host()
+        asyncio.get_running_loop().call_later(30.0, host.gone.set)
+        return await slice_actor(host, never).run_remote_fn([launch()], 5.0)
+
+    assert run(scenario()) == {0: CRASHED}
+
+
+def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> None:
+    async def scenario() -> dict[int, TaskEnd | None]:
+        host = Host()
+
+        async def returns_late(_: TaskLaunch) -> TaskEnd:
+            await host.gone.wait()
+            await asyncio.sleep(0.5)
+            return RETURNED
+
+        asyncio.get_running_loop().call_later(30.0, host.gone.set)
+        return await slice_actor(host, returns_late).run_remote_fn([launch()], 5.0)
+
+    assert run(scenario()) == {0: RETURNED}

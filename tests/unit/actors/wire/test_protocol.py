@@ -1,0 +1,141 @@
+"""A client and a Controller of versions that can't talk to each other say so."""
+
+import asyncio
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from iris_ray.actors.wire import protocol
+from iris_ray.actors.wire.protocol import PROTOCOL_VERSION, require_same_protocol
+from iris_ray.errors import VersionMismatchError
+
+if TYPE_CHECKING:
+    from iris_ray.testing import SimulatedCluster
+
+
+def test_versions_of_one_protocol_go_together() -> None:
+    require_same_protocol(PROTOCOL_VERSION, "0.1.7", "0.1.3")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "advice"), [(PROTOCOL_VERSION - 1, "iris-ray controller upgrade"), (PROTOCOL_VERSION + 1, "install")]
+)
+def test_another_protocol_is_refused_with_both_versions_and_what_to_do(theirs: int, advice: str) -> None:
+    with pytest.raises(VersionMismatchError) as refused:
+        require_same_protocol(theirs, "7.0.0", "0.1.3")
+    for said in (f"7.0.0 (protocol {theirs})", f"0.1.3 (protocol {PROTOCOL_VERSION})", advice):
+        assert said in str(refused.value)
+
+
+def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
+    """Whoever changes this list raises PROTOCOL_VERSION in the same change; new methods need no new one."""
+    from iris_ray.actors.controller.controller import Controller
+    from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
+    from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, JobView, PoolView
+    from iris_ray.model.notices import Notice
+    from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
+
+    methods = {
+        name: {method: parameters(getattr(cls, method)) for method in METHODS[name]}
+        for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
+    }
+    orders = AttemptOrder, HostPlace, JobView, PoolView, Notice
+    travelling = *orders, WorkerDrainedEvent, MaintenanceCalledOffEvent
+    fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in travelling}
+    assert (PROTOCOL_VERSION, methods, fields) == (3, METHODS, FIELDS)
+
+
+def parameters(method: Any) -> list[str]:
+    """Without those that Ray adds to a class that it makes actors of."""
+    return [name for name in inspect.signature(method).parameters if name not in ("self", "_ray_trace_ctx")]
+
+
+METHODS: dict[str, dict[str, list[str]]] = {
+    "Controller": {
+        "versions": [],
+        "ping": [],
+        "submit": ["spec", "pool", "incarnation"],
+        "report": ["job_id", "events", "task_index"],
+        "why": ["job_id"],
+        "evidence": ["node_ids"],
+        "is_to_grow": ["job_id", "attempt"],
+        "provider_words": ["node_ids"],
+        "demand": [],
+        "about": [],
+        "list_jobs": [],
+        "list_workers": [],
+        "job_status": ["job_id"],
+        "list_tasks": ["job_id"],
+        "task_status": ["job_id", "index"],
+        "fetch_task_logs": ["job_id", "task_index", "attempt", "offset", "max_bytes", "tail_lines"],
+        "fetch_logs": ["job_id", "wanted", "max_bytes"],
+        "note_last_lines": ["batch"],
+        "cancel": ["job_id", "reason"],
+        "taint": ["target", "taint", "reason"],
+        "lift_taint": ["target", "taint"],
+        "statistics": [],
+    },
+    "SlicePoolManager": {
+        "watched": [],
+        "reconnect": ["epoch"],
+        "assign": ["order"],
+        "drop_spare": ["job_id"],
+        "notify_attempt": ["job_id", "first_task", "attempt", "notice", "epoch"],
+        "stop_attempt": ["job_id", "first_task", "attempt", "reason", "epoch"],
+        "job_ended": ["job_id"],
+        "give_up_slice": ["name", "epoch"],
+    },
+}
+FIELDS = {
+    "AttemptOrder": ["job_id", "attempt", "first_task", "slices", "bundle", "epoch", "incarnation", "spare_for"],
+    "HostPlace": ["node_id", "address", "slice_name", "host_index"],
+    "PoolView": ["incarnation", "slices"],
+    "Notice": ["kind", "reason", "deadline"],
+    "JobView": ["state", "attempt", "failures", "preemptions", "error"],
+    "WorkerDrainedEvent": ["node_id", "reason", "kind", "deadline"],
+    "MaintenanceCalledOffEvent": ["node_id"],
+}
+
+
+class OldController:
+    """From before there were protocol numbers."""
+
+    async def ping(self) -> None: ...
+
+
+@pytest.fixture
+def old_controller(cluster: "SimulatedCluster", monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import ray
+
+    from iris_ray.actors.wire import controller_client
+
+    monkeypatch.setattr(controller_client, "CONTROLLER_NAME", "an old controller")
+    named = {"name": "an old controller", "namespace": controller_client.NAMESPACE}
+    actor = ray.remote(OldController).options(num_cpus=0.01, **named).remote()
+    ray.get(actor.ping.remote())
+    yield
+    ray.kill(actor)
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("old_controller")
+def test_controller_that_has_no_protocol_is_an_older_one() -> None:
+    from iris_ray.actors.wire.controller_client import ControllerClient
+
+    with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
+        asyncio.run(ControllerClient().ask("ping"))
+
+
+@pytest.mark.cluster
+def test_pools_connection_is_refused_by_a_newer_controller(
+    cluster: "SimulatedCluster", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from iris_ray.actors.wire.controller_client import ControllerClient
+
+    asyncio.run(ControllerClient().ask("ping"))
+    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
+    with pytest.raises(VersionMismatchError, match="install iris_ray"):
+        asyncio.run(ControllerClient().ask("ping"))

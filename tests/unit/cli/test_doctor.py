@@ -1,0 +1,282 @@
+"""What ``iris-ray doctor`` makes of what it finds. Without a cluster."""
+
+import http.server
+import json
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+import threading
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import iris_ray
+from iris_ray.actors.host.chips import Devices, host_devices
+from iris_ray.cli import checks, host_look
+from iris_ray.cli.checks import Level, check_controller, check_hosts, check_metadata, check_ports, check_user
+from iris_ray.cli.exits import NO_CLUSTER
+from iris_ray.cli.google_checks import check_chips, check_credentials
+from iris_ray.cli.host_checks import Host, check_answers, named
+from iris_ray.cli.host_look import device_places, foreign_lock
+from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
+
+
+def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
+    from iris_ray.actors.host import task_process
+
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    assert any(f"ray[default]>={checks.CHECKED_RAY}" in needed for needed in project["dependencies"])
+    assert task_process._PORTS == checks.TASK_PORTS
+
+
+def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:
+    nobody = address_of_nobody()
+    done = invoke("doctor", "--json", RAY_ADDRESS=nobody, GCE_METADATA_HOST=nobody, IRIS_USER="ann")
+    assert done.exit_code == NO_CLUSTER
+    levels = {finding["check"]: finding["level"] for finding in json.loads(done.output)}
+    assert (levels["cluster"], levels["user"], levels["metadata server"]) == ("ERROR", "OK", "WARNING")
+    assert levels["versions"] == "OK"
+
+
+def test_doctor_asks_the_metadata_server() -> None:
+    class Metadata(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", "Google")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        finding = check_metadata({"GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"})
+        server.shutdown()
+    assert finding.level is Level.OK
+
+
+def test_doctor_warns_of_ports_that_the_kernel_gives_away() -> None:
+    assert check_ports((32_768, 60_999)).level is Level.OK
+    finding = check_ports((15_000, 60_999))
+    assert finding.level is Level.WARNING
+    assert "ip_local_port_range" in (finding.advice or "")
+
+
+@pytest.mark.parametrize(
+    ("environ", "user", "level"),
+    [({"IRIS_USER": "ann"}, "ann", Level.OK), ({}, "ann", Level.OK), ({}, "root", Level.WARNING)],
+)
+def test_doctor_minds_users_who_are_all_called_the_same(environ: dict[str, str], user: str, level: Level) -> None:
+    assert check_user(environ, user).level is level
+
+
+def test_doctor_compares_versions_with_the_controllers() -> None:
+    assert check_controller(None, "", 0).level is Level.INFO
+    other = check_controller({"version": "0.0.1"}, "epoch 1, iris_ray 0.0.1", 0)
+    assert (other.level, "controller upgrade" in (other.advice or "")) == (Level.INFO, True)
+    assert check_controller({"version": iris_ray.__version__}, "epoch 1", 4).found == "epoch 1; sees 4 hosts"
+
+
+def test_doctor_names_who_holds_the_chips(tmp_path: Path) -> None:
+    (tmp_path / "dev" / "vfio").mkdir(parents=True)
+    for chip in ("accel0", "vfio/1", "vfio/vfio"):
+        (tmp_path / "dev" / chip).touch()
+    devices = host_devices({"IRIS_RAY_HOST_DIR": str(tmp_path)})
+    assert [path.name for path in devices.chips] == ["accel0", "1"]
+    with devices.chips[1].open():
+        assert f"2 chip devices, held by pid {os.getpid()} (" in check_chips(devices).found
+    assert "pid" not in check_chips(devices).found
+    assert check_chips(Devices(devices.lock, ())).level is Level.INFO
+
+
+CREDENTIALS = {
+    "type": "authorized_user",
+    "client_id": "someone",
+    "client_secret": "a secret",
+    "refresh_token": "another secret",
+    "account": "ann@example.com",
+}
+
+
+def test_doctor_says_whose_credentials_there_are_and_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "credentials.json"
+    path.write_text(json.dumps(CREDENTIALS))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(path))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "tpus")
+    finding = check_credentials(os.environ)
+    assert finding.level is Level.OK, finding
+    assert finding.found == "oauth2.credentials.Credentials, account ann@example.com, project tpus"
+    path.write_text("{}")
+    broken = check_credentials(os.environ)
+    assert (broken.level, broken.advice) == (Level.WARNING, "mend or unset GOOGLE_APPLICATION_CREDENTIALS")
+
+
+def test_doctor_without_credentials_says_who_needs_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("GCE_METADATA_HOST", address_of_nobody())
+    finding = check_credentials(os.environ)
+    assert finding.level is Level.INFO
+    assert "gcloud auth application-default login" in (finding.advice or "")
+
+
+def node(name: str | None, number: int, chips: float = 4.0, **changes: Any) -> dict[str, Any]:
+    labels = {"ray.io/tpu-slice-name": name, "ray.io/tpu-worker-id": str(number), "ray.io/tpu-pod-type": "v4-16"}
+    return {
+        "NodeID": f"{name}-{number}",
+        "Alive": True,
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": {"TPU": chips},
+        "Labels": {**labels, **changes} if name else {},
+    }
+
+
+def test_doctor_names_what_is_wrong_with_hosts_and_slices() -> None:
+    from iris_ray.actors.controller.node_table import NodeTable
+
+    nodes = (
+        *(node("fine", n) for n in (0, 1)),
+        *(node("held", n) for n in (0, 1)),
+        *(node("taken", n) for n in (0, 1)),
+        node("half", 1, **{"iris/taint.hot": "fan"}),
+        node("wrong", 0, **{"ray.io/tpu-pod-type": "v4-x"}),
+        node(None, 0),
+    )
+    in_use = {name: {"TPU": 0.0} for name in ("held-0", "taken-1")}
+    table = NodeTable(nodes, {"fine-0": 0}, in_use)
+    findings = [(f.level, f.check, f.found) for f in check_hosts(table, {"held-0": 4.0})]
+    assert findings[0] == (Level.OK, "TPU hosts", "7 hosts with labels: 4 × v4-16")
+    by_check = {check: (level, found) for level, check, found in findings}
+    assert by_check["refused host"][0] is Level.ERROR
+    assert by_check["unlabelled host"][0] is Level.WARNING
+    assert by_check["incomplete slice"] == (Level.WARNING, "half: host 0 of 2 is missing")
+    assert by_check["tainted slice"] == (Level.INFO, "half: taint:hot")
+    assert by_check["draining host"] == (Level.INFO, "fine: host 0: Ray is draining it")
+    assert by_check["slices"] == (Level.INFO, "3 of 4 are complete")
+    assert [found for _, check, found in findings if check == "chips in use"] == [
+        "taken: 4 chips of host 1 are in use outside iris_ray"
+    ]
+
+
+# -- every TPU host ----------------------------------------------------------------------------------------------------
+
+HERE = {"python": "3.11.7", "ray": "2.60.0", "iris_ray": "0.1.0", "jax": None}
+HOSTS = [Host(f"s-0 host {number} (10.0.0.{number})", f"node-{number}") for number in range(3)]
+
+
+def look(**changes: Any) -> dict[str, Any]:
+    """What a host answers at which all is well."""
+    fine = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": True, "versions": HERE | {"jax": "0.10.2"}}
+    return fine | changes
+
+
+def findings(*answers: Any, claimed: frozenset[str] = frozenset()) -> list[tuple[Level, str, str]]:
+    hosts = dict(zip(HOSTS, answers, strict=False))
+    return [(f.level, f.check, f.found) for f in check_answers(hosts, set(claimed), HERE)]
+
+
+def test_doctor_is_content_with_hosts_at_which_all_is_well() -> None:
+    found = findings(look(), look(), look())
+    assert {level for level, _, _ in found} == {Level.OK}
+    assert found[-1][2] == "the same on all: python 3.11.7, ray 2.60.0, iris_ray 0.1.0, jax 0.10.2"
+    assert findings() == []
+
+
+def test_doctor_names_hosts_that_do_not_answer() -> None:
+    found = findings(look(), "no answer within 30 s", look())
+    assert found[0] == (Level.WARNING, "silent host", "s-0 host 1 (10.0.0.1): no answer within 30 s")
+    assert [check for _, check, _ in findings("x", "x")] == ["silent host"] * 2
+
+
+def test_doctor_minds_holders_only_where_nobody_has_claimed_chips() -> None:
+    held = look(holders=["pid 7 (python)"])
+    (warning,) = [f for f in findings(held, held, claimed=frozenset({"node-0"})) if f[1] == "chips held"]
+    assert warning[0] is Level.WARNING
+    assert warning[2].startswith("s-0 host 1 (10.0.0.1): pid 7 (python), and nobody has claimed")
+    (fine,) = [f for f in findings(held, look(), claimed=frozenset({"node-0"})) if f[1] == "chips held"]
+    assert fine == (Level.OK, "chips held", "by no process without a claim, 1 host with claimed ones left aside")
+    (unsure,) = [f for f in findings(look(hidden=2), look()) if f[1] == "chips held"]
+    assert (unsure[0], HOSTS[0].name in unsure[2]) == (Level.INFO, True)
+
+
+def test_doctor_minds_a_lock_file_that_ray_can_not_open() -> None:
+    (found,) = [f for f in findings(look(foreign_lock="bob"), look()) if f[1] == "lock file"]
+    assert (found[0], "belongs to bob" in found[2]) == (Level.WARNING, True)
+
+
+def test_doctor_expects_the_metadata_server_on_all_hosts_or_on_none() -> None:
+    def levels(*answers: bool) -> tuple[Level, str]:
+        ((level, _, found),) = [f for f in findings(*(look(metadata=a) for a in answers)) if "metadata" in f[1]]
+        return level, found
+
+    assert levels(True, True) == (Level.OK, "answers on 2 hosts")
+    assert levels(False, False) == (Level.INFO, "answers on none of 2 hosts")
+    assert levels(True, False) == (Level.WARNING, f"does not answer on {HOSTS[1].name}")
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ([{}, {"ray": "2.59.0"}], "ray 2.59.0 on s-0 host 1 (10.0.0.1), 2.60.0 here"),
+        ([{"iris_ray": None}] * 2, "iris_ray is missing on all 2 hosts, 0.1.0 here"),
+        ([{}, {}, {"jax": "0.9"}], "jax 0.9 on s-0 host 2 (10.0.0.2), 0.10.2 on the others"),
+        ([{}, {}, {"jax": None}], "jax is missing on s-0 host 2 (10.0.0.2), 0.10.2 on the others"),
+    ],
+)
+def test_doctor_names_versions_that_differ(versions: list[dict[str, Any]], said: str) -> None:
+    answers = [look(versions=look()["versions"] | changes) for changes in versions]
+    assert (Level.WARNING, "versions on hosts", said) in findings(*answers)
+
+
+def test_names_of_many_hosts_are_cut() -> None:
+    hosts = [Host(f"h{number}", "") for number in range(9)]
+    assert named(hosts[:6], hosts) == "h0, h1, h2, h3 and 2 more"
+    assert named(hosts, hosts) == "all 9 hosts"
+    assert named(hosts[:1], hosts[:1]) == "h0"
+
+
+def test_look_around_needs_no_iris_ray_on_the_host() -> None:
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(host_look)
+    try:
+        pickled = cloudpickle.dumps(host_look.look_around)
+    finally:
+        cloudpickle.unregister_pickle_by_value(host_look)
+    code = (
+        "import sys, pickle, json; sys.modules['iris_ray'] = None\n"
+        "print(json.dumps(pickle.loads(sys.stdin.buffer.read())()))"
+    )
+    environment = {**os.environ, "GCE_METADATA_HOST": address_of_nobody()}
+    run = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=True, env=environment)
+    seen = json.loads(run.stdout)
+    assert (seen["metadata"], seen["versions"]["iris_ray"]) == (False, None)
+    assert seen["versions"]["python"] == host_look.versions()["python"]
+
+
+def test_devices_of_a_simulated_host_are_its_own(tmp_path: Path) -> None:
+    real = (Path("/dev"), Path("/tmp/libtpu_lockfile"))
+    assert device_places({}) == device_places({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == real
+    (tmp_path / "dev").mkdir()
+    assert device_places({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == (
+        tmp_path / "dev",
+        tmp_path / "lock" / "libtpu_lockfile",
+    )
+
+
+def test_lock_file_that_cannot_be_opened_is_noticed() -> None:
+    with tempfile.NamedTemporaryFile(dir="/tmp") as lock:
+        assert foreign_lock(Path(lock.name)) is None
+        os.chmod(lock.name, 0o444)
+        code = (
+            "import os, sys, pathlib; from iris_ray.cli.host_look import foreign_lock\n"
+            "os.geteuid() or os.setuid(65534)\n"  # root may open every file
+            "print(foreign_lock(pathlib.Path(sys.argv[1])))"
+        )
+        run = subprocess.run([sys.executable, "-c", code, lock.name], capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == pwd.getpwuid(os.getuid()).pw_name
+    assert foreign_lock(Path(lock.name)) is None

@@ -1,0 +1,248 @@
+"""The provisioner against the emulated Cloud TPU API, through the real client; the cluster is on paper."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+import grpc
+import pytest
+from click.testing import CliRunner, Result
+from google.cloud import tpu_v2
+from ray.exceptions import GetTimeoutError, RaySystemError
+
+from iris_ray.cli.main import main
+from iris_ray.cli.provision import Jobs, Provisioner, joined_slices, startup_script
+from iris_ray.cloud.cloud_tpu import CloudTpu
+from iris_ray.cloud.provisioning import HEAD_MARK, OWNER_LABEL, STARTUP_SCRIPT, Joined, NewSlice, Settings
+from iris_ray.errors import InvalidRequestError, ProviderError
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.testing.cloud_tpu_server import CloudTpuServer
+from tests.unit.cli.test_slices import host
+
+Queued = tpu_v2.QueuedResourceState.State
+TYPE = "v6e-16"
+
+
+class PaperJobs(Jobs):
+    """A cluster that has the slices and the demand that a test says."""
+
+    def __init__(self) -> None:
+        self.demand: int | None = 0
+        self.joined: dict[str, Joined] = {}
+        self.closed: list[str] = []
+        self.comes_when_closed: str | None = None
+        self.goes_when_closed = False
+        self.error: Exception | None = None
+
+    def look(self, tpu_type: str) -> tuple[int | None, Mapping[str, Joined]]:
+        assert tpu_type == TYPE
+        if self.error is not None:
+            raise self.error
+        return self.demand, self.joined
+
+    def close(self, name: str) -> None:
+        self.closed.append(name)
+        if self.goes_when_closed:
+            self.demand, self.joined = None, {}
+        if self.comes_when_closed == name:  # a job was faster
+            self.joined[name] = Joined(True, in_use=True)
+
+    def reopen(self, name: str) -> None:
+        self.closed.remove(name)
+
+
+@pytest.fixture
+def server() -> Iterator[CloudTpuServer]:
+    with CloudTpuServer() as running:
+        yield running
+
+
+@pytest.fixture
+def jobs() -> PaperJobs:
+    return PaperJobs()
+
+
+def make(server: CloudTpuServer, jobs: Jobs, least: int = 0, most: int = 4, idle_s: float = 0.0) -> Provisioner:
+    settings = Settings("ann", get_tpu_config(TYPE), least, most, idle_s)
+    template = NewSlice("", TYPE, "v2-alpha-tpuv6e", {OWNER_LABEL: "ann"}, "#!/bin/sh", True, False)
+    return Provisioner(settings, CloudTpu(server.location, server.address), jobs, template)
+
+
+def joined_ones(server: CloudTpuServer, in_use: bool) -> dict[str, Joined]:
+    return {name: Joined(True, in_use) for name, state in server.queued_states().items() if state == "ACTIVE"}
+
+
+def test_slices_come_for_jobs_and_go_when_nobody_needs_them(server: CloudTpuServer, jobs: PaperJobs) -> None:
+    provisioner, jobs.demand = make(server, jobs), 2
+    for _ in range(4):
+        provisioner.turn()
+        server.advance()
+    assert list(server.node_states().values()) == ["READY"] * 2
+    jobs.demand, jobs.joined = 0, joined_ones(server, in_use=True)
+    provisioner.turn()
+    assert len(server.queued_states()) == 2
+    jobs.joined = joined_ones(server, in_use=False)
+    provisioner.turn()
+    assert sorted(jobs.closed) == sorted(jobs.joined)
+    server.advance()
+    assert (server.queued_states(), server.node_states()) == ({}, {})
+    jobs.joined = {}
+    provisioner.turn()
+    assert jobs.closed == [], "no taint is left of a slice that is gone"
+
+
+def test_preempted_slice_is_deleted_and_replaced_within_its_quota(server: CloudTpuServer, jobs: PaperJobs) -> None:
+    server.quota_chips = 16
+    provisioner, jobs.demand = make(server, jobs, most=1), 1
+    provisioner.turn()
+    server.advance(2)
+    (first,) = server.queued_states()
+    server.set_queued(first, Queued.SUSPENDED)
+    provisioner.turn()
+    assert server.queued_states() == {first: "DELETING"}
+    provisioner.turn()
+    server.advance()
+    provisioner.turn()
+    (second,) = server.queued_states()
+    assert second != first
+
+
+def test_refused_requests_stop_at_the_first_and_pause(
+    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.quota_chips = 0
+    provisioner, jobs.demand = make(server, jobs), 3
+    for _ in range(3):
+        provisioner.turn()
+    assert server.count("CreateQueuedResource") == 1
+    said = capsys.readouterr()
+    assert "ResourceExhausted" in said.err
+    assert said.out.count("wait: 3 more wanted") == 1, "what was said in the turn before is not repeated"
+
+
+def test_request_whose_answer_was_lost_is_repeated_and_makes_one_slice(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from iris_ray.cloud import cloud_tpu
+
+    provisioner, jobs.demand = make(server, jobs), 1
+    brief = cloud_tpu.Patience(0.3, 0.3)
+    monkeypatch.setattr(cloud_tpu.CloudTpu.create, "__defaults__", (brief,))
+    server.fail(grpc.StatusCode.UNAVAILABLE, "CreateQueuedResource", times=100)
+    with pytest.raises(ProviderError):
+        provisioner.turn()
+    server.heal()
+    provisioner.turn()
+    provisioner.turn()
+    assert len(server.queued_states()) == 1
+    names = {request.queued_resource_id for method, request in server.calls if method == "CreateQueuedResource"}
+    assert len(names) == 1
+
+
+def test_slice_that_a_job_has_come_to_is_not_deleted(server: CloudTpuServer, jobs: PaperJobs) -> None:
+    provisioner, jobs.demand = make(server, jobs), 1
+    provisioner.turn()
+    server.advance(2)
+    (name,) = server.queued_states()
+    jobs.demand, jobs.joined, jobs.comes_when_closed = 0, {name: Joined(True, False)}, name
+    provisioner.turn()
+    assert server.queued_states() == {name: "ACTIVE"}
+    provisioner.turn()
+    assert jobs.closed == [], "the job's next attempt may use it"
+
+
+def test_slice_says_that_it_was_closed_to_be_given_back_and_not_that_people_did_it() -> None:
+    hosts = [host("s-0", n, attributes={"taint:given-back": "iris-ray provision gives it back"}) for n in (0, 1)]
+    hosts += [host("s-1", 0, attributes={"taint:drained": "disk", "given-back": True})]
+    assert {name: one.closed for name, one in joined_slices(hosts).items()} == {"s-0": True, "s-1": False}
+
+
+def idle_slice(server: CloudTpuServer, jobs: PaperJobs, **settings: int) -> tuple[Provisioner, str]:
+    """A provisioner whose only slice is no longer needed."""
+    provisioner, jobs.demand = make(server, jobs, **settings), 1
+    provisioner.turn()
+    server.advance(2)
+    (name,) = server.queued_states()
+    jobs.demand, jobs.joined = 0, {name: Joined(True, False)}
+    return provisioner, name
+
+
+def test_slice_is_not_deleted_if_the_controller_goes_before_it_could_be_asked_again(
+    server: CloudTpuServer, jobs: PaperJobs
+) -> None:
+    """Nobody knows whether a job uses it."""
+    provisioner, name = idle_slice(server, jobs)
+    jobs.goes_when_closed = True
+    provisioner.turn()
+    assert server.queued_states() == {name: "ACTIVE"}
+
+
+def test_slice_that_an_earlier_provisioner_closed_and_could_not_delete_is_opened_for_a_job(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from iris_ray.cloud import cloud_tpu
+
+    earlier, name = idle_slice(server, jobs, most=1)
+    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    server.fail(grpc.StatusCode.UNAVAILABLE, "DeleteQueuedResource", times=100)
+    with pytest.raises(ProviderError):
+        earlier.turn()
+    server.heal()
+    assert jobs.closed == [name]
+    closed = Joined(True, False, closed=True)
+    jobs.demand, jobs.joined = 1, {name: closed, "a-strangers": closed}
+    make(server, jobs, most=1).turn()
+    assert jobs.closed == []
+
+
+@pytest.mark.parametrize("error", [RaySystemError("GCS is away"), GetTimeoutError(""), ConnectionError("refused")])
+def test_turn_survives_that_ray_is_away(
+    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    provisioner, jobs.demand, jobs.error = make(server, jobs), 1, error
+    provisioner.try_turn()
+    assert "Ray does not answer: " in capsys.readouterr().err
+    jobs.error = None
+    provisioner.try_turn()
+    assert len(server.queued_states()) == 1
+
+
+def test_what_others_have_made_is_never_touched(server: CloudTpuServer, jobs: PaperJobs) -> None:
+    server.add_queued("iris-ann-v6e-16-looks-like-it", TYPE)
+    server.set_queued("iris-ann-v6e-16-looks-like-it", Queued.FAILED)
+    make(server, jobs).turn()
+    assert server.count("DeleteQueuedResource") == 0
+
+
+def test_script_gets_the_address_and_nothing_else() -> None:
+    script = startup_script(STARTUP_SCRIPT, "10.0.0.2:6379")
+    assert "ray start --address='10.0.0.2:6379'" in script
+    assert HEAD_MARK not in script
+    assert startup_script("echo $HOME", "auto") == "echo $HOME"
+
+
+@pytest.mark.parametrize("head", ["auto", "10.0.0.2", "10.0.0.2:1'; rm -rf /; '", "ray://10.0.0.2:10001"])
+def test_script_with_an_address_that_nobody_can_join_at_is_refused(head: str) -> None:
+    with pytest.raises(InvalidRequestError, match="--head"):
+        startup_script(STARTUP_SCRIPT, head)
+
+
+def invoke(*changes: str) -> Result:
+    command = ["provision", "--type", TYPE, "--max", "2", "--runtime-version", "v"]
+    place = ["--location", "projects/p/locations/z", "--head", "10.0.0.2:6379"]
+    return CliRunner().invoke(main, [*command, *place, *changes], env={"IRIS_RAY_CLOUD_TPU_ENDPOINT": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["--min", "3"], "--max is 2"),
+        (["--name", "Ann"], "--name is 'Ann'"),
+        (["--type", "v6e-17"], "not a TPU type"),
+        (["--location", "us-east5-a"], "projects/<project>/locations/<zone>"),
+        (["--head", "somewhere"], "--head HOST:PORT"),
+    ],
+)
+def test_command_refuses_what_cannot_work_before_it_asks_anybody(changes: list[str], said: str) -> None:
+    done = invoke(*changes)
+    assert done.exit_code == 2
+    assert re.search(re.escape(said), done.stderr)

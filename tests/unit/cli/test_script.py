@@ -1,0 +1,153 @@
+"""The scripts and functions that ``iris-ray run`` and ``submit`` send to the hosts."""
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.cli.run import as_task, users_part
+from iris_ray.cli.script import Script, find_target, print_error
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError
+from tests.support.command_line import REPOSITORY
+
+PRINTS = "import sys\nprint(__name__, __file__, *sys.argv[1:])\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory to work in, and from which modules are imported."""
+    monkeypatch.chdir(tmp_path)
+    path, modules = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        if getattr(sys.modules[name], "__file__", "") and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def call_elsewhere(script: Script, directory: Path) -> list[str]:
+    """Run it as a host would, in a process of its own; the lines that it prints."""
+    code = "import pickle, sys; pickle.loads(sys.stdin.buffer.read())()"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(script), capture_output=True, cwd=directory, env=environment
+    )
+    assert run.returncode == 0, run.stderr.decode()
+    return run.stdout.decode().splitlines()
+
+
+def test_script_runs_as_main_where_it_lies_if_the_host_has_it(home: Path, tmp_path_factory: Any) -> None:
+    path = home / "train.py"
+    path.write_text(PRINTS)
+    script = find_target("train.py", ["--steps", "3"])
+    assert isinstance(script, Script)
+    elsewhere = tmp_path_factory.mktemp("host")
+    assert call_elsewhere(script, elsewhere) == [f"__main__ {path} --steps 3"]
+
+
+def test_script_travels_to_a_host_that_lacks_it_and_leaves_nothing_there(home: Path, tmp_path_factory: Any) -> None:
+    path = home / "train.py"
+    path.write_text(PRINTS)
+    script = find_target(str(path))
+    assert isinstance(script, Script)
+    path.write_text("raise SystemExit('another version')")
+    (line,) = call_elsewhere(script, tmp_path_factory.mktemp("host"))
+    name, where = line.split()
+    assert (name, Path(where).name) == ("__main__", "train.py")
+    assert not Path(where).exists()
+
+
+def test_script_is_found_in_the_working_directory_that_travels(home: Path, tmp_path_factory: Any) -> None:
+    (home / "code").mkdir()
+    (home / "code" / "train.py").write_text(PRINTS)
+    script = find_target("code/train.py", folder="code")
+    assert isinstance(script, Script)
+    copy = tmp_path_factory.mktemp("host") / "train.py"
+    copy.write_text(PRINTS)
+    assert call_elsewhere(script, copy.parent) == [f"__main__ {copy}"]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("trian.py", r"did you mean train\.py"),
+        ("broken.py", r"broken\.py, line 1"),
+        (".", "is a directory"),
+        ("nomodule:f", "no module nomodule"),
+        ("functions:helo", "did you mean hello"),
+        ("functions:NUMBER", "is a int"),
+        ("raises:f", "ZeroDivisionError"),
+    ],
+)
+def test_target_that_is_not_there_is_refused_with_the_nearest(home: Path, target: str, said: str) -> None:
+    (home / "train.py").write_text("")
+    (home / "broken.py").write_text("def f(:")
+    (home / "functions.py").write_text("NUMBER = 1\ndef hello(word='x'): return word\n")
+    (home / "raises.py").write_text("1 / 0")
+    with pytest.raises(InvalidRequestError, match=said):
+        find_target(target)
+
+
+def test_function_travels_by_value_and_gets_the_arguments(home: Path) -> None:
+    from ray import cloudpickle
+
+    from iris_ray.client.run_on_pod import make_request
+
+    (home / "functions.py").write_text("NUMBER = 1\ndef hello(word): return word, NUMBER\n")
+    function = find_target("functions:hello")
+    task, name = as_task(function, ["word"], {"COLOUR": "blue"}, ship=True)
+    made = make_request(task, "v4-16", 1, 0, 0, 0, ())
+    assert (name, made.spec.name, made.env) == ("hello", "hello", {"COLOUR": "blue"})
+    cloudpickle.unregister_pickle_by_value(sys.modules["functions"])
+    del sys.modules["functions"]
+    sys.path.remove(str(home))
+    assert cloudpickle.loads(made.function)() == ("word", 1)
+    with pytest.raises(InvalidFunctionError, match="after --"):
+        as_task(function, [], {}, ship=False)
+
+
+def test_error_of_a_task_is_shown_without_our_own_frames() -> None:
+    text = """ray::run_on_pod(train)() (pid=1)
+  File "/x/iris_ray/actors/pool.py", line 54, in run
+    return await run.run()
+ray.exceptions.RayTaskError: slice 0 (v4-16-0) worker 0: ValueError: no
+ray::SlicePoolManager() (pid=1)
+  File "/x/iris_ray/actors/task_process.py", line 72, in run
+    result = f()
+  File "<frozen runpy>", line 88, in _run_code
+  File "/home/me/train.py", line 6, in <module>
+    raise ValueError("no")
+ValueError: no"""
+    assert users_part(text).splitlines() == [
+        "slice 0 (v4-16-0) worker 0: ValueError: no",
+        "ray::SlicePoolManager() (pid=1)",
+        '  File "/home/me/train.py", line 6, in <module>',
+        '    raise ValueError("no")',
+        "ValueError: no",
+    ]
+    assert users_part("something else") == "something else"
+
+
+def test_error_in_a_log_has_the_users_frames_and_its_causes(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "train.py").write_text(
+        "try:\n    1 / 0\nexcept ArithmeticError as error:\n    raise OSError('x') from error\n"
+    )
+    script = find_target("train.py")
+    assert isinstance(script, Script)
+    with pytest.raises(OSError, match="x") as raised:
+        script()
+    while (start := raised.value.__traceback__) and "test_script" in start.tb_frame.f_code.co_filename:
+        raised.value.__traceback__ = start.tb_next  # this test is no part of iris_ray
+    print_error(raised.value)
+    printed = capsys.readouterr().err
+    assert [line.strip() for line in printed.splitlines() if "File" in line] == [
+        f'File "{home}/train.py", line 2, in <module>',
+        f'File "{home}/train.py", line 4, in <module>',
+    ]
+    assert "direct cause" in printed
+    assert printed.endswith("OSError: x\n")

@@ -1,0 +1,197 @@
+"""How the command line is used: help, typos, exit codes, no cluster. Without Ray."""
+
+import os
+import re
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE, errors_as_lines, exit_code
+from iris_ray.cli.groups import OTHER_NAMES
+from iris_ray.cli.main import SECTIONS, main
+from iris_ray.errors import ControllerUnavailableError, JobCancelledError, NoClusterError, UnknownTPUTypeError
+from iris_ray.model.suggestions import unknown
+from tests.support.command_line import REPOSITORY, address_of_nobody, command_line, invoke
+
+COMPLETION = "_IRIS_RAY_COMPLETE"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UnknownTPUTypeError("x"), USAGE),
+        (NoClusterError("x"), NO_CLUSTER),
+        (ControllerUnavailableError("x"), NO_CLUSTER),
+        (JobCancelledError("x"), FAILED),
+        (KeyError("x"), FAILED),
+        (KeyboardInterrupt(), INTERRUPTED),
+        (click.Abort(), INTERRUPTED),
+        (click.UsageError("x"), USAGE),
+    ],
+    ids=repr,
+)
+def test_error_becomes_one_line_and_an_exit_code(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(click.exceptions.Exit) as stop, errors_as_lines():
+        raise error
+    assert stop.value.exit_code == code
+    printed = capsys.readouterr().err
+    assert printed.startswith("iris-ray: ")
+    assert printed.count("\n") == 1
+
+
+def test_codes_are_those_of_the_help() -> None:
+    said = " ".join((main.epilog or "").split())
+    assert f"{OK} fine; {FAILED} the job or command failed; {USAGE} it can't work" in said
+    assert f"{NO_CLUSTER} no cluster" in said
+    assert exit_code(NoClusterError()) == NO_CLUSTER
+
+
+def test_help_lists_every_command_with_a_line() -> None:
+    output = invoke("--help").output
+    for section, commands in SECTIONS.items():
+        assert f"{section}:" in output
+        for command in commands:
+            assert re.search(rf"^  {command.name} +\w", output, re.MULTILINE)
+            assert invoke(command.name or "", "--help").exit_code == 0
+    assert set(main.commands) == {command.name for commands in SECTIONS.values() for command in commands}
+
+
+def examples() -> Iterator[str]:
+    """Every command line in the help of any command, and in the README."""
+    for command in ("", *main.commands):
+        for line in invoke(*filter(None, [command]), "--help").output.splitlines():
+            if line.strip().startswith("iris-ray "):
+                yield re.split(r"  +| \| ", line.strip())[0]
+    for line in (REPOSITORY / "README.md").read_text().splitlines():
+        if line.startswith("iris-ray "):
+            yield line.partition("#")[0]
+
+
+def test_every_example_is_a_command_with_options_that_it_has() -> None:
+    found = sorted(set(examples()))
+    for example in found:
+        name, *arguments = shlex.split(example)[1:]
+        command = main.commands[name]
+        context = command.make_context(name, arguments)
+        if isinstance(command, click.Group):
+            assert command.get_command(context, arguments[0]), example
+    shown = {shlex.split(example)[1] for example in found}
+    assert shown == set(main.commands)
+
+
+def test_help_tells_from_nothing_to_a_finished_job_in_a_dozen_lines() -> None:
+    story = invoke("--help").output.partition("From nothing to a finished job:")[2].partition("Options:")[0]
+    commands = re.findall(r"^ +iris-ray (\w+)", story, re.MULTILINE)
+    assert commands == ["demo", "doctor", "run", "submit", "ls", "why", "logs", "cancel", "workers"]
+    assert len(story.strip().splitlines()) <= 12
+    assert story.count("RAY_ADDRESS") == 1
+
+
+def test_other_tools_names_lead_to_commands_that_exist() -> None:
+    assert set(OTHER_NAMES.values()) <= set(main.commands)
+    assert not set(OTHER_NAMES) & set(main.commands)
+
+
+def test_help_and_completion_need_no_ray() -> None:
+    script = "import sys, iris_ray.cli.main; print('ray' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [
+        ("dr", "drain"),
+        ("logs --fol", "--follow"),
+        ("controller u", "upgrade"),
+        ("run x.py v5p-25", "v5p-256"),
+        ("submit x.py --tpu v4-1", "v4-16"),
+    ],
+)
+def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
+    asked = {"COMP_WORDS": f"iris-ray {typed}", "COMP_CWORD": str(len(typed.split()))}
+    done = subprocess.run(
+        command_line(), capture_output=True, text=True, env={**os.environ, **asked, COMPLETION: "bash_complete"}
+    )
+    assert f"plain,{wanted}" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["wokers"], "did you mean workers"),
+        (["jobs"], "did you mean ls?"),
+        (["kill", "x"], "did you mean cancel?"),
+        (["controller", "strat"], "did you mean start or status"),
+        (["controller", "jobs"], "there is no command 'jobs'. See"),
+        (["ls", "--jsn"], "--json"),
+        (["logs", "x", "first"], "'first' is not a valid number"),
+        (["ls", "--address", "nonsense"], "HOST:PORT"),
+        (["doctor", "--address", "nonsense"], "HOST:PORT"),
+        (["doctor", "--json", "--address", "ray://10.0.0.1:10001"], "ray job submit"),
+        (["--address", "ray://10.0.0.1:10001", "ls"], "ray job submit"),
+        (["run", "nothing.py", "v4-16"], "no script 'nothing.py'"),
+        (["run", __file__, "v4-17"], "v4-16"),
+        (["run", __file__, "v4-16", "--num-slices", "many"], "2,4"),
+        (["run", __file__, "v4-16", "--num-slices", "0"], "at least 1"),
+        (["run", __file__, "v4-16", "--steps", "3"], "after --"),
+        (["run", __file__], f"on which TPU type? Such as: iris-ray run {__file__} v4-32"),
+        (["run", __file__, "v4-16", "--tpu", "v4-32"], "given twice"),
+        (["run", __file__, "--tpu", "v4-17"], "v4-16"),
+        (["run", "v4-16", __file__], "v4-16 is a TPU type, and the script comes first"),
+        (["submit", "v4-16", __file__], "v4-16 is a TPU type, and the script comes first"),
+        (["run", __file__, "v4-16", "--priority", "high"], "interactive"),
+        (["run", __file__, "v4-16", "--name", "x" * 101], "the limit is 100"),
+        (["submit", __file__, "v4-16"], "--tpu v4-16"),
+        (["submit", __file__, "--num-slices", "2"], "--tpu"),
+        (["submit", __file__, "--tpu", "v4-17"], "v4-16"),
+        (["submit", __file__, "--max-task-failures", "-1"], "-1 is not in the range"),
+        (["run", __file__, "v4-16", "--env", "1=2"], "NAME=VALUE"),
+        (["taint", "v4-16-0", "not a name"], "no name of a taint"),
+    ],
+)
+def test_typo_is_bad_usage_and_the_line_says_how_to_mend_it(arguments: list[str], said: str) -> None:
+    done = invoke(*arguments, RAY_ADDRESS=address_of_nobody())  # what slips through reaches no cluster
+    assert done.exit_code == USAGE, done.output
+    assert said in done.output
+    assert done.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("given", [["v4-16"], ["--tpu", "v4-16"], ["--tpu", "v4-16", "--", "v4-16"]])
+def test_type_is_taken_as_second_argument_and_as_an_option(given: list[str]) -> None:
+    done = invoke("run", __file__, *given, RAY_ADDRESS=address_of_nobody())
+    assert (done.exit_code, "nothing answers" in done.output) == (NO_CLUSTER, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("train-1a2b3c4e", "train-1a2b3c4d"), ("train", "train-1a2b3c4d"), ("trian", "train-1a2b3c4d"), ("bgi", "big-22")],
+)
+def test_nearest_job_is_found_by_its_name_too(name: str, meant: str) -> None:
+    assert f"did you mean {meant}?" in str(unknown("job", name, ["train-1a2b3c4d", "big-22", "other-7"]))
+
+
+@pytest.mark.parametrize("command", [["ls"], ["why", "x"], ["workers"], ["controller", "status"], ["drain", "x"]])
+def test_no_cluster_is_said_at_once(command: list[str]) -> None:
+    nobody = address_of_nobody()
+    done = invoke(*command, RAY_ADDRESS=nobody)
+    assert done.exit_code == NO_CLUSTER
+    assert done.output.startswith(f"iris-ray: nothing answers at {nobody}")
+    assert "iris-ray demo" in done.output
+
+
+def test_address_of_something_else_is_said_to_be_none_of_rays() -> None:
+    """Ray itself would try for two minutes."""
+    with socket.create_server(("127.0.0.2", 0)) as server:
+        threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+        done = invoke("ls", "--address", f"127.0.0.2:{server.getsockname()[1]}")
+    assert done.exit_code == NO_CLUSTER
+    assert "6379" in done.output

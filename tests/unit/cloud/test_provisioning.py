@@ -1,0 +1,303 @@
+"""How many slices are missing, and what a provisioner does about it. On paper: no provider, no clock."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from iris_ray.cloud.provisioning import (
+    ARRIVAL_S,
+    BROKEN_S,
+    JOIN_S,
+    OWNER_LABEL,
+    Action,
+    Arrivals,
+    Create,
+    Delete,
+    History,
+    Joined,
+    QueuedSlice,
+    QueuedState,
+    Settings,
+    Wait,
+    missing_slices,
+    net_demand,
+    plan,
+    request_id,
+    slices_in,
+)
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.topology import get_tpu_config
+from tests.support.worlds import World
+
+Q = QueuedState
+SETTINGS = Settings("ann", get_tpu_config("v6e-16"), least=0, most=4, idle_s=600.0)
+FREE, BUSY, PARTLY = Joined(True, False), Joined(True, True), Joined(False, False)
+
+
+# -- how many are missing ----------------------------------------------------------------------------------------------
+
+
+def missing(world: World) -> dict[str, int]:
+    waiting = world.plan().waiting
+    return missing_slices((world.state.jobs[job_id], why) for job_id, why in waiting.items())
+
+
+def test_missing_is_what_waiting_jobs_need_beyond_what_is_free() -> None:
+    world = World()
+    world.add_slice("a")
+    world.submit("two", slices=(2,))
+    assert missing(world) == {"v4-16": 1}
+    world.submit("three", slices=(3,))
+    assert missing(world) == {"v4-16": 4}
+    world.state.check()
+
+
+def test_missing_counts_a_job_that_waits_for_busy_slices() -> None:
+    world = World()
+    world.add_slice("a")
+    world.start("first")
+    assert missing(world) == {}
+    world.submit("second")
+    assert missing(world) == {"v4-16": 1}
+
+
+def test_missing_is_the_least_count_of_a_flexible_job_and_nothing_once_it_runs() -> None:
+    world = World()
+    world.submit("job", slices=(2, 4))
+    assert missing(world) == {"v4-16": 2}
+    world.add_slice("a")
+    world.add_slice("b")
+    world.schedule()
+    assert missing(world) == {}
+
+
+def test_missing_keeps_types_apart_and_counts_single_tasks_by_hosts() -> None:
+    world = World()
+    world.submit("gang", tpu_type="v6e-16")
+    world.submit_tasks("tasks", 5, device="v4-16")  # two hosts a slice
+    assert missing(world) == {"v6e-16": 1, "v4-16": 3}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint("tpu-pool", ConstraintOp.EQ, "large-jobs"),
+        Constraint("tpu-name", ConstraintOp.EQ, "a"),
+        Constraint("tpu-topology", ConstraintOp.GT, 3),
+    ],
+)
+def test_missing_leaves_out_a_job_that_a_new_slice_would_not_help(constraint: Constraint) -> None:
+    world = World()
+    world.submit("picky", constraints=(constraint,))
+    world.submit_tasks("no chips", 1, resources={"CPU": 1000.0})
+    assert missing(world) == {}
+
+
+def test_missing_leaves_out_a_job_that_only_pauses() -> None:
+    world = World()
+    world.add_slice("a")
+    job = world.submit("job")
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    assert missing(world) == {}
+
+
+def test_arriving_slices_are_not_missed_until_it_takes_them_too_long() -> None:
+    arrivals = Arrivals()
+    coming = {"a": ("v4-16", False), "b": ("v4-16", True)}
+    assert arrivals.arriving(coming, 0.0) == {"v4-16": 1}
+    assert net_demand({"v4-16": 2, "v6e-16": 1}, {"v4-16": 1}) == {"v4-16": 1, "v6e-16": 1}
+    assert net_demand({"v4-16": 1}, {"v4-16": 3}) == {}
+    assert arrivals.arriving(coming, ARRIVAL_S) == {}
+
+
+def test_slice_that_lost_a_host_is_not_arriving() -> None:
+    world, arrivals = World(), Arrivals()
+    world.add_slice("a")
+    assert slices_in(world.state.fleet) == {"a": ("v4-16", True)}
+    arrivals.arriving(slices_in(world.state.fleet), 0.0)
+    world.lose("a-1")
+    assert slices_in(world.state.fleet) == {"a": ("v4-16", False)}
+    assert arrivals.arriving(slices_in(world.state.fleet), 1.0) == {}
+
+
+# -- what a provisioner does -------------------------------------------------------------------------------------------
+
+
+def queued(number: int, state: QueuedState = Q.ACTIVE, **changes: object) -> QueuedSlice:
+    values = {"name": name(number), "accelerator_type": "v6e-16", "state": state, "labels": {OWNER_LABEL: "ann"}}
+    return QueuedSlice(**(values | changes))
+
+
+def name(number: int) -> str:
+    return f"iris-ann-v6e-16-{number}"
+
+
+def make_plan(
+    demand: int | None,
+    *found: QueuedSlice,
+    joined: Mapping[str, Joined] | None = None,
+    history: History | None = None,
+    now: float = 1000.0,
+    **settings: object,
+) -> list[Action]:
+    chosen = Settings(**({k: getattr(SETTINGS, k) for k in SETTINGS.__slots__} | settings))
+    return plan(chosen, demand, found, joined or {}, history or History(), now)
+
+
+def creates(actions: list[Action]) -> list[str]:
+    return [action.name for action in actions if isinstance(action, Create)]
+
+
+def deletes(actions: list[Action]) -> list[str]:
+    return [action.name for action in actions if isinstance(action, Delete)]
+
+
+def waits(actions: list[Action]) -> list[str]:
+    return [action.reason for action in actions if isinstance(action, Wait)]
+
+
+def test_plan_without_demand_does_nothing() -> None:
+    assert make_plan(0) == []
+    assert make_plan(None) == []
+
+
+def test_plan_creates_what_is_missing_beyond_what_is_coming() -> None:
+    coming = [queued(1, Q.WAITING_FOR_RESOURCES), queued(2, Q.PROVISIONING)]
+    actions = make_plan(4, *coming)
+    assert len(creates(actions)) == len(set(creates(actions))) == 2
+    assert all(str(action).startswith("create iris-ann-v6e-16-") for action in actions)
+    assert make_plan(2, *coming) == []
+
+
+def test_plan_counts_an_active_slice_as_coming_until_it_has_joined() -> None:
+    assert make_plan(1, queued(1)) == []
+    assert make_plan(1, queued(1), joined={name(1): PARTLY}) == []
+    assert len(creates(make_plan(1, queued(1), joined={name(1): BUSY}))) == 1
+
+
+@pytest.mark.parametrize("state", [Q.DELETING, Q.SUSPENDING, Q.SUSPENDED, Q.FAILED])
+def test_plan_never_exceeds_the_cap_with_what_still_holds_quota(state: QueuedState) -> None:
+    actions = make_plan(9, queued(1, state), queued(2, Q.ACCEPTED), history=History(_counted={name(1)}))
+    assert len(creates(actions)) == 2
+    assert "2 of at most 4 are held" in waits(actions)[0]
+
+
+def test_plan_keeps_the_least_number_without_any_demand() -> None:
+    assert len(creates(make_plan(0, least=2))) == 2
+    assert len(creates(make_plan(None, queued(1), least=2))) == 1
+    assert len(creates(make_plan(2, least=2))) == 2
+
+
+@pytest.mark.parametrize("state", [Q.SUSPENDED, Q.FAILED])
+def test_plan_deletes_what_is_dead_and_holds_quota(state: QueuedState) -> None:
+    assert deletes(make_plan(0, queued(1, state, error="stockout"))) == [name(1)]
+
+
+def test_plan_leaves_alone_what_is_not_its_own() -> None:
+    strangers = (
+        queued(1, Q.FAILED, labels={}),
+        queued(2, Q.FAILED, labels={OWNER_LABEL: "bob"}),
+        queued(3, Q.SUSPENDED, name="my-own-tpu"),
+        queued(4, Q.FAILED, name="iris-ann-v6e-8-1"),
+    )
+    assert make_plan(0, *strangers) == []
+    assert len(creates(make_plan(4, *strangers))) == 4
+
+
+def test_plan_waits_longer_after_each_failure_and_counts_each_once() -> None:
+    history, now, pauses = History(), 0.0, []
+    for number in range(1, 9):
+        make_plan(1, queued(number, Q.FAILED, error="stockout"), history=history, now=now)
+        again = make_plan(1, queued(number, Q.FAILED, error="stockout"), history=history, now=now)
+        assert not creates(again)
+        assert "pausing" in waits(again)[0]
+        pauses.append(history.not_before - now)
+        now = history.not_before
+        assert len(creates(make_plan(1, history=history, now=now))) == 1
+    assert pauses == [30, 60, 120, 240, 480, 960, 1800, 1800]
+
+
+def test_slice_that_joins_ends_the_row_of_failures_but_one_that_stays_does_not() -> None:
+    history = History()
+    make_plan(0, queued(1), joined={name(1): BUSY}, history=history)
+    for number in (2, 3):
+        make_plan(1, queued(1), queued(number, Q.FAILED), joined={name(1): BUSY}, history=history)
+    assert history.failures == 2
+    make_plan(0, queued(1), queued(4), joined={name(1): BUSY, name(4): FREE}, history=history)
+    assert history.failures == 0
+
+
+def test_refused_request_is_a_failure_and_its_name_is_dropped() -> None:
+    history = History(unconfirmed={name(1): 1000.0})
+    history.refused(name(1), 1000.0, "no quota")
+    assert not creates(make_plan(1, history=history))
+    assert "no quota" in waits(make_plan(1, history=history))[0]
+
+
+def test_request_without_an_answer_is_repeated_under_its_own_name() -> None:
+    history = History(unconfirmed={name(1): 1000.0})
+    assert creates(make_plan(1, history=history)) == [name(1)]
+    assert request_id("create", name(1)) == request_id("create", name(1)) != request_id("delete", name(1))
+    assert make_plan(1, queued(1, Q.ACCEPTED), history=history) == []
+    assert history.unconfirmed == {}
+
+
+def test_plan_gives_back_the_longest_idle_slices_down_to_the_least() -> None:
+    history = History()
+    joined = {name(n): FREE for n in (1, 2)} | {name(3): BUSY}
+    make_plan(0, queued(1), queued(3), joined=joined, history=history, now=0.0)
+    make_plan(0, queued(1), queued(2), queued(3), joined=joined, history=history, now=100.0)
+    everything = (queued(1), queued(2), queued(3))
+    assert deletes(make_plan(0, *everything, joined=joined, history=history, now=599.0)) == []
+    assert deletes(make_plan(0, *everything, joined=joined, history=history, now=600.0)) == [name(1)]
+    assert deletes(make_plan(0, *everything, joined=joined, history=history, now=700.0)) == [name(1), name(2)]
+    last = make_plan(0, *everything, joined=joined, history=history, now=700.0, least=2)
+    assert deletes(last) == [name(1)]
+    assert all(action.if_unused for action in last if isinstance(action, Delete))
+
+
+def test_slice_that_was_used_or_wanted_meanwhile_is_idle_from_then_on() -> None:
+    history = History()
+    make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=0.0)
+    make_plan(0, queued(1), joined={name(1): BUSY}, history=history, now=500.0)
+    make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=501.0)
+    assert not deletes(make_plan(1, queued(1), joined={name(1): FREE}, history=history, now=1100.0))
+    make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=1101.0)
+    assert not deletes(make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=1700.0))
+    assert deletes(make_plan(0, queued(1), joined={name(1): FREE}, history=history, now=1701.0))
+
+
+def test_plan_without_a_word_from_the_cluster_gives_nothing_back() -> None:
+    history = History()
+    for now in (0.0, 10_000.0):
+        assert make_plan(None, queued(1), queued(2, Q.ACCEPTED), history=history, now=now) == []
+
+
+def test_plan_cancels_requests_that_nobody_has_waited_for_in_a_while() -> None:
+    history, requests = History(), (queued(1, Q.ACCEPTED), queued(2, Q.PROVISIONING), queued(3, Q.ACCEPTED))
+    make_plan(3, *requests, history=history, now=0.0)
+    assert make_plan(1, *requests, history=history, now=10.0) == []
+    assert deletes(make_plan(1, *requests, history=history, now=610.0)) == [name(1), name(3)]
+
+
+def test_plan_gives_up_a_slice_that_never_joins_and_counts_a_failure() -> None:
+    history = History()
+    make_plan(1, queued(1), history=history, now=0.0)
+    assert make_plan(1, queued(1), history=history, now=JOIN_S) == []
+    actions = make_plan(1, queued(1), history=history, now=JOIN_S + 1)
+    assert deletes(actions) == [name(1)]
+    assert "start-up script" in waits(actions)[0]
+
+
+def test_plan_replaces_a_slice_that_lost_a_host_at_once_and_gives_it_back_soon() -> None:
+    history = History()
+    make_plan(0, queued(1), joined={name(1): BUSY}, history=history, now=0.0)
+    first = make_plan(1, queued(1), joined={name(1): PARTLY}, history=history, now=1.0)
+    assert len(creates(first)) == 1
+    assert not deletes(first)
+    history.unconfirmed.clear()
+    later = make_plan(0, queued(1), joined={name(1): PARTLY}, history=history, now=2.0 + BROKEN_S)
+    assert deletes(later) == [name(1)]
+    assert history.failures == 0

@@ -1,0 +1,188 @@
+"""Typed values and what constraints say of them."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iris_ray.model.constraints import AttributeValue as V
+from iris_ray.model.constraints import Constraint, ConstraintOp
+
+OP = ConstraintOp
+ORDERINGS = [OP.GT, OP.GE, OP.LT, OP.LE]
+SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3))
+
+
+def holds(have: object, op: ConstraintOp, asked: object) -> bool:
+    return Constraint("k", op, V(asked)).matches({"k": V(have)})
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "equal"),
+    [
+        (4, 4.0, True),
+        (4, 5, False),
+        ("4", 4, False),
+        (True, 1, False),
+        (False, 0, False),
+        (1.0, True, False),
+        ("True", True, False),
+        (True, True, True),
+        ("a", "a", True),
+    ],
+    ids=repr,
+)
+def test_attribute_value_equality_is_typed(left: object, right: object, equal: bool) -> None:
+    assert (V(left) == V(right)) is equal
+    assert holds(left, OP.EQ, right) is equal
+    assert holds(left, OP.NE, right) is not equal
+
+
+@given(SCALARS, SCALARS)
+def test_attribute_value_equal_values_have_equal_hashes(left: object, right: object) -> None:
+    if V(left) == V(right):
+        assert hash(V(left)) == hash(V(right))
+
+
+@pytest.mark.parametrize(
+    ("have", "op", "asked", "expected"),
+    [
+        (8, OP.GT, 4, True),
+        (4, OP.GT, 4, False),
+        (4, OP.GE, 4, True),
+        (4, OP.GE, 4.5, False),
+        (3, OP.LT, 4, True),
+        (4, OP.LT, 4, False),
+        (4, OP.LE, 4.0, True),
+        (5, OP.LE, 4, False),
+        ("b", OP.GT, "a", True),
+        ("v10", OP.LT, "v9", True),  # strings order as strings
+        (math.inf, OP.GT, 10**30, True),
+    ],
+    ids=str,
+)
+def test_constraint_ordering_within_a_kind(have: object, op: ConstraintOp, asked: object, expected: bool) -> None:
+    assert holds(have, op, asked) is expected
+
+
+@pytest.mark.parametrize("op", ORDERINGS, ids=lambda op: op.name)
+@pytest.mark.parametrize(("have", "asked"), [("4", 4), (4, "4"), (True, 1), (True, "x")], ids=repr)
+def test_constraint_ordering_across_kinds_is_an_error(have: object, op: ConstraintOp, asked: object) -> None:
+    with pytest.raises(TypeError, match="order"):
+        holds(have, op, asked)
+
+
+@pytest.mark.parametrize("op", [op for op in OP if op not in (OP.EXISTS, OP.NOT_EXISTS)], ids=lambda op: op.name)
+def test_constraint_missing_attribute_satisfies_no_comparison(op: ConstraintOp) -> None:
+    assert not Constraint("k", op, [1, 2] if op is OP.IN else 1).matches({})
+
+
+@pytest.mark.parametrize("value", [True, False, 0, "", "x"], ids=repr)
+def test_constraint_existence_is_about_the_key_whatever_the_value(value: object) -> None:
+    """A taint is a boolean attribute; ``False`` and 0 are there too."""
+    assert Constraint("k", OP.EXISTS).matches({"k": V(value)})
+    assert not Constraint("k", OP.NOT_EXISTS).matches({"k": V(value)})
+    assert not Constraint("k", OP.EXISTS).matches({"other": V(value)})
+    assert Constraint("k", OP.NOT_EXISTS).matches({"other": V(value)})
+
+
+@pytest.mark.parametrize("op", list(OP), ids=lambda op: op.name)
+def test_constraint_with_a_value_too_many_or_too_few_is_refused(op: ConstraintOp) -> None:
+    takes_none = op in (OP.EXISTS, OP.NOT_EXISTS)
+    with pytest.raises(ValueError, match="'k'"):
+        Constraint("k", op, V(1) if takes_none else None)
+
+
+def test_constraint_reads_as_a_sentence() -> None:
+    assert str(Constraint("tpu-topology", OP.EQ, V("v4-32"))) == "tpu-topology == v4-32"
+    assert str(Constraint("taint:maintenance", OP.NOT_EXISTS)) == "taint:maintenance not exists"
+
+
+@pytest.mark.parametrize(
+    ("have", "expected"),
+    [(1, True), (1.0, True), ("a", True), ("1", False), (True, False), ("b", False), (2, False), ("", False)],
+    ids=repr,
+)
+def test_constraint_in_is_any_of_its_values_typed(have: object, expected: bool) -> None:
+    assert Constraint("k", OP.IN, [1, "a", False]).matches({"k": V(have)}) is expected
+
+
+def test_constraint_in_takes_values_of_any_collection_in_their_order() -> None:
+    expected = Constraint("k", OP.IN, (V("b"), V("a")))
+    for values in (["b", "a"], ("b", "a"), (x for x in "ba"), [V("b"), "a"], {"b": 1, "a": 2}):
+        assert Constraint("k", OP.IN, values) == expected
+    assert expected.value == (V("b"), V("a"))
+
+
+@pytest.mark.parametrize("value", ["x", "", 4, 0, 1.5, True, False], ids=repr)
+@pytest.mark.parametrize("op", [OP.EQ, OP.NE], ids=lambda op: op.name)
+def test_constraint_plain_value_is_taken_for_an_attribute_value(op: ConstraintOp, value: str | int | float) -> None:
+    constraint = Constraint("k", op, value)
+    assert constraint == Constraint("k", op, V(value))
+    assert isinstance(constraint.value, V)
+    assert constraint.matches({"k": V(value)}) is (op is OP.EQ)
+
+
+def test_constraint_of_equal_parts_is_equal_and_hashes_alike() -> None:
+    assert len({Constraint("k", OP.GE, 4), Constraint("k", OP.GE, 4.0), Constraint("k", OP.GE, V(4))}) == 1
+    assert Constraint("k", OP.EQ, True) != Constraint("k", OP.EQ, 1)
+    assert Constraint("k", OP.IN, [1]) != Constraint("k", OP.EQ, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0),
+        ("12", 12),
+        ("-12", -12),
+        ("1.50", 1.5),
+        ("-0.5", -0.5),
+        ("true", True),
+        ("false", False),
+        ("", ""),
+        (" 12", " 12"),
+        ("012", "012"),
+        ("1.", "1."),
+        (".5", ".5"),
+        ("+1", "+1"),
+        ("1e9", "1e9"),
+        ("1_000", "1_000"),
+        ("inf", "inf"),
+        ("NaN", "NaN"),
+        ("TRUE", "TRUE"),
+        ("none", "none"),
+        ("12\n", "12\n"),
+    ],
+    ids=repr,
+)
+def test_attribute_value_parsed_from_text_has_the_kind_that_it_looks_like(text: str, value: object) -> None:
+    parsed = V.parse(text)
+    assert parsed == V(value)
+    assert type(parsed.value) is type(value)
+
+
+@given(st.text(max_size=20))
+def test_attribute_value_parses_any_text(text: str) -> None:
+    assert V.parse(text).value is not None
+
+
+@pytest.mark.parametrize(
+    ("constraint", "text"),
+    [
+        (Constraint("k", OP.NE, "a"), "k != a"),
+        (Constraint("k", OP.GT, 4), "k > 4"),
+        (Constraint("k", OP.GE, 4.5), "k >= 4.5"),
+        (Constraint("k", OP.LT, 4), "k < 4"),
+        (Constraint("k", OP.LE, 4), "k <= 4"),
+        (Constraint("k", OP.EQ, "4"), "k == '4'"),
+        (Constraint("k", OP.EQ, "true"), "k == 'true'"),
+        (Constraint("k", OP.IN, ["a", "b"]), "k in (a, b)"),
+        (Constraint("k", OP.IN, ["a"]), "k in (a)"),
+        (Constraint("k", OP.IN, [4, "4"]), "k in (4, '4')"),
+        (Constraint("k", OP.EXISTS), "k exists"),
+    ],
+    ids=str,
+)
+def test_constraint_of_every_operator_reads_as_it_was_meant(constraint: Constraint, text: str) -> None:
+    assert str(constraint) == text

@@ -1,0 +1,45 @@
+"""What a task knows about itself, through its environment."""
+
+import os
+import subprocess
+import sys
+
+from iris_ray.model.job_info import JobInfo
+from iris_ray.task.job_info import get_job_info
+
+INFO = JobInfo(
+    job_id="train-1f",
+    task_id="train-1f/task-5",
+    task_index=5,
+    num_tasks=8,
+    attempt=3,
+    slice_id=1,
+    num_slices=2,
+    slice_name="slice-b",
+    worker_id=1,
+    coordinator_address="10.0.0.1:20002",
+)
+
+
+def test_get_job_info_outside_a_task_is_none() -> None:
+    assert get_job_info({}) is None
+    assert get_job_info({"IRIS_RAY_HOST_DIR": "/somewhere"}) is None
+
+
+def test_get_job_info_reads_back_what_to_env_wrote() -> None:
+    assert get_job_info(INFO.to_env()) == INFO
+
+
+def test_to_env_holds_strings_under_iris_names_only() -> None:
+    env = INFO.to_env()
+    assert all(name.startswith("IRIS_") and isinstance(value, str) for name, value in env.items())
+    assert env["IRIS_TASK_ID"] == "train-1f/task-5"
+    assert env["IRIS_TASK_INDEX"] == "5"
+
+
+def test_get_job_info_in_a_child_process_of_a_task_knows_the_task() -> None:
+    script = "from iris_ray import get_job_info; print(get_job_info())"
+    child = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, **INFO.to_env()}, capture_output=True, text=True, check=True
+    )
+    assert child.stdout.strip() == repr(INFO)

@@ -1,0 +1,335 @@
+"""What is refused when a job is submitted, and how the refusal says to mend it."""
+
+import math
+import pickle
+import re
+from typing import Any
+
+import pytest
+
+from iris_ray.errors import (
+    InvalidConstraintError,
+    InvalidJobError,
+    InvalidRequestError,
+    InvalidSliceCountError,
+    UnknownTPUTypeError,
+)
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.jobs import CoschedulingConfig, JobSpec, PriorityBand
+from tests.support.worlds import World, gang_spec, tasks_spec
+
+OP = ConstraintOp
+GANG = CoschedulingConfig()
+SSD = Constraint("disk", OP.EQ, "ssd")
+NOT_COUNTS = [True, False, -1, 1.0, "1", math.nan, math.inf]
+
+
+# -- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def test_job_needs_a_name_and_an_owner_and_nothing_else() -> None:
+    spec = JobSpec(job_id="job", owner="pool")
+    assert (spec.replicas, spec.coscheduling, spec.device) == (1, None, None)
+    assert (spec.priority, spec.max_task_failures, spec.scheduling_timeout) == (PriorityBand.INTERACTIVE, None, None)
+    assert (spec.max_retries_failure, spec.max_retries_preemption) == (0, 100)
+
+
+def test_job_that_is_coscheduled_without_a_device_is_refused_and_told_to_name_one() -> None:
+    with pytest.raises(InvalidJobError, match=r'coscheduled.*device="v4-32"'):
+        JobSpec(job_id="job", owner="pool", coscheduling=GANG)
+
+
+@pytest.mark.parametrize(
+    ("device", "replicas", "right"),
+    [("v4-32", 3, 4), ("v4-32", 8, 4), ("v4-8", 2, 1), ("v5litepod-16", 2, 4), ("v5litepod-8", 3, 1), ("v5p-32", 1, 4)],
+)
+def test_job_with_replicas_that_are_not_the_hosts_of_its_device_is_refused_and_told_how_many(
+    device: str, replicas: int, right: int
+) -> None:
+    with pytest.raises(InvalidJobError, match=f"replicas={right}\\b.*num_groups"):
+        JobSpec(job_id="job", owner="pool", device=device, replicas=replicas, coscheduling=GANG)
+
+
+@pytest.mark.parametrize(("device", "replicas"), [("v4-32", 4), ("v4-8", 1), ("v5litepod-8", 1), ("v5litepod-8", 2)])
+def test_job_with_the_replicas_of_its_device_is_taken_for_any_number_of_slices(device: str, replicas: int) -> None:
+    for groups in (1, (2, 4)):
+        gang = CoschedulingConfig(num_groups=groups)
+        JobSpec(job_id="job", owner="pool", device=device, replicas=replicas, coscheduling=gang)
+
+
+@pytest.mark.parametrize("replicas", [1, 3, 1000])
+def test_job_without_coscheduling_takes_any_number_of_replicas(replicas: int) -> None:
+    assert tasks_spec(replicas=replicas, device="v4-32").replicas == replicas
+
+
+@pytest.mark.parametrize(
+    ("device", "nearest"),
+    [("v4-33", ["v4-32", "v4-40"]), ("v4-30", ["v4-24", "v4-32"]), ("v5p-9", ["v5p-8"]), ("v6e-255", ["v6e-256"])],
+)
+def test_job_on_an_unknown_device_is_told_the_nearest_ones(device: str, nearest: list[str]) -> None:
+    with pytest.raises(UnknownTPUTypeError) as refusal:
+        tasks_spec(device=device)
+    assert all(name in str(refusal.value) for name in nearest)
+
+
+@pytest.mark.parametrize("device", ["", "v9-32", "gpu", 32, True, ["v4-32"], b"v4-32"], ids=repr)
+def test_job_on_something_that_is_no_device_is_refused(device: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        tasks_spec(device=device)
+
+
+@pytest.mark.parametrize("value", [0, *NOT_COUNTS, None, [1]], ids=repr)
+def test_job_with_bad_replicas_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(InvalidJobError, match=r"replicas.*give an int of 1 or more"):
+        tasks_spec(replicas=value)
+
+
+@pytest.mark.parametrize("option", ["max_retries_failure", "max_retries_preemption", "max_task_failures"])
+@pytest.mark.parametrize("value", [*NOT_COUNTS, [1]], ids=repr)
+def test_job_with_a_bad_budget_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidJobError, match=rf"'job'.*{option}.*give an int of 0 or more"):
+        tasks_spec(**{option: value})
+
+
+@pytest.mark.parametrize("option", ["max_retries_failure", "max_retries_preemption", "max_task_failures"])
+def test_job_with_a_budget_of_0_is_taken(option: str) -> None:
+    assert getattr(tasks_spec(**{option: 0}), option) == 0
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, True, math.nan, math.inf, -math.inf, "60", [60]], ids=repr)
+def test_job_with_a_bad_scheduling_timeout_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(InvalidJobError, match=r"scheduling_timeout.*seconds, or None"):
+        tasks_spec(scheduling_timeout=value)
+
+
+@pytest.mark.parametrize("amount", [-1, -0.5, True, math.nan, math.inf, "4", None, [4]], ids=repr)
+@pytest.mark.parametrize("resource", ["TPU", "CPU", "disk"])
+def test_job_with_a_bad_amount_of_a_resource_is_refused_by_name(resource: str, amount: Any) -> None:
+    with pytest.raises(InvalidJobError, match=rf"of {resource}.*give a number of 0 or more"):
+        tasks_spec(resources={"CPU": 1.0, resource: amount})
+
+
+@pytest.mark.parametrize("resources", [None, 4, "TPU", [("TPU", 4.0)], {4: 1.0}], ids=repr)
+def test_job_whose_resources_are_no_amounts_by_name_is_refused(resources: Any) -> None:
+    with pytest.raises(InvalidJobError, match="resources"):
+        tasks_spec(resources=resources)
+
+
+@pytest.mark.parametrize("job_id", ["", None, 7, b"job", ["job"]], ids=repr)
+def test_job_without_a_usable_id_is_refused(job_id: Any) -> None:
+    with pytest.raises(InvalidJobError, match=r"job_id.*give a name"):
+        tasks_spec(job_id)
+
+
+@pytest.mark.parametrize("option", ["owner", "user", "name"])
+@pytest.mark.parametrize("value", [None, 7, ["me"], b"me"], ids=repr)
+def test_job_whose_owner_user_or_name_is_no_str_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidJobError, match=option):
+        tasks_spec(**{option: value})
+
+
+def test_job_without_an_owner_is_refused() -> None:
+    with pytest.raises(InvalidJobError, match="owner"):
+        tasks_spec(owner="")
+
+
+@pytest.mark.parametrize("priority", [0, 1, "PRODUCTION", None, True], ids=repr)
+def test_job_with_a_priority_that_is_no_band_is_refused_and_told_the_bands(priority: Any) -> None:
+    with pytest.raises(InvalidJobError, match=r"priority.*PRODUCTION.*INTERACTIVE.*BATCH"):
+        tasks_spec(priority=priority)
+
+
+@pytest.mark.parametrize("option", ["constraints", "preferences"])
+@pytest.mark.parametrize("value", [("disk == ssd",), (SSD, None), ({"disk": "ssd"},), "disk"], ids=repr)
+def test_job_with_constraints_that_are_none_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidJobError, match=rf"{option}.*Constraint"):
+        tasks_spec(**{option: value})
+
+
+@pytest.mark.parametrize("option", ["constraints", "preferences"])
+@pytest.mark.parametrize("value", [SSD, None, 7], ids=str)
+def test_job_whose_constraints_are_no_sequence_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidJobError, match=option):
+        tasks_spec(**{option: value})
+
+
+@pytest.mark.parametrize("option", ["constraints", "preferences", "tolerations"])
+def test_job_takes_a_list_like_a_tuple_or_refuses_it_at_once(option: str) -> None:
+    """What was accepted must not fail once it is submitted."""
+    value = ["spot"] if option == "tolerations" else [SSD]
+    try:
+        tasks_spec(**{option: value})
+    except InvalidJobError:
+        return
+    world = World()
+    world.submit_tasks(**{option: value})
+    assert world.plan().waiting.keys() == {"job"}
+    world.state.check()
+
+
+@pytest.mark.parametrize("value", ["spot", b"spot", (True,), (None,), 7, None], ids=repr)
+def test_job_with_tolerations_that_are_no_names_is_refused_and_told_how_to_write_them(value: Any) -> None:
+    with pytest.raises(InvalidJobError, match=r"tolerations.*\('spot',\)"):
+        tasks_spec(tolerations=value)
+
+
+def test_job_of_whole_groups_without_coscheduling_is_refused_and_told_what_to_add() -> None:
+    with pytest.raises(InvalidJobError, match=re.escape("coscheduling=CoschedulingConfig()")):
+        tasks_spec(whole_groups=True)
+
+
+@pytest.mark.parametrize("value", ["tpu-name", True, 2, {"group_by": "tpu-name"}], ids=repr)
+def test_job_whose_coscheduling_is_no_config_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidJobError, match="CoschedulingConfig"):
+        gang_spec(coscheduling=value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": None},
+        {"device": "v4-33"},
+        {"replicas": 3},
+        {"max_retries_failure": -1},
+        {"resources": {"TPU": -4.0}},
+        {"scheduling_timeout": math.nan},
+        {"tolerations": "spot"},
+    ],
+    ids=str,
+)
+def test_job_that_is_refused_acquires_nothing(changes: dict[str, Any]) -> None:
+    world = World()
+    world.add_slice("a")
+    with pytest.raises(ValueError, match=r"."):
+        world.submit(**changes)
+    assert world.state.jobs == {}
+    assert world.state.pending() == []
+    assert world.busy() == set()
+    assert world.state.holders == {}
+    world.state.check()
+
+
+# -- coscheduling ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "counts"),
+    [(1, (1,)), (3, (3,)), ((2,), (2,)), ([4, 2], (2, 4)), ((1, 8, 3), (1, 3, 8)), (range(1, 4), (1, 2, 3))],
+)
+def test_coscheduling_takes_a_number_of_groups_or_several(num_groups: Any, counts: tuple[int, ...]) -> None:
+    assert CoschedulingConfig(num_groups=num_groups).counts == counts
+
+
+def test_coscheduling_is_of_one_slice_unless_told() -> None:
+    assert (CoschedulingConfig().group_by, CoschedulingConfig().counts) == ("tpu-name", (1,))
+    assert CoschedulingConfig(num_groups=[2, 1]) == CoschedulingConfig(num_groups=(1, 2))
+
+
+@pytest.mark.parametrize(
+    "num_groups",
+    [0, -1, True, 1.0, math.nan, math.inf, "2", b"2", None, [], (), [0], [1, 1], [2, -1], [True], [1.0], ["1"], [[1]]],
+    ids=repr,
+)
+def test_coscheduling_with_a_bad_number_of_groups_is_refused(num_groups: Any) -> None:
+    with pytest.raises(InvalidSliceCountError):
+        CoschedulingConfig(num_groups=num_groups)
+
+
+@pytest.mark.parametrize("group_by", ["", None, 7, True, b"rack", ("rack",)], ids=repr)
+def test_coscheduling_by_something_that_is_no_name_is_refused_and_told_one(group_by: Any) -> None:
+    with pytest.raises(InvalidJobError, match=r"group_by.*'tpu-name'"):
+        CoschedulingConfig(group_by)
+
+
+@pytest.mark.parametrize(("groups", "tasks"), [(1, 4), (3, 12), ((1, 2), 8)])
+def test_gang_has_replicas_for_each_group(groups: Any, tasks: int) -> None:
+    """With several counts: as many as the largest of them needs, until it is placed."""
+    job = World().submit(tpu_type="v4-32", coscheduling=CoschedulingConfig(num_groups=groups))
+    assert [task.task_id for task in job.tasks] == [f"job/task-{i}" for i in range(tasks)]
+
+
+# -- values and constraints -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, math.nan, [1], (1,), {"a": 1}, b"x", 1j, object], ids=repr)
+def test_attribute_value_that_does_not_compare_is_refused_and_told_what_does(value: Any) -> None:
+    with pytest.raises(InvalidConstraintError, match="give a str, a number or a bool"):
+        AttributeValue(value)
+
+
+@pytest.mark.parametrize("op", [OP.EQ, OP.NE, OP.GT, OP.GE, OP.LT, OP.LE], ids=lambda op: op.name)
+@pytest.mark.parametrize("value", [math.nan, [1], b"x", {}], ids=repr)
+def test_constraint_by_a_value_that_does_not_compare_is_refused(op: ConstraintOp, value: Any) -> None:
+    with pytest.raises(InvalidConstraintError):
+        Constraint("k", op, value)
+
+
+@pytest.mark.parametrize("op", [OP.GT, OP.GE, OP.LT, OP.LE], ids=lambda op: op.name)
+@pytest.mark.parametrize("value", [True, False, AttributeValue(True)], ids=repr)
+def test_constraint_that_orders_by_a_bool_is_refused_by_name(op: ConstraintOp, value: Any) -> None:
+    with pytest.raises(InvalidConstraintError, match=rf"'k'.*{op.name}.*bool"):
+        Constraint("k", op, value)
+
+
+@pytest.mark.parametrize("values", [[], (), set(), iter(())], ids=repr)
+def test_constraint_in_nothing_is_refused(values: Any) -> None:
+    with pytest.raises(InvalidConstraintError, match=r"'k'.*IN needs at least one value"):
+        Constraint("k", OP.IN, values)
+
+
+@pytest.mark.parametrize("values", ["ab", b"ab", 7, True, AttributeValue("ab")], ids=repr)
+def test_constraint_in_something_that_is_no_collection_is_refused_and_told_how(values: Any) -> None:
+    """A bare string would be taken for its letters."""
+    with pytest.raises(InvalidConstraintError, match=r"'k'.*\['a', 'b'\]"):
+        Constraint("k", OP.IN, values)
+
+
+@pytest.mark.parametrize("values", [[math.nan], ["a", None], [["a"]]], ids=repr)
+def test_constraint_in_values_that_do_not_compare_is_refused(values: Any) -> None:
+    with pytest.raises(InvalidConstraintError):
+        Constraint("k", OP.IN, values)
+
+
+@pytest.mark.parametrize("key", ["", None, 7, b"k", ("k",)], ids=repr)
+def test_constraint_on_something_that_is_no_name_is_refused(key: Any) -> None:
+    with pytest.raises(InvalidConstraintError, match="name of an attribute"):
+        Constraint(key, OP.EXISTS)
+
+
+@pytest.mark.parametrize("op", ["==", "EQ", 0, None], ids=repr)
+def test_constraint_with_an_operator_that_is_none_is_refused(op: Any) -> None:
+    with pytest.raises(InvalidConstraintError, match=r"'k'.*ConstraintOp"):
+        Constraint("k", op, 1)
+
+
+# -- travelling -----------------------------------------------------------------------------------------------------
+
+
+def test_job_spec_survives_pickling() -> None:
+    spec = gang_spec(
+        slices=(1, 2),
+        constraints=(SSD, Constraint("size", OP.IN, [1, 2.5, "x", True]), Constraint("taint:hot", OP.NOT_EXISTS)),
+        preferences=(Constraint("zone", OP.NE, "b"),),
+        tolerations=("spot",),
+        priority=PriorityBand.BATCH,
+        scheduling_timeout=60.0,
+        max_task_failures=3,
+        user="me",
+    )
+    again = pickle.loads(pickle.dumps(spec))
+    assert again == spec
+    assert again.requirement == spec.requirement
+    assert hash(again.requirement) == hash(spec.requirement)
+
+
+def test_job_spec_does_not_change_with_what_it_was_made_of() -> None:
+    resources = {"TPU": 4.0}
+    spec = tasks_spec(resources=resources)
+    resources["TPU"] = 0.0
+    assert spec.resources == {"TPU": 4.0}
+
+
+def test_jobs_that_ask_the_same_have_equal_requirements() -> None:
+    assert gang_spec("one", user="me").requirement == gang_spec("two", user="you").requirement
+    assert gang_spec().requirement != gang_spec(tpu_type="v4-32").requirement
+    assert gang_spec(tolerations=("spot",)).requirement != gang_spec().requirement

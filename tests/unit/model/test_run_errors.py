@@ -1,0 +1,128 @@
+"""What a job did to itself: which kind of error it is called, and what our own reason for an end has to say there."""
+
+from pathlib import Path
+
+import pytest
+
+from iris_ray.actors.host.oom_kills import oom_kills
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.outcomes import (
+    EndKind,
+    HostEvidence,
+    RunErrorKind,
+    TaskEnd,
+    TaskKey,
+    TpuFailed,
+    TpuPreempted,
+    TpuRunError,
+    TpuSuccess,
+)
+from iris_ray.model.verdict import judge_gang, judge_task
+
+HEALTHY, LOST, NOTICE = HostEvidence(), HostEvidence(lost="it died"), HostEvidence(draining="preempted")
+RETURNED = TaskEnd(EndKind.RETURNED, 9.0, b"result")
+STOPPED = TaskEnd(EndKind.STOPPED, 9.0, error="we stopped it")
+FIRST, SECOND = TaskKey(0, 0), TaskKey(0, 1)
+HANG = FIRST, TpuRunError("no progress", kind=RunErrorKind.HANG)
+MOVED = SECOND, TpuPreempted("all had saved")
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_oom_kills_of_all_files_are_added_up(tmp_path: Path) -> None:
+    vmstat, events = tmp_path / "vmstat", tmp_path / "memory.events"
+    vmstat.write_text("nr_free_pages 77\noom_kill 3\nnuma_hit 12\n")
+    events.write_text("low 0\nhigh 9\nmax 8\noom 5\noom_kill 2\noom_group_kill 1\n")
+    assert oom_kills((vmstat, events)) == 5
+    assert oom_kills((vmstat,)) == 3
+    vmstat.write_text("nr_free_pages 77\noom_kill 4\n")
+    assert oom_kills((vmstat, events)) == 6
+
+
+def test_oom_kills_where_the_kernel_does_not_count_them_are_none(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("nr_free_pages 77\n")
+    (tmp_path / "empty").touch()
+    assert oom_kills((tmp_path / "old", tmp_path / "empty", tmp_path / "missing", tmp_path)) == 0
+    assert oom_kills(()) == 0
+
+
+def test_oom_kills_of_this_machine_can_be_read() -> None:
+    assert oom_kills() >= 0
+
+
+# -- kinds ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (EndKind.RAISED, RunErrorKind.APPLICATION),
+        (EndKind.EXITED, RunErrorKind.APPLICATION),
+        (EndKind.CRASHED, RunErrorKind.CRASH),
+        (EndKind.OUT_OF_MEMORY, RunErrorKind.OUT_OF_MEMORY),
+    ],
+)
+def test_judge_task_names_the_kind_of_what_it_did_to_itself(end: EndKind, kind: RunErrorKind) -> None:
+    result = judge_task(TaskEnd(end, 5.0, b"pickled", "what happened", "where"), HEALTHY)
+    assert result == TpuRunError("what happened", "where", b"pickled", kind)
+
+
+@pytest.mark.parametrize("end", [EndKind.RAISED, EndKind.CRASHED, EndKind.OUT_OF_MEMORY])
+def test_judge_task_on_a_host_that_is_lost_or_has_notice_is_no_error_of_its_own(end: EndKind) -> None:
+    assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), LOST), TpuFailed)
+    assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), NOTICE), TpuPreempted)
+
+
+def test_judge_task_every_end_has_a_verdict() -> None:
+    for end in EndKind:
+        judge_task(TaskEnd(end, 5.0, b"", "x"), HEALTHY)
+
+
+# -- our reason -----------------------------------------------------------------------------------------------------
+
+
+def both(end: TaskEnd | None, host: HostEvidence = HEALTHY) -> tuple[dict, dict]:
+    """The first task ended so, the second was stopped by us."""
+    return {FIRST: end, SECOND: STOPPED}, {FIRST: host, SECOND: HEALTHY}
+
+
+@pytest.mark.parametrize(("reason", "charged"), [(HANG, TaskState.FAILED), (MOVED, TaskState.WORKER_FAILED)])
+def test_judge_gang_that_we_ended_ended_for_our_reason(reason: tuple, charged: TaskState) -> None:
+    verdict = judge_gang(*both(STOPPED), reason)
+    assert (verdict.cause, verdict.result) == reason
+    assert (verdict.charged_as, verdict.succeeded) == (charged, False)
+    assert set(verdict.results) == {FIRST, SECOND}
+
+
+@pytest.mark.parametrize("reason", [HANG, MOVED])
+@pytest.mark.parametrize(
+    ("end", "host", "charged"),
+    [
+        (TaskEnd(EndKind.RAISED, 5.0, error="ValueError"), HEALTHY, TaskState.FAILED),
+        (TaskEnd(EndKind.CRASHED, 5.0, error="SIGSEGV"), HEALTHY, TaskState.FAILED),
+        (TaskEnd(EndKind.NEVER_STARTED, 5.0, error="gone"), HEALTHY, TaskState.WORKER_FAILED),
+        (None, HEALTHY, TaskState.WORKER_FAILED),
+        (None, LOST, TaskState.WORKER_FAILED),
+        (STOPPED, LOST, TaskState.WORKER_FAILED),
+    ],
+    ids=["raised", "crashed", "never started", "no report", "lost", "stopped on a lost host"],
+)
+def test_judge_gang_with_another_cause_ended_for_that(
+    reason: tuple, end: TaskEnd | None, host: HostEvidence, charged: TaskState
+) -> None:
+    """A task that raises at the moment when we give the gang up says more than our reason does."""
+    verdict = judge_gang(*both(end, host), reason)
+    assert (verdict.cause, verdict.charged_as) == (FIRST, charged)
+    assert verdict.result == judge_task(end, host)
+
+
+def test_judge_gang_in_which_some_have_returned_ended_for_our_reason_all_the_same() -> None:
+    verdict = judge_gang(*both(RETURNED), HANG)
+    assert (verdict.cause, verdict.result) == HANG
+    assert isinstance(verdict.results[FIRST], TpuSuccess)
+
+
+def test_judge_gang_that_was_done_when_we_wanted_to_end_it_has_succeeded() -> None:
+    ends, hosts = both(RETURNED)
+    assert judge_gang(ends | {SECOND: RETURNED}, hosts, HANG).succeeded

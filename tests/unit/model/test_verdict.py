@@ -1,0 +1,193 @@
+"""Judgement: from facts about tasks and hosts to one verdict for the gang."""
+
+import pytest
+
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.outcomes import (
+    EndKind,
+    HostEvidence,
+    ProviderState,
+    ProviderWord,
+    TaskEnd,
+    TaskKey,
+    TpuCancelled,
+    TpuFailed,
+    TpuPreempted,
+    TpuRunError,
+    TpuSuccess,
+)
+from iris_ray.model.verdict import Verdict, judge_gang, judge_task
+from iris_ray.state.retry_budget import dispatch_backoff_s
+
+HEALTHY = HostEvidence()
+LOST = HostEvidence(lost="host died")
+NOTICE = HostEvidence(draining="preemption in 30 s")
+LOST_AFTER_NOTICE = HostEvidence("host died", "preemption in 30 s")
+
+TAKEN, BROKEN, UP, NO_WORD = (
+    HostEvidence("host died", provider=ProviderWord(state, "what the API said")) for state in ProviderState
+)
+
+RETURNED = TaskEnd(EndKind.RETURNED, 9.0, b"result")
+STOPPED = TaskEnd(EndKind.STOPPED, 9.0, error="another task ended")
+BUSY = TaskEnd(EndKind.DEVICE_BUSY, 6.0, error="its chips are held by pid 1 (python3)")
+NEVER_STARTED = TaskEnd(EndKind.NEVER_STARTED, 6.0, error="was killed by SIGKILL")
+
+
+def raised(at: float = 5.0, error: str = "ValueError: x") -> TaskEnd:
+    return TaskEnd(EndKind.RAISED, at, b"pickled", error, "Traceback: …")
+
+
+def crashed(at: float = 5.0) -> TaskEnd:
+    return TaskEnd(EndKind.CRASHED, at, error="was killed by SIGABRT")
+
+
+def gang(*tasks: tuple[TaskEnd | None, HostEvidence]) -> Verdict:
+    """The verdict on a gang of one slice."""
+    keys = [TaskKey(0, i) for i in range(len(tasks))]
+    ends, hosts = zip(*tasks, strict=True)
+    return judge_gang(dict(zip(keys, ends, strict=True)), dict(zip(keys, hosts, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("end", "host", "outcome"),
+    [
+        (RETURNED, HEALTHY, TpuSuccess),
+        (RETURNED, LOST, TpuSuccess),  # it had its result before
+        (RETURNED, NOTICE, TpuSuccess),
+        (raised(), HEALTHY, TpuRunError),
+        (crashed(), HEALTHY, TpuRunError),
+        (raised(), NOTICE, TpuPreempted),
+        (crashed(), NOTICE, TpuPreempted),
+        (raised(), LOST, TpuFailed),
+        (crashed(), LOST, TpuFailed),
+        (crashed(), LOST_AFTER_NOTICE, TpuPreempted),
+        (None, LOST, TpuFailed),
+        (None, LOST_AFTER_NOTICE, TpuPreempted),
+        (None, HEALTHY, TpuFailed),
+        (None, NOTICE, TpuPreempted),  # its processes are gone and it had notice
+        (STOPPED, HEALTHY, TpuCancelled),
+        (STOPPED, NOTICE, TpuCancelled),
+        (STOPPED, LOST, TpuFailed),
+        (BUSY, HEALTHY, TpuFailed),
+        (NEVER_STARTED, HEALTHY, TpuFailed),
+        (BUSY, LOST_AFTER_NOTICE, TpuPreempted),
+        (None, TAKEN, TpuPreempted),  # without notice, but the provider says so
+        (crashed(), TAKEN, TpuPreempted),
+        (RETURNED, TAKEN, TpuSuccess),
+        (None, BROKEN, TpuFailed),
+        (None, UP, TpuFailed),
+        (None, NO_WORD, TpuFailed),  # that it can't be asked says nothing
+    ],
+)
+def test_judge_task_follows_the_table(end: TaskEnd | None, host: HostEvidence, outcome: type) -> None:
+    assert type(judge_task(end, host)) is outcome
+
+
+def test_judge_task_passes_on_what_the_provider_said() -> None:
+    assert judge_task(None, TAKEN) == TpuPreempted("host died; what the API said")
+    assert judge_task(None, BROKEN) == TpuFailed("host died; what the API said")
+    assert judge_task(None, NO_WORD) == TpuFailed("host died")
+
+
+def test_judge_task_run_error_keeps_what_the_user_needs() -> None:
+    assert judge_task(raised(), HEALTHY) == TpuRunError("ValueError: x", "Traceback: …", b"pickled")
+
+
+@pytest.mark.parametrize("text", ["operation timed out", "preempted", "Socket closed", "node died", "UNAVAILABLE"])
+def test_judge_gang_never_reads_the_text_of_an_error(text: str) -> None:
+    """A user's error that said "timed out" was taken for a preemption (defect 4)."""
+    verdict = gang((raised(error=text), HEALTHY), (STOPPED, HEALTHY))
+    assert isinstance(verdict.result, TpuRunError)
+    assert verdict.charged_as is TaskState.FAILED
+
+
+def test_judge_gang_all_returned_is_success() -> None:
+    verdict = gang((RETURNED, HEALTHY), (RETURNED, HEALTHY))
+    assert verdict.succeeded
+    assert verdict.cause is None
+    assert set(verdict.results) == {TaskKey(0, 0), TaskKey(0, 1)}
+
+
+def test_judge_gang_lost_host_explains_the_earlier_aborts_of_its_peers() -> None:
+    verdict = gang((crashed(1.0), HEALTHY), (raised(2.0), HEALTHY), (None, LOST))
+    assert verdict.cause == TaskKey(0, 2)
+    assert isinstance(verdict.result, TpuFailed)
+    assert verdict.charged_as is TaskState.WORKER_FAILED
+
+
+@pytest.mark.parametrize("end", [BUSY, NEVER_STARTED])
+def test_judge_gang_task_that_did_not_run_explains_what_its_peers_did_without_it(end: TaskEnd) -> None:
+    verdict = gang((raised(5.0), HEALTHY), (end, HEALTHY))
+    assert verdict.cause == TaskKey(0, 1)
+    assert verdict.charged_as is TaskState.WORKER_FAILED
+    assert gang((end, HEALTHY), (None, LOST)).cause == TaskKey(0, 1), "a lost host comes first"
+
+
+def test_judge_gang_of_several_errors_names_the_first() -> None:
+    verdict = gang((crashed(3.0), HEALTHY), (raised(2.0), HEALTHY), (crashed(4.0), HEALTHY), (STOPPED, HEALTHY))
+    assert verdict.cause == TaskKey(0, 1)
+    assert verdict.charged_as is TaskState.FAILED
+
+
+def test_judge_gang_survivors_stopped_by_us_are_never_the_cause() -> None:
+    early_stop = TaskEnd(EndKind.STOPPED, 0.5, error="stopped")
+    verdict = gang((early_stop, HEALTHY), (raised(2.0), HEALTHY))
+    assert verdict.cause == TaskKey(0, 1)
+
+
+def test_judge_gang_one_error_among_successes_fails_the_gang() -> None:
+    verdict = gang((RETURNED, HEALTHY), (raised(), HEALTHY), (RETURNED, HEALTHY))
+    assert not verdict.succeeded
+    assert verdict.cause == TaskKey(0, 1)
+    assert isinstance(verdict.results[TaskKey(0, 0)], TpuSuccess)
+
+
+def test_judge_gang_everybody_cancelled_still_charges_a_budget() -> None:
+    """An attempt in which all tasks were cancelled charged nothing and looped for ever (defect 8)."""
+    verdict = gang((STOPPED, HEALTHY), (STOPPED, HEALTHY))
+    assert not verdict.succeeded
+    assert verdict.charged_as is TaskState.FAILED
+
+
+def test_judge_gang_asks_the_host_that_failed_not_another() -> None:
+    """The preemption check asked the controller's own host (defect 7): notice elsewhere excuses nothing here."""
+    verdict = gang((raised(), HEALTHY), (STOPPED, NOTICE))
+    assert verdict.cause == TaskKey(0, 0)
+    assert verdict.charged_as is TaskState.FAILED
+
+
+MOVE = TaskKey(0, 1), TpuPreempted("preemption in 30 s; a task ended before all had saved")
+EXITED = TaskEnd(EndKind.EXITED, 5.0, error="the function called sys.exit(1)")
+
+
+@pytest.mark.parametrize("end", [crashed(), EXITED], ids=["signal", "code"])
+@pytest.mark.parametrize("other", [STOPPED, raised(6.0), RETURNED], ids=["stopped", "raised", "returned"])
+def test_judge_gang_exit_code_or_signal_after_a_notice_counts_as_the_move(end: TaskEnd, other: TaskEnd) -> None:
+    """SIGTERM went to every task, also to those on hosts that stay; what its peers raise then is its consequence."""
+    ends, hosts = {TaskKey(0, 0): end, TaskKey(0, 1): other}, dict.fromkeys((TaskKey(0, 0), TaskKey(0, 1)), HEALTHY)
+    verdict = judge_gang(ends, hosts, MOVE, was_told=True)
+    assert (verdict.cause, verdict.result, verdict.charged_as) == (*MOVE, TaskState.WORKER_FAILED)
+    untold = judge_gang(ends, hosts)
+    assert (untold.cause, untold.charged_as) == (TaskKey(0, 0), TaskState.FAILED)
+
+
+def test_judge_gang_notice_excuses_no_exception_and_explains_no_lost_host() -> None:
+    def verdict(first: TaskEnd | None, host: HostEvidence) -> Verdict:
+        ends, hosts = {TaskKey(0, 0): first, TaskKey(0, 1): crashed(7.0)}, {TaskKey(0, 0): host, TaskKey(0, 1): HEALTHY}
+        return judge_gang(ends, hosts, MOVE, was_told=True)
+
+    assert verdict(raised(5.0), HEALTHY).result == judge_task(raised(5.0), HEALTHY)
+    assert verdict(TaskEnd(EndKind.OUT_OF_MEMORY, 5.0, error="none left"), HEALTHY).charged_as is TaskState.FAILED
+    assert verdict(None, LOST).result == TpuFailed("host died")
+    assert verdict(crashed(5.0), NOTICE).result == judge_task(crashed(5.0), NOTICE)
+
+
+def test_judge_gang_of_two_slices_names_the_slice() -> None:
+    ends = {TaskKey(0, 0): STOPPED, TaskKey(1, 0): None}
+    hosts = {TaskKey(0, 0): HEALTHY, TaskKey(1, 0): LOST}
+    assert judge_gang(ends, hosts).cause == TaskKey(1, 0)
+
+
+def test_dispatch_backoff_doubles_up_to_half_a_minute() -> None:
+    assert [dispatch_backoff_s(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 1000)] == [0.5, 1, 2, 4, 8, 16, 30, 30, 30]

@@ -1,0 +1,67 @@
+"""What live nodes report wins over the rule for their type."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.model.constraints import AttributeValue
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.workers import TPU_VM_COUNT
+from tests.support.worlds import World, host
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.state.check()
+
+
+def add_split_slice(world: World, name: str) -> None:
+    """A v5litepod-8 as GKE builds it: two VMs of four chips, where the rule says one of eight."""
+    for number in (0, 1):
+        event = host(name, number, "v5litepod-8")
+        world.do(event.__class__(
+            event.node_id, event.address, {**event.attributes, TPU_VM_COUNT: AttributeValue(2)}, {"TPU": 4.0}
+        ))  # fmt: skip
+
+
+def submit_whole(world: World, slices: tuple[int, ...] = (1,)):
+    """As run_on_pod submits it, from the rule: one host with eight chips."""
+    return world.submit(tpu_type="v5litepod-8", slices=slices, resources={"TPU": 8.0}, whole_groups=True)
+
+
+def test_whole_gang_takes_every_host_that_the_slice_really_has(world: World) -> None:
+    add_split_slice(world, "a")
+    job = submit_whole(world)
+    world.schedule()
+    assert [task.node_id for task in job.tasks] == ["a-0", "a-1"]
+    assert world.state.workers["a-0"].free["TPU"] == 0.0
+    world.report_all(job, TaskState.SUCCEEDED)
+    world.confirm(job)
+    assert world.state.workers["a-0"].free["TPU"] == 4.0
+
+
+def test_whole_gang_needs_all_hosts_that_the_slice_really_has(world: World) -> None:
+    add_split_slice(world, "a")
+    world.lose("a-1")
+    submit_whole(world)
+    assert world.plan().assignments == []
+    assert "host 1 of 2 is missing" in world.why("job")
+
+
+def test_slices_of_one_gang_are_of_one_shape(world: World) -> None:
+    world.do(host("a", 0, "v5litepod-8", resources={"TPU": 8.0}))
+    add_split_slice(world, "b")
+    add_split_slice(world, "c")
+    submit_whole(world, slices=(2, 3))
+    (assignment,) = world.plan().assignments
+    assert assignment.group_names == ("b", "c")
+
+
+def test_gang_with_a_count_of_its_own_takes_the_slice_of_that_shape(world: World) -> None:
+    add_split_slice(world, "a")
+    world.add_slice("b", "v5litepod-8")
+    world.submit("one", tpu_type="v5litepod-8")
+    world.submit("two", tpu_type="v5litepod-8", replicas=2)
+    assert [a.group_names for a in world.plan().assignments] == [("b",), ("a",)]

@@ -1,0 +1,325 @@
+"""Why a job waits: as data, and in words that a person can act on."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.jobs import PriorityBand
+from iris_ray.model.workers import TPU_TOPOLOGY
+from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.state.events import JobCancelledEvent, TaskDispatchFailedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
+from tests.support.worlds import World, cpu_host, host, tagged
+
+OP = ConstraintOp
+LATE = BACKFILL_BOUND_S + 1
+LARGE_POOL = Constraint("pool", OP.EQ, "large")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """An empty cluster."""
+    world = World()
+    yield world
+    world.state.check()
+
+
+def waiting(world: World, job_id: str = "job") -> PendingReason:
+    return world.plan().waiting[job_id]
+
+
+def shortage(world: World, job_id: str = "job") -> Shortage:
+    found = waiting(world, job_id).shortage
+    assert found is not None
+    return found
+
+
+def closest(world: World, job_id: str = "job") -> list[tuple[str, int]]:
+    """The groups that come closest, and how many hosts short they are."""
+    return [(obstacle.group, obstacle.short) for obstacle in shortage(world, job_id).closest]
+
+
+# -- the kinds of answers -------------------------------------------------------------------------------------------
+
+
+def test_reason_when_nothing_is_like_that(world: World) -> None:
+    world.add_slice("a")
+    world.submit(tpu_type="v4-32")
+    found = waiting(world)
+    assert (found.reason, found.free, found.sound) == (PendingKind.NO_SUCH_WORKERS, 0, 0)
+
+
+def test_reason_when_there_are_fewer_than_that(world: World) -> None:
+    world.add_slice("a")
+    world.add_slice("b")
+    world.start("other")
+    world.submit(slices=(3,))
+    found = waiting(world)
+    assert (found.reason, found.free, found.sound, found.counts) == (PendingKind.TOO_FEW, 1, 2, (3,))
+
+
+def test_reason_when_others_use_them(world: World) -> None:
+    world.add_slice("a")
+    world.add_slice("b")
+    world.start("other", slices=(2,))
+    world.submit()
+    found = waiting(world)
+    assert (found.reason, found.free, found.sound) == (PendingKind.IN_USE, 0, 2)
+    assert shortage(world).closest == (
+        Obstacle("a", 2, "in use by other", ("other",)),
+        Obstacle("b", 2, "in use by other", ("other",)),
+    )
+
+
+def test_reason_when_others_come_first_in_the_same_plan(world: World) -> None:
+    world.add_slice("a")
+    world.submit("first", constraints=())
+    world.submit("second")
+    found = waiting(world, "second")
+    assert found.reason is PendingKind.IN_USE
+    assert shortage(world, "second").closest[0].users == ("first",)
+    assert "first" in str(found)
+
+
+def test_reason_during_a_pause_has_its_seconds_and_its_cause(world: World) -> None:
+    world.add_slice("a")
+    job = world.submit()
+    for pause in (0.5, 1.0, 2.0, 4.0):
+        world.schedule()
+        world.dispatch_fails(job)
+        world.confirm(job)
+        found = waiting(world)
+        assert (found.reason, found.pause) == (PendingKind.PAUSED, (pause, "no answer"))
+        world.now += pause
+    assert "no answer" in str(found)
+    assert "4 s" in str(found)
+
+
+def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world: World) -> None:
+    world.add_slice("a")
+    job = world.start_tasks("other", replicas=1)
+    world.submit_tasks(replicas=3)
+    found = waiting(world)
+    assert (found.reason, found.counts) == (PendingKind.IN_USE, (1,))
+    world.schedule()
+    users = {user for obstacle in shortage(world).closest for user in obstacle.users}
+    assert users == {"other", "job"}
+    world.finish(job)
+    world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now))
+    assert [a.task_index for a in world.plan().assignments] == [1]
+
+
+# -- which constraint removed how many workers ----------------------------------------------------------------------
+
+
+def test_reason_counts_the_workers_that_each_constraint_leaves_out(world: World) -> None:
+    """Each counts what those before it have left."""
+    world.add_slice("a", "v4-32")
+    world.add_slice("b", "v4-16", pool="small")
+    world.add_slice("c", "v4-16")
+    world.submit(constraints=(Constraint(TPU_TOPOLOGY, OP.EQ, "v4-16"), LARGE_POOL))
+    assert dict(shortage(world).removed) == {"tpu-topology == v4-16": 4, "pool == large": 4}
+    for part in ("tpu-topology == v4-16", "pool == large", "4 hosts"):
+        assert part in world.why()
+
+
+def test_reason_counts_single_hosts_that_a_constraint_leaves_out(world: World) -> None:
+    world.add_slice("a", "v4-32", pool="large")
+    world.do(tagged(host("a", 2, "v4-32"), {"pool": "small"}))
+    world.submit(tpu_type="v4-32", constraints=(LARGE_POOL,))
+    assert dict(shortage(world).removed) == {"pool == large": 1}
+    assert closest(world) == [("a", 1)]
+    assert "pool == large" in world.why()
+
+
+def test_reason_counts_the_workers_that_a_taint_leaves_out(world: World) -> None:
+    world.add_slice("a", **{"taint:maintenance": True})
+    world.submit()
+    assert dict(shortage(world).removed) == {"taint:maintenance": 2}
+    assert "taint:maintenance" in world.why()
+    world.add_slice("b", "v4-16", **{"taint:maintenance": False})
+    assert dict(shortage(world).removed) == {"taint:maintenance": 4}
+
+
+def test_reason_of_tasks_counts_the_workers_that_a_constraint_leaves_out(world: World) -> None:
+    world.add_slice("a")
+    world.do(cpu_host("cpu"))
+    world.submit_tasks(constraints=(LARGE_POOL,))
+    assert dict(shortage(world).removed) == {"pool == large": 3}
+
+
+def test_reason_tells_that_a_constraint_can_not_be_evaluated_on_a_slice(world: World) -> None:
+    """One host with an odd value does not doom the job, which waits for others."""
+    world.add_slice("a", "v4-16", age="old")
+    world.add_slice("b", "v4-16", age=9)
+    world.submit(constraints=(Constraint("age", OP.LT, 3),))
+    plan = world.plan()
+    assert plan.unschedulable == []
+    assert "a: age < 3 can't be evaluated" in str(plan.waiting["job"])
+    world.add_slice("c", "v4-16", age=1)
+    assert [a.job_id for a in world.plan().assignments] == ["job"]
+
+
+def test_reason_follows_the_fleet(world: World) -> None:
+    for count in (2, 4, 6):
+        world.add_slice(f"s{count}")
+        if count == 2:
+            world.submit(constraints=(LARGE_POOL,))
+        assert dict(shortage(world).removed) == {"pool == large": count}
+    world.lose("s2-0")
+    assert dict(shortage(world).removed) == {"pool == large": 5}
+
+
+# -- which group came closest, and how many hosts short -------------------------------------------------------------
+
+
+def test_reason_names_the_slice_with_the_fewest_hosts_in_use_first(world: World) -> None:
+    for name, used in {"a": 3, "b": 1, "c": 2}.items():
+        world.add_slice(name, "v4-32")
+        only = (Constraint("tpu-name", OP.EQ, name),)
+        world.start_tasks(f"in-{name}", replicas=used, constraints=only)
+    world.submit(tpu_type="v4-32")
+    assert closest(world) == [("b", 1), ("c", 2), ("a", 3)]
+    assert shortage(world).closest[0].users == ("in-b",)
+    words = world.why()
+    assert words.index("in-b") < words.index("in-c") < words.index("in-a")
+
+
+def test_reason_says_in_words_how_many_hosts_short_the_closest_slice_is(world: World) -> None:
+    world.add_slice("a", "v4-64")
+    world.start_tasks("other", replicas=3)
+    world.submit(tpu_type="v4-64")
+    assert closest(world) == [("a", 3)]
+    assert re.search(r"\ba: .*\b3 (of 8 )?hosts\b", world.why())
+
+
+def test_reason_names_the_slice_with_the_fewest_hosts_missing_first(world: World) -> None:
+    world.add_slice("a", "v4-64")
+    world.add_slice("b", "v4-64")
+    for number in (1, 4, 6):
+        world.lose(f"a-{number}")
+    world.lose("b-5")
+    world.submit(tpu_type="v4-64")
+    assert closest(world) == [("b", 1), ("a", 3)]
+    assert "b: host 5 of 8 is missing" in world.why()
+    assert "a: host 1, 4, 6 of 8 is missing" in world.why()
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_reason_of_a_slice_with_several_troubles_counts_each_host_once(world: World, order: int) -> None:
+    world.add_slice("a", "v4-32", pool="large")
+    world.do(tagged(host("a", 0, "v4-32"), {"pool": "small", "taint:hot": True}))
+    world.do(WorkerDrainedEvent("a-0", "maintenance"))
+    constraints = (Constraint(TPU_TOPOLOGY, OP.EQ, "v4-32"), LARGE_POOL)[::order]
+    world.submit(tpu_type="v4-32", constraints=constraints)
+    assert closest(world) == [("a", 1)]
+
+
+@pytest.mark.parametrize("trouble", ["draining", "suspected", "foreign", "too small"])
+def test_reason_counts_the_hosts_that_take_nothing_new(world: World, trouble: str) -> None:
+    world.add_slice("a", "v4-32")
+    for number in (1, 3):
+        match trouble:
+            case "draining":
+                world.do(WorkerDrainedEvent(f"a-{number}", "maintenance"))
+            case "suspected":
+                world.do(WorkerSuspectedEvent(f"a-{number}", "no answer", world.now))
+            case "foreign":
+                world.do(host("a", number, "v4-32", foreign="a stranger"))
+            case _:
+                world.do(host("a", number, "v4-32", resources={"TPU": 2.0}))
+    world.submit(tpu_type="v4-32")
+    assert waiting(world).reason is PendingKind.TOO_FEW
+    assert closest(world) == [("a", 2)]
+
+
+def test_reason_says_how_many_hosts_the_largest_slice_lacks(world: World) -> None:
+    world.add_slice("a", "v4-16")
+    world.submit(tpu_type="v4-64", constraints=())
+    assert closest(world) == [("a", 6)]
+    for part in ("a", "2 hosts", "8"):
+        assert part in world.why()
+
+
+def test_reason_names_a_few_groups_and_tells_that_there_are_more(world: World) -> None:
+    for number in range(20):
+        world.add_slice(f"s{number:02}")
+        world.start(f"other-{number:02}")
+    world.submit()
+    found = shortage(world)
+    assert 1 <= len(found.closest) < 10
+    assert found.more == 20 - len(found.closest)
+    assert "…" in world.why()
+    assert len(world.why()) < 1000
+
+
+# -- what it is queued behind ---------------------------------------------------------------------------------------
+
+
+def test_reason_counts_the_jobs_ahead_that_ask_the_same(world: World) -> None:
+    world.add_slice("a")
+    world.start("running")
+    for name in ("first", "second", "third"):
+        world.submit(name)
+    found = [(waiting(world, name).ahead, waiting(world, name).first_ahead) for name in ("first", "second", "third")]
+    assert found == [(0, None), (1, "first"), (2, "first")]
+    assert "behind 1 job " in world.why("second")
+    assert "behind 2 jobs" in world.why("third")
+    assert "first" in world.why("third")
+
+
+def test_reason_counts_by_the_order_of_the_queue_not_by_age(world: World) -> None:
+    world.add_slice("a")
+    world.start("running")
+    world.submit("older", priority=PriorityBand.BATCH)
+    world.submit("younger", priority=PriorityBand.PRODUCTION)
+    assert (waiting(world, "older").first_ahead, waiting(world, "younger").first_ahead) == ("younger", None)
+
+
+# -- kept groups ----------------------------------------------------------------------------------------------------
+
+
+def test_reason_tells_what_is_kept_for_the_job_and_for_whom_it_is_kept(world: World) -> None:
+    world.add_slice("a")
+    world.add_slice("b")
+    world.start("running")
+    world.submit("large", slices=(2,))
+    world.now += LATE
+    world.submit("small")
+    assert waiting(world, "large").kept == ("b", "a")
+    assert "b, a kept for it" in world.why("large")
+    obstacle = shortage(world, "small").closest[0]
+    assert (obstacle.group, obstacle.users) == ("b", ("large",))
+    assert "large" in world.why("small")
+
+
+# -- everybody has one ----------------------------------------------------------------------------------------------
+
+
+def test_reason_is_given_for_every_pending_job_and_for_no_other(world: World) -> None:
+    world.add_slice("a")
+    world.add_slice("b", "v4-32")
+    world.start("running")
+    paused = world.submit("paused", tpu_type="v4-32")
+    world.schedule()
+    world.dispatch_fails(paused)
+    world.confirm(paused)
+    world.submit("same")
+    world.submit("impossible", tpu_type="v4-512")
+    world.submit("picky", constraints=(LARGE_POOL,))
+    world.submit("odd", constraints=(Constraint(TPU_TOPOLOGY, OP.GT, 4),))
+    world.submit("late", slices=(9,), scheduling_timeout=0.0)
+    world.submit_tasks("cpus", resources={"CPU": 99.0})
+    world.submit("starts", tpu_type="v4-32")
+    world.do(JobCancelledEvent(world.submit("cancelled").spec.job_id, "enough"))
+    world.now += 0.1
+    plan = world.plan()
+    assert [a.job_id for a in plan.assignments] == ["starts"]
+    assert [event.job_id for event in plan.timed_out] == ["late"]
+    assert [event.job_id for event in plan.unschedulable] == ["odd"]
+    assert plan.waiting.keys() == {"paused", "same", "impossible", "picky", "cpus"}
+    for job_id, reason in plan.waiting.items():
+        assert reason.job_id == job_id
+        assert len(str(reason)) > 20

@@ -1,0 +1,469 @@
+"""Which hosts a job gets: size, fit, warmth, wishes, taints, racks, and the order of the hosts."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
+from iris_ray.model.jobs import CoschedulingConfig
+from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
+from tests.support.worlds import World, cpu_host, host, tagged
+
+OP = ConstraintOp
+BY_RACK = CoschedulingConfig("rack")
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """An empty cluster."""
+    world = World()
+    yield world
+    world.check()
+
+
+def add_slices(world: World, *names: str, tpu_type: str = "v4-16", **attributes: Scalar) -> None:
+    for name in names:
+        world.add_slice(name, tpu_type, **attributes)
+
+
+def hosts(world: World, job_id: str = "job") -> list[str]:
+    """The hosts that the job would get now, in the order of its tasks as far as they are placed."""
+    found: list[str] = []
+    for assignment in world.plan().assignments:
+        if assignment.job_id == job_id and isinstance(assignment, GangAssignedEvent):
+            found += [node_id for group in assignment.groups for node_id in group]
+        elif assignment.job_id == job_id and isinstance(assignment, TaskAssignedEvent):
+            found.append(assignment.node_id)
+    return found
+
+
+def slices(world: World, job_id: str = "job") -> list[str]:
+    return list(dict.fromkeys(node_id.rpartition("-")[0] for node_id in hosts(world, job_id)))
+
+
+# -- size and fit ---------------------------------------------------------------------------------------------------
+
+
+def test_gang_of_several_slices_takes_only_those_of_its_size(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-32")
+    add_slices(world, "b", "c")
+    world.submit(constraints=(), slices=(2,))
+    assert slices(world) == ["b", "c"]
+
+
+def test_gang_of_several_slices_fills_up_with_parts_of_larger_ones_if_its_size_is_too_rare(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-32")
+    add_slices(world, "b")
+    job = world.submit(constraints=(), slices=(2,))
+    assert hosts(world) == ["a-0", "a-1", "b-0", "b-1"]
+    world.schedule()
+    assert job.gang.placed
+
+
+def test_gang_takes_the_larger_slice_on_which_it_leaves_the_fewest_hosts_idle(world: World) -> None:
+    """What others have left of "b" is exactly what it needs."""
+    add_slices(world, "a", "b", tpu_type="v4-32")
+    world.start_tasks("others", replicas=2, constraints=(Constraint("tpu-name", OP.EQ, "b"),))
+    world.submit(constraints=())
+    assert hosts(world) == ["b-2", "b-3"]
+
+
+def test_gang_counts_what_the_plan_has_given_away_when_it_looks_for_the_tightest_fit(world: World) -> None:
+    add_slices(world, "a", "b", tpu_type="v4-32")
+    world.submit_tasks("first", replicas=2, constraints=(Constraint("tpu-name", OP.EQ, "b"),))
+    world.submit(constraints=())
+    assert (hosts(world, "first"), hosts(world)) == (["b-0", "b-1"], ["b-2", "b-3"])
+
+
+@pytest.mark.parametrize("trouble", ["suspected", "in use outside"])
+def test_gang_takes_no_part_of_a_larger_slice_while_one_of_its_size_is_only_out_of_use_for_now(
+    world: World, trouble: str
+) -> None:
+    """It could wait."""
+    add_slices(world, "a", tpu_type="v4-32")
+    add_slices(world, "b")
+    if trouble == "suspected":
+        world.do(WorkerSuspectedEvent("b-0", "no answer", world.now))
+    else:
+        world.do(host("b", 0, foreign="a stranger"))
+    world.submit(constraints=())
+    assert hosts(world) == []
+
+
+def test_gang_takes_no_part_of_a_smaller_slice(world: World) -> None:
+    add_slices(world, *"abcd", tpu_type="v4-8")
+    world.submit(constraints=())
+    assert hosts(world) == []
+
+
+def test_task_with_chips_takes_the_slice_on_which_it_wastes_the_fewest_hosts(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-32")
+    add_slices(world, "b", tpu_type="v4-16")
+    add_slices(world, "c", tpu_type="v4-8")
+    world.submit_tasks(replicas=4)
+    assert hosts(world) == ["c-0", "b-0", "b-1", "a-0"]
+
+
+def test_gang_needs_its_other_resources_on_every_host(world: World) -> None:
+    add_slices(world, "a", "b")
+    world.start_tasks("cpus", replicas=1, resources={"CPU": 7.0}, constraints=(Constraint("tpu-name", OP.EQ, "a"),))
+    world.submit(resources={"TPU": 4.0, "CPU": 2.0})
+    assert slices(world) == ["b"]
+
+
+@pytest.mark.parametrize("resources", [{}, {"CPU": 1.0}], ids=str)
+def test_gangs_on_a_device_never_share_a_host_though_they_name_no_chips(
+    world: World, resources: dict[str, float]
+) -> None:
+    """libtpu allows one process a host. To refuse such a job would do, too."""
+    add_slices(world, "a")
+    try:
+        world.submit("first", resources=resources)
+        world.submit("second", resources=resources)
+    except InvalidRequestError:
+        return
+    assert len(world.plan().assignments) == 1
+
+
+# -- warm slices ----------------------------------------------------------------------------------------------------
+
+
+def test_slice_of_the_right_size_comes_before_a_larger_one_that_is_warm(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-32")
+    warm = world.start("warm-up", tpu_type="v4-32", owner="me")
+    world.finish(warm)
+    assert world.state.holders == {"a": "me"}
+    add_slices(world, "b")
+    world.submit(constraints=(), owner="me")
+    assert slices(world) == ["b"]
+
+
+def test_warm_slice_comes_before_others_for_its_owner_alone(world: World) -> None:
+    add_slices(world, "b")
+    world.finish(world.start("warm-up", owner="me"))
+    add_slices(world, "a", "c")
+    world.submit("mine", owner="me")
+    world.submit("yours", owner="you")
+    assert (slices(world, "mine"), slices(world, "yours")) == (["b"], ["a"])
+
+
+# -- preferences ----------------------------------------------------------------------------------------------------
+
+FAST = Constraint("disk", OP.EQ, "fast")
+NEW = Constraint("age", OP.LT, 3)
+
+
+@pytest.mark.parametrize("coscheduled", [True, False])
+def test_preference_chooses_among_what_would_do(world: World, coscheduled: bool) -> None:
+    add_slices(world, "a", disk="slow")
+    add_slices(world, "b", disk="fast")
+    add_slices(world, "c")
+    submit = world.submit if coscheduled else world.submit_tasks
+    submit(preferences=(FAST,))
+    assert slices(world) == ["b"]
+
+
+def test_preference_that_nothing_satisfies_keeps_no_job_waiting(world: World) -> None:
+    add_slices(world, "a", disk="slow")
+    world.submit(preferences=(FAST, NEW))
+    assert slices(world) == ["a"]
+
+
+def test_preferences_the_more_are_met_the_better(world: World) -> None:
+    add_slices(world, "a", disk="fast", age=9)
+    add_slices(world, "b", disk="slow", age=9)
+    add_slices(world, "c", disk="fast", age=1)
+    add_slices(world, "d", disk="slow", age=1)
+    world.submit(preferences=(NEW, FAST))
+    assert slices(world) == ["c"]
+    world.submit("next", preferences=(NEW, FAST))
+    assert slices(world, "next") == ["a"]
+
+
+def test_preference_that_can_not_be_evaluated_counts_as_unmet(world: World) -> None:
+    add_slices(world, "a", age="old")
+    add_slices(world, "b", age=9)
+    add_slices(world, "c", age=1)
+    world.submit(preferences=(NEW,))
+    assert slices(world) == ["c"]
+    world.lose("c-0")
+    assert slices(world) == ["a"]
+    assert world.plan().unschedulable == []
+
+
+def test_preference_is_met_by_a_slice_only_if_all_its_hosts_meet_it(world: World) -> None:
+    add_slices(world, "a", "b", disk="fast")
+    world.do(tagged(host("a", 1), {"disk": "slow"}))
+    world.submit(preferences=(FAST,))
+    assert slices(world) == ["b"]
+
+
+def test_preference_does_not_lead_to_a_larger_slice(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-32", disk="fast")
+    add_slices(world, "b", disk="slow")
+    world.submit(constraints=(), preferences=(FAST,))
+    assert slices(world) == ["b"]
+
+
+# -- taints ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [True, False, 0, "", "soon"], ids=repr)
+@pytest.mark.parametrize("coscheduled", [True, False])
+def test_taint_keeps_jobs_away_whatever_its_value(world: World, value: Scalar, coscheduled: bool) -> None:
+    add_slices(world, "a", **{"taint:maintenance": value})
+    add_slices(world, "b")
+    submit = world.submit if coscheduled else world.submit_tasks
+    submit()
+    assert slices(world) == ["b"]
+
+
+def test_taint_keeps_tasks_without_chips_away(world: World) -> None:
+    world.do(cpu_host("cpu", **{"taint:slow": True}))
+    world.submit_tasks(resources={"CPU": 1.0})
+    assert hosts(world) == []
+
+
+def test_taint_of_one_host_keeps_gangs_off_its_slice_and_tasks_off_that_host(world: World) -> None:
+    add_slices(world, "a")
+    world.do(tagged(host("a", 0), {"taint:hot": True}))
+    world.submit("gang")
+    world.submit_tasks("tasks", replicas=2)
+    assert (hosts(world, "gang"), hosts(world, "tasks")) == ([], ["a-1"])
+
+
+def test_taint_of_one_host_leaves_the_others_of_a_larger_slice(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-32")
+    world.do(tagged(host("a", 1, "v4-32"), {"taint:hot": True}))
+    world.submit(constraints=())
+    assert hosts(world) == ["a-0", "a-2"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tolerations": ("spot",)},
+        {"tolerations": ("other", "spot")},
+        {"constraints": (Constraint("taint:spot", OP.EXISTS),)},
+        {"constraints": (Constraint("taint:spot", OP.EQ, True),)},
+        {"constraints": (Constraint("taint:spot", OP.IN, [True]),)},
+    ],
+    ids=str,
+)
+def test_taint_is_tolerated_by_name_or_by_a_constraint_that_asks_for_it(
+    world: World, changes: dict[str, object]
+) -> None:
+    add_slices(world, "a", **{"taint:spot": True})
+    world.submit(**changes)
+    assert slices(world) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tolerations": ("other",)},
+        {"tolerations": ("taint:spot",)},
+        {"tolerations": ("spo", "spott", "")},
+        {"preferences": (Constraint("taint:spot", OP.EXISTS),)},
+        {"constraints": (Constraint("taint:spot", OP.NOT_EXISTS),)},
+        {"constraints": (Constraint("taint:spot", OP.NOT_EXISTS),), "tolerations": ("spot",)},
+        {"constraints": (Constraint("taint:spot", OP.EQ, False),)},
+    ],
+    ids=str,
+)
+def test_taint_is_not_tolerated_otherwise(world: World, changes: dict[str, object]) -> None:
+    add_slices(world, "a", **{"taint:spot": True})
+    world.submit(**changes)
+    assert slices(world) == []
+
+
+def test_taints_must_all_be_tolerated(world: World) -> None:
+    add_slices(world, "a", **{"taint:spot": True, "taint:hot": True})
+    world.submit("one", tolerations=("spot",))
+    assert slices(world, "one") == []
+    world.submit("both", tolerations=("spot", "hot"))
+    assert slices(world, "both") == ["a"]
+
+
+def test_taint_that_is_gone_keeps_nobody_away(world: World) -> None:
+    add_slices(world, "a", **{"taint:maintenance": True})
+    world.submit()
+    assert slices(world) == []
+    add_slices(world, "a")
+    assert slices(world) == ["a"]
+
+
+def test_attribute_that_only_looks_like_a_taint_keeps_nobody_away(world: World) -> None:
+    add_slices(world, "a", taint=True, tainted=True)
+    world.submit()
+    assert slices(world) == ["a"]
+
+
+# -- tasks without chips --------------------------------------------------------------------------------------------
+
+
+def test_task_without_chips_keeps_off_tpu_hosts_when_it_can(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-8")
+    world.do(cpu_host("z"))
+    job = world.submit_tasks(replicas=3, resources={"CPU": 4.0})
+    assert hosts(world) == ["z", "z", "a-0"]
+    world.schedule()
+    assert {task.node_id for task in job.tasks} == {"z", "a-0"}
+
+
+def test_task_without_chips_leaves_the_chips_of_its_host_to_others(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-8")
+    world.start_tasks("cpus", replicas=1, resources={"CPU": 4.0})
+    world.submit(tpu_type="v4-8")
+    assert hosts(world) == ["a-0"]
+
+
+def test_task_with_chips_never_goes_to_a_host_without(world: World) -> None:
+    world.do(cpu_host("cpu"))
+    world.submit_tasks(resources={"TPU": 1.0})
+    assert hosts(world) == []
+
+
+# -- racks and other groups -----------------------------------------------------------------------------------------
+
+
+def test_rack_gang_takes_hosts_of_one_rack_slice_by_slice_in_order(world: World) -> None:
+    """Two slices of one host in rack "r", hosts of a slice in numeric order in rack "q"."""
+    for name in ("s2", "s10"):
+        add_slices(world, name, tpu_type="v4-8", rack="r")
+    add_slices(world, "s3", tpu_type="v4-8", rack="other")
+    job = world.submit(coscheduling=BY_RACK, constraints=())
+    assert hosts(world) == ["s10-0", "s2-0"]
+    world.schedule()
+    assert job.gang.groups == ("r",)
+
+
+def test_rack_gang_waits_while_no_rack_has_enough_hosts(world: World) -> None:
+    add_slices(world, "a", tpu_type="v4-8", rack="r")
+    add_slices(world, "b", tpu_type="v4-8", rack="q")
+    add_slices(world, "c", tpu_type="v4-8")
+    world.submit(coscheduling=BY_RACK, constraints=())
+    assert hosts(world) == []
+
+
+def test_rack_gang_takes_the_rack_on_which_it_leaves_the_fewest_hosts_idle(world: World) -> None:
+    add_slices(world, "a", "b", rack="p")
+    add_slices(world, "c", rack="q")
+    world.submit(coscheduling=BY_RACK)
+    assert hosts(world) == ["c-0", "c-1"]
+
+
+def test_rack_gang_of_several_groups_takes_several_racks(world: World) -> None:
+    add_slices(world, "a", rack="p")
+    add_slices(world, "b", rack="q")
+    job = world.submit(coscheduling=CoschedulingConfig("rack", 2))
+    world.schedule()
+    assert (job.gang.groups, [task.node_id for task in job.tasks]) == (("p", "q"), ["a-0", "a-1", "b-0", "b-1"])
+
+
+def test_rack_with_a_host_that_takes_nothing_new_is_used_without_it(world: World) -> None:
+    add_slices(world, *"abc", tpu_type="v4-8", rack="r")
+    world.do(WorkerDrainedEvent("b-0", "maintenance"))
+    world.submit(coscheduling=BY_RACK, constraints=())
+    assert hosts(world) == ["a-0", "c-0"]
+
+
+@pytest.mark.parametrize("rack", [7, 1.5, True, "r"], ids=repr)
+def test_rack_may_be_a_value_of_any_kind(world: World, rack: Scalar) -> None:
+    """An operator's ``iris/rack=7`` is a number."""
+    add_slices(world, "a", "b", tpu_type="v4-8", rack=rack)
+    world.submit(coscheduling=BY_RACK, constraints=())
+    assert hosts(world) == ["a-0", "b-0"]
+
+
+# -- constraints on some hosts of a group ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["shared last", "shared first"])
+@pytest.mark.parametrize("coscheduling", [CoschedulingConfig(), BY_RACK], ids=["slice", "rack"])
+@pytest.mark.parametrize("odd_one", [0, 3])
+def test_constraints_count_on_every_host_that_is_taken(
+    world: World, order: int, coscheduling: CoschedulingConfig, odd_one: int
+) -> None:
+    """One constraint leaves out one host of four, the other all of them, in whatever order they are."""
+    add_slices(world, "a", tpu_type="v4-32", rack="r", pool="small", disk=9)
+    world.do(tagged(host("a", odd_one, "v4-32"), {"rack": "r", "pool": "small", "disk": 1}))
+    big_disk, large_pool = Constraint("disk", OP.GT, 5), Constraint("pool", OP.EQ, "large")
+    world.submit("right", coscheduling=coscheduling, constraints=(big_disk,))
+    assert hosts(world, "right") == [f"a-{i}" for i in range(4) if i != odd_one][:2]
+    world.submit("wrong", coscheduling=coscheduling, constraints=(big_disk, large_pool)[::order])
+    world.state.jobs["right"].gang.not_before = world.now + 60  # out of the way
+    assert hosts(world, "wrong") == []
+
+
+@pytest.mark.parametrize("coscheduled", [True, False])
+def test_constraint_in_takes_any_of_its_values_and_no_other_kind(world: World, coscheduled: bool) -> None:
+    add_slices(world, "a", zone="1")
+    add_slices(world, "b", zone=True)
+    add_slices(world, "c", zone=2)
+    add_slices(world, "d")
+    submit = world.submit if coscheduled else world.submit_tasks
+    submit(constraints=(Constraint("zone", OP.IN, [1, 2.0, "x"]),))
+    assert slices(world) == ["c"]
+
+
+# -- hosts that are refused -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["by slice", "by rack", "one by one"])
+@pytest.mark.parametrize("flaw", ["no number", "a number twice"])
+def test_host_without_a_number_of_its_own_is_refused(world: World, how: str, flaw: str) -> None:
+    """Never taken for host 0, and nobody can tell which of two is host 1."""
+    rack = {"rack": "r"}
+    world.do(tagged(host("a", 0), rack))
+    world.do(tagged(host("a", 1), rack))
+    if flaw == "no number":
+        plain = tagged(host("a", 1), rack)
+        del plain.attributes["tpu-worker-id"]  # type: ignore[attr-defined]
+        world.do(plain)
+    else:
+        world.do(tagged(host("a", 1, node_id="impostor"), rack))
+    match how:
+        case "by slice":
+            world.submit()
+            allowed: set[str] = set()
+        case "by rack":
+            world.submit(coscheduling=BY_RACK)
+            allowed = set()
+        case _:
+            world.submit_tasks(replicas=3)
+            allowed = {"a-0"}
+    assert set(hosts(world)) <= allowed
+
+
+@pytest.mark.parametrize("number", ["0", -1, True, 1.0, ""], ids=repr)
+def test_host_with_a_number_that_is_none_is_refused(world: World, number: Scalar) -> None:
+    world.do(tagged(host("a", 0, "v4-8"), {"tpu-worker-id": number}))
+    world.submit("gang", tpu_type="v4-8")
+    world.submit_tasks("tasks")
+    assert world.plan().assignments == []
+
+
+# -- the order of hosts ---------------------------------------------------------------------------------------------
+
+
+def test_hosts_of_several_slices_are_ordered_by_slice_then_by_number(world: World) -> None:
+    for number in reversed(range(16)):
+        for name in ("b", "a"):
+            world.do(host(name, number, "v4-128"))
+    world.submit(tpu_type="v4-128", slices=(2,))
+    assert hosts(world) == [f"{name}-{number}" for name in "ab" for number in range(16)]
+
+
+@pytest.mark.parametrize("coscheduling", [CoschedulingConfig(), BY_RACK], ids=["slice", "rack"])
+def test_hosts_of_a_part_of_a_group_are_the_first_free_ones_by_number(
+    world: World, coscheduling: CoschedulingConfig
+) -> None:
+    """Hosts 0, 1 and 2 of 16 are in use: 3 … 10 come next, where text would put 10 … 15 before 3."""
+    for number in reversed(range(16)):
+        world.do(tagged(host("a", number, "v4-128"), {"rack": "r"}))
+    world.start_tasks("others", replicas=3, constraints=(Constraint("tpu-worker-id", OP.LT, 3),))
+    assert world.busy() == {"a-0", "a-1", "a-2"}
+    world.submit(tpu_type="v4-64", coscheduling=coscheduling, constraints=())
+    assert hosts(world) == [f"a-{number}" for number in range(3, 11)]

@@ -1,0 +1,154 @@
+"""Plans that went wrong once: found by comparing the scheduler with the reference."""
+
+from dataclasses import replace
+
+import pytest
+
+from iris_ray.model.constraints import AttributeValue as V
+from iris_ray.model.constraints import Constraint
+from iris_ray.model.constraints import ConstraintOp as Op
+from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.state.events import JobSubmittedEvent, WorkerRegisteredEvent
+from tests.support.worlds import S, World, gang_spec, host
+
+LONG = BACKFILL_BOUND_S + 1
+
+
+def labelled(slice_name: str, number: int, tpu_type: str = "v4-16", **labels: object) -> WorkerRegisteredEvent:
+    plain = host(slice_name, number, tpu_type)
+    return replace(plain, attributes={**plain.attributes, **{k: V(v) for k, v in labels.items()}})
+
+
+def cpu(node_id: str, **labels: object) -> WorkerRegisteredEvent:
+    return WorkerRegisteredEvent(node_id, "10.0.0.9", {k: V(v) for k, v in labels.items()}, {"CPU": 8.0})
+
+
+def submit_tasks(world: World, job_id: str, age: float = 0.0, **changes: object) -> Job:
+    spec = JobSpec(**({"job_id": job_id, "owner": "pool-a", "resources": {"CPU": 8.0}} | changes))
+    world.do(JobSubmittedEvent(spec, world.now - age))
+    return world.state.jobs[job_id]
+
+
+def submit_gang(world: World, job_id: str, age: float = 0.0, **changes: object) -> Job:
+    world.do(JobSubmittedEvent(gang_spec(job_id, **({"constraints": ()} | changes)), world.now - age))
+    return world.state.jobs[job_id]
+
+
+def placed(world: World) -> dict[str, object]:
+    return {a.job_id: getattr(a, "groups", None) or a.node_id for a in world.plan().assignments}
+
+
+RACK = CoschedulingConfig("rack")
+
+
+def test_plan_constraint_on_shared_attribute_counts_even_if_the_first_host_is_out_for_another_reason() -> None:
+    world = World()
+    for number in range(4):
+        world.do(labelled("a", number, "v4-32", pool="x" if number else "y", zone="wrong"))
+    submit_gang(world, "job", constraints=(Constraint("pool", Op.EQ, "x"), Constraint("zone", Op.EQ, "right")))
+    assert placed(world) == {}
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_plan_constraint_that_one_host_can_not_evaluate_rules_the_group_out_in_either_order(swap: bool) -> None:
+    world = World()
+    world.do(labelled("a", 0, "v4-32", pool="y", speed="fast"))
+    for number in (1, 2, 3):
+        world.do(labelled("a", number, "v4-32", pool="x", speed=5))
+    constraints = (Constraint("pool", Op.EQ, "x"), Constraint("speed", Op.GT, 3))
+    submit_gang(world, "job", constraints=constraints[::-1] if swap else constraints)
+    assert placed(world) == {}
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_plan_job_whose_constraint_nobody_can_evaluate_is_given_up_whatever_the_order_of_its_constraints(
+    swap: bool,
+) -> None:
+    world = World()
+    world.add_slice("a")
+    constraints = (Constraint("pool", Op.EXISTS), Constraint("tpu-topology", Op.GT, 4))
+    submit_gang(world, "job", constraints=constraints[::-1] if swap else constraints)
+    assert [event.job_id for event in world.plan().unschedulable] == ["job"]
+
+
+def test_plan_user_with_two_jobs_that_hold_nothing_can_end_both() -> None:
+    world = World()
+    world.add_slice("a")
+    world.add_slice("b")
+    jobs = [world.start(name, resources={}) for name in ("one", "two")]
+    for job in jobs:
+        world.report_all(job, S.SUCCEEDED)
+        world.confirm(job)
+        world.state.check()
+
+
+def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_use_it_from_keeping_its_own() -> None:
+    """'second' uses slices of two hosts, of which there is one; what is kept of the slice of four is nothing to it."""
+    world = World()
+    world.add_slice("large", "v4-32")
+    world.add_slice("small")
+    world.start("on large", tpu_type="v4-32")
+    world.start("on small")
+    submit_gang(world, "first", LONG, tpu_type="v4-32")
+    submit_gang(world, "second", LONG)
+    assert {i: w.kept for i, w in world.plan().waiting.items()} == {"first": ("large",), "second": ("small",)}
+
+
+def test_plan_what_this_very_plan_gives_to_those_ahead_is_kept_too() -> None:
+    """The host of which a job ahead takes a part is kept; else one behind takes the other part."""
+    world = World()
+    world.do(cpu("a"))
+    submit_tasks(world, "ahead", resources={"CPU": 4.0})
+    submit_tasks(world, "starving", LONG)
+    submit_tasks(world, "behind", resources={"CPU": 4.0})
+    assert placed(world) == {"ahead": "a"}
+
+
+def test_plan_flexible_count_does_not_wait_for_a_slice_that_is_kept_for_another() -> None:
+    world = World()
+    for name in "ab":
+        world.add_slice(name)
+    over = world.start("over")
+    world.report_all(over, S.SUCCEEDED)  # a is about to be free
+    submit_gang(world, "starving", LONG, constraints=(Constraint("tpu-name", Op.EQ, "a"),))
+    submit_gang(world, "flexible", slices=(1, 2))
+    assert placed(world) == {"flexible": (("b-0", "b-1"),)}
+
+
+def test_plan_group_of_which_enough_is_about_to_be_free_counts_as_about_to_be_free() -> None:
+    """Rack r2 has a host that is used for long, but the other one is about to be free, and one is enough."""
+    world = World()
+    for node_id, rack in (("a", "r1"), ("b", "r2"), ("c", "r2")):
+        world.do(cpu(node_id, rack=rack))
+    submit_tasks(world, "long", constraints=(Constraint("rack", Op.EQ, "r2"),))
+    submit_tasks(world, "over", constraints=(Constraint("rack", Op.EQ, "r2"),))
+    world.schedule()
+    world.report_all(world.state.jobs["over"], S.SUCCEEDED)
+    config = CoschedulingConfig("rack", (1, 2))
+    submit_gang(world, "flexible", tpu_type="v4-8", coscheduling=config, resources={"CPU": 8.0})
+    assert placed(world) == {}
+
+
+def test_plan_slices_that_are_kept_are_those_that_the_job_would_choose() -> None:
+    world = World()
+    for name in "abcd":
+        world.add_slice(name)
+    world.start("other", slices=(1,))
+    world.state.fleet.hold("d", "me")
+    over = world.state.jobs["other"]
+    world.report_all(over, S.SUCCEEDED)
+    submit_gang(world, "flexible", LONG, slices=(1, 4), owner="me")
+    assert world.plan().waiting["flexible"].kept == ("d",)
+
+
+def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of_another_size_are_free() -> None:
+    """Two slices of one host are free and will never be three; of two hosts there are three, and others use them."""
+    world = World()
+    for name in ("one-a", "one-b"):
+        world.add_slice(name, "v4-8")
+    for name in "abc":
+        world.add_slice(name)
+        world.start(f"on {name}")
+    submit_gang(world, "whole", LONG, whole_groups=True, slices=(3,))
+    assert world.plan().waiting["whole"].kept == ("a", "b", "c")

@@ -1,0 +1,586 @@
+"""The controller's state: each rule by its name, and all of them under random events."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.lifecycle import (
+    TRANSITIONS,
+    JobState,
+    TaskState,
+)
+from iris_ray.state import controller_state as state_module
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    GangAssignedEvent,
+    JobCancelledEvent,
+    JobSubmittedEvent,
+    SliceReleasedEvent,
+    TaskDispatchFailedEvent,
+    TaskStateChangedEvent,
+    WorkerDrainedEvent,
+    WorkerFailedEvent,
+    WorkerSuspectedEvent,
+)
+from iris_ray.state.instructions import Instructions, ReclaimSlice, StopAttempt
+from tests.support.worlds import World, charged, gang_spec, host, task_states
+
+S = TaskState
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two v4-16 slices of two hosts each, "a" and "b"."""
+    world = World()
+    world.add_slice("a")
+    world.add_slice("b")
+    yield world
+    world.state.check()
+
+
+# -- the table ------------------------------------------------------------------------------------------------------
+
+
+def test_transitions_table_knows_every_state_and_ends_in_terminal_ones() -> None:
+    assert set(TRANSITIONS) == set(TaskState)
+    assert all(targets <= set(TaskState) for targets in TRANSITIONS.values())
+    terminal = {state for state, targets in TRANSITIONS.items() if not targets}
+    assert terminal == {S.FAILED, S.KILLED, S.WORKER_FAILED, S.UNSCHEDULABLE, S.COSCHED_FAILED}
+
+
+def test_transitions_success_is_left_only_with_the_gang() -> None:
+    assert S.RUNNING not in TRANSITIONS[S.SUCCEEDED]
+    assert S.FAILED not in TRANSITIONS[S.SUCCEEDED]
+
+
+# -- a job's ordinary life ------------------------------------------------------------------------------------------
+
+
+def test_job_runs_to_success_and_is_reported_finished_once(world: World) -> None:
+    job = world.submit()
+    assert job.state is JobState.PENDING
+    world.schedule()
+    assert (job.state, job.gang.attempt, job.gang.groups) == (JobState.RUNNING, 1, ("a",))
+    world.report_all(job, S.RUNNING)
+    assert world.report(job, S.SUCCEEDED, 0) == Instructions()
+    assert job.state is JobState.RUNNING
+    assert world.report(job, S.SUCCEEDED, 1) == Instructions(finished=["job"])
+    assert job.state is JobState.SUCCEEDED
+    assert charged(job) == (0, 0)
+
+
+def test_job_submitted_twice_is_one_job(world: World) -> None:
+    job = world.start()
+    world.do(JobSubmittedEvent(gang_spec(), world.now + 5))
+    assert world.state.jobs == {"job": job}
+    assert job.state is JobState.RUNNING
+
+
+def test_task_success_without_a_running_report_counts(world: World) -> None:
+    job = world.submit()
+    world.schedule()
+    assert world.report_all(job, S.SUCCEEDED).finished == ["job"]
+
+
+def test_task_reports_out_of_order_or_twice_change_nothing(world: World) -> None:
+    job = world.start()
+    world.report(job, S.SUCCEEDED, 0)
+    for state in (S.RUNNING, S.SUCCEEDED):
+        assert world.report(job, state, 0) == Instructions()
+    assert task_states(job) == [S.SUCCEEDED, S.RUNNING]
+
+
+@pytest.mark.parametrize("state", [S.PENDING, S.ASSIGNED, S.KILLED, S.UNSCHEDULABLE, S.COSCHED_FAILED])
+def test_task_report_of_a_state_that_is_not_a_tasks_to_report_is_refused(world: World, state: TaskState) -> None:
+    job = world.start()
+    with pytest.raises(IllegalTransitionError):
+        world.report(job, state, 0)
+    assert task_states(job) == [S.RUNNING, S.RUNNING]
+
+
+def test_task_failure_reported_after_its_success_leaves_no_half_changed_state(world: World) -> None:
+    """Whether it is refused or taken for a failure: not charged and then refused."""
+    job = world.start()
+    world.report(job, S.SUCCEEDED, 0)
+    try:
+        world.report(job, S.FAILED, 0)
+    except IllegalTransitionError:
+        assert charged(job) == (0, 0)
+        assert job.state is JobState.RUNNING
+    else:
+        assert job.state in (JobState.FAILED, JobState.RUNNING)
+
+
+# -- rule 1: one member's end is the gang's -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("culprit", [0, 1, 3])
+def test_gang_member_fails_with_retries_left_returns_everybody_to_pending_and_charges_once(
+    world: World, culprit: int
+) -> None:
+    job = world.start(slices=(2,), max_retries_failure=1)
+    instructions = world.report(job, S.FAILED, culprit, error="ValueError: x")
+    assert instructions == Instructions(stop=[StopAttempt("job", 1, "ValueError: x")])
+    assert task_states(job) == [S.PENDING] * 4
+    assert (job.state, charged(job), job.error) == (JobState.PENDING, (1, 0), "ValueError: x")
+    assert all(task.node_id is None for task in job.tasks)
+
+
+def test_gang_member_fails_for_good_ends_siblings_because_of_it_and_the_job(world: World) -> None:
+    job = world.start()
+    instructions = world.report(job, S.FAILED, 1, error="ValueError: x")
+    assert instructions == Instructions(stop=[StopAttempt("job", 1, "ValueError: x")], finished=["job"])
+    assert task_states(job) == [S.COSCHED_FAILED, S.FAILED]
+    assert job.state is JobState.FAILED
+    assert "job/task-1" in (job.tasks[0].error or "")
+    assert job.tasks[1].error == "ValueError: x"
+
+
+def test_gang_member_ends_while_others_are_in_every_state_takes_all_of_them_along(world: World) -> None:
+    world.add_slice("c", "v4-32")
+    job = world.submit(tpu_type="v4-32")
+    world.schedule()
+    world.report(job, S.RUNNING, 0)
+    world.report(job, S.SUCCEEDED, 1)
+    world.report(job, S.FAILED, 0)
+    assert task_states(job) == [S.FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED]
+
+
+def test_sibling_failing_right_after_the_first_is_not_charged_again(world: World) -> None:
+    job = world.start(max_retries_failure=5)
+    world.report(job, S.FAILED, 0)
+    assert world.report(job, S.FAILED, 1, attempt=1) == Instructions()
+    assert world.report(job, S.WORKER_FAILED, 1, attempt=1) == Instructions()
+    assert charged(job) == (1, 0)
+
+
+# -- rule 2: capacity -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed"])
+def test_capacity_of_an_ended_attempt_is_taken_until_its_end_is_confirmed(world: World, end: str) -> None:
+    job = world.start(max_retries_failure=0 if end == "failed for good" else 1)
+    ends: dict[str, Callable[[], object]] = {
+        "succeeded": lambda: world.report_all(job, S.SUCCEEDED),
+        "cancelled": lambda: world.do(JobCancelledEvent("job", "enough")),
+        "dispatch failed": lambda: world.dispatch_fails(job),
+    }
+    ends.get(end, lambda: world.report(job, S.FAILED))()
+    assert world.busy() == {"a-0", "a-1"}
+    assert world.state.holds_capacity("job", 1)
+    assert world.state.attempts_of("pool-a") == [AttemptEndConfirmedEvent("job", 1)]
+    world.confirm(job)
+    assert world.busy() == set()
+    assert not world.state.holds_capacity("job", 1)
+    assert world.state.attempts_of("pool-a") == []
+
+
+def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
+    first = world.start("first", max_retries_failure=1)
+    world.report(first, S.FAILED)
+    world.confirm(first, 1)
+    second = world.submit("second")
+    world.do(JobCancelledEvent("first", "enough"))
+    world.schedule()
+    assert second.gang.groups == ("a",)
+    world.confirm(first, 1)
+    assert world.busy() == {"a-0", "a-1"}
+
+
+def test_capacity_of_a_live_attempt_can_not_be_freed(world: World) -> None:
+    job = world.start()
+    with pytest.raises(IllegalTransitionError, match="active"):
+        world.confirm(job)
+    assert world.busy() == {"a-0", "a-1"}
+
+
+def test_capacity_end_of_an_older_attempt_confirmed_while_the_next_one_runs(world: World) -> None:
+    job = world.start(max_retries_failure=1)
+    world.report(job, S.FAILED)
+    world.schedule()
+    assert job.gang.groups == ("b",)
+    world.confirm(job, 1)
+    assert world.busy() == {"b-0", "b-1"}
+
+
+def test_capacity_of_a_dead_host_goes_with_it_and_comes_back_empty(world: World) -> None:
+    job = world.start()
+    world.lose("a-1")
+    world.do(host("a", 1))
+    assert not world.state.workers["a-1"].occupants
+    world.confirm(job)
+    assert world.busy() == set()
+
+
+def test_capacity_survives_a_new_registration_of_the_same_worker(world: World) -> None:
+    world.start()
+    world.do(host("a", 0, draining="Ray is draining it"))
+    assert world.busy() == {"a-0", "a-1"}
+
+
+# -- rules 3 and 4: budgets -----------------------------------------------------------------------------------------
+
+
+def test_budget_without_failure_retries_one_crash_fails_the_job(world: World) -> None:
+    job = world.start(max_retries_preemption=10)
+    world.report(job, S.FAILED)
+    assert job.state is JobState.FAILED
+
+
+@pytest.mark.parametrize("budget", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("end", "option", "final"),
+    [
+        (S.FAILED, "max_retries_failure", JobState.FAILED),
+        (S.WORKER_FAILED, "max_retries_preemption", JobState.WORKER_FAILED),
+    ],
+)
+def test_budget_of_n_retries_gives_n_plus_one_attempts(
+    world: World, budget: int, end: TaskState, option: str, final: JobState
+) -> None:
+    other = {"max_retries_failure": 0, "max_retries_preemption": 0} | {option: budget}
+    job = world.submit(**other)
+    for attempt in range(1, budget + 2):
+        assert not job.state.finished
+        world.schedule()
+        world.report_all(job, S.RUNNING)
+        world.long_run()
+        world.report(job, end)
+        world.confirm(job, attempt)
+    assert (job.state, job.gang.attempt) == (final, budget + 1)
+
+
+def test_host_lost_before_any_task_started_charges_nothing(world: World) -> None:
+    job = world.submit()
+    world.schedule()
+    instructions = world.lose("a-0")
+    assert instructions.stop == [StopAttempt("job", 1, "the host died")]
+    assert (job.state, charged(job)) == (JobState.PENDING, (0, 0))
+
+
+def test_host_lost_after_the_start_charges_the_preemption_budget(world: World) -> None:
+    job = world.start(max_retries_preemption=1)
+    world.lose("a-0")
+    assert (job.state, charged(job)) == (JobState.PENDING, (0, 1))
+
+
+def test_host_lost_after_the_start_of_another_member_counts_as_started(world: World) -> None:
+    job = world.submit(max_retries_preemption=1)
+    world.schedule()
+    world.report(job, S.RUNNING, 1)
+    world.lose("a-0")
+    assert charged(job) == (0, 1)
+
+
+@pytest.mark.parametrize("order", [("a-0", "a-1"), ("a-1", "a-0")])
+def test_two_hosts_lost_together_charge_once_in_either_order(world: World, order: tuple[str, str]) -> None:
+    job = world.start(max_retries_preemption=1)
+    for node_id in order:
+        world.lose(node_id)
+    assert (job.state, charged(job)) == (JobState.PENDING, (0, 1))
+
+
+def test_host_lost_and_reported_by_its_pool_too_charges_once(world: World) -> None:
+    job = world.start(max_retries_preemption=5)
+    world.report(job, S.WORKER_FAILED, 0)
+    world.lose("a-0")
+    world.lose("a-0")
+    assert charged(job) == (0, 1)
+
+
+def test_failures_and_preemptions_have_separate_budgets(world: World) -> None:
+    job = world.start(max_retries_failure=1, max_retries_preemption=1)
+    for end in (S.FAILED, S.WORKER_FAILED):
+        world.long_run()
+        world.report(job, end)
+        world.confirm(job)
+        world.schedule()
+        world.report_all(job, S.RUNNING)
+    assert (job.state, charged(job)) == (JobState.RUNNING, (1, 1))
+    world.report(job, S.FAILED)
+    assert job.state is JobState.FAILED
+
+
+def test_attempt_that_charges_nothing_while_its_hosts_live_backs_off(world: World) -> None:
+    """An attempt that charged no budget looped for ever (defect 8): each one charges something or backs off."""
+    job = world.submit()
+    for _ in range(3):
+        world.schedule()
+        if job.state is not JobState.RUNNING:
+            break
+        world.report(job, S.WORKER_FAILED, 0)
+        world.confirm(job)
+    assert job.state.finished or sum(charged(job)) or job.gang.not_before > world.now
+
+
+# -- rule 5: launches that fail -------------------------------------------------------------------------------------
+
+
+def test_dispatch_failure_requeues_the_whole_gang_uncharged_after_a_pause(world: World) -> None:
+    job = world.submit(slices=(2,))
+    world.schedule()
+    assert world.dispatch_fails(job) == Instructions()
+    assert task_states(job) == [S.PENDING] * 4
+    assert (charged(job), job.error) == ((0, 0), "no answer")
+    assert job.gang.not_before == world.now + 0.5
+    world.confirm(job)
+    assert world.plan().assignments == []
+    world.now = job.gang.not_before
+    assert [a.job_id for a in world.plan().assignments] == ["job"]
+
+
+def test_dispatch_failures_in_a_row_pause_longer_until_one_launch_succeeds(world: World) -> None:
+    job = world.submit(max_retries_failure=1)
+    pauses = []
+    for _ in range(3):
+        world.now = max(world.now, job.gang.not_before)
+        world.schedule()
+        world.dispatch_fails(job)
+        world.confirm(job)
+        pauses.append(job.gang.not_before - world.now)
+    assert pauses == [0.5, 1.0, 2.0]
+    world.now = job.gang.not_before
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    world.report(job, S.FAILED)
+    world.confirm(job)
+    world.schedule()
+    world.dispatch_fails(job)
+    assert job.gang.not_before - world.now == 0.5
+
+
+def test_dispatch_failure_of_an_older_attempt_changes_nothing(world: World) -> None:
+    job = world.start(max_retries_failure=1)
+    world.report(job, S.FAILED)
+    world.schedule()
+    world.dispatch_fails(job, attempt=1)
+    assert (job.state, job.gang.attempt, job.gang.dispatch_failures) == (JobState.RUNNING, 2, 0)
+
+
+# -- rules 6 and 7: restarts and late reports -----------------------------------------------------------------------
+
+
+def test_restarted_gang_restarts_whole_with_the_member_that_had_succeeded(world: World) -> None:
+    """The slice is the failure unit (defect 1): one host lost, and all of the gang is on another slice."""
+    job = world.start(max_retries_preemption=1)
+    world.report(job, S.SUCCEEDED, 1)
+    world.lose("a-0")
+    assert task_states(job) == [S.PENDING] * 2
+    world.schedule()
+    assert (job.gang.attempt, job.gang.groups) == (2, ("b",))
+    assert [task.node_id for task in job.tasks] == ["b-0", "b-1"]
+    assert task_states(job) == [S.ASSIGNED] * 2
+
+
+def test_restarted_gang_with_another_count_of_slices_has_another_task_set(world: World) -> None:
+    job = world.start(slices=(1, 2), max_retries_preemption=9)
+    assert (len(job.tasks), job.gang.groups) == (4, ("a", "b"))
+    world.lose("b-1")
+    world.confirm(job)
+    world.schedule()
+    assert (len(job.tasks), job.gang.groups, job.gang.attempt) == (2, ("a",), 2)
+    world.report(job, S.FAILED, 3, attempt=1)  # there is no task 3 any more
+    assert charged(job) == (0, 1)
+    assert world.report_all(job, S.SUCCEEDED).finished == ["job"]
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
+@pytest.mark.parametrize("attempt", [0, 1, 3])
+def test_report_for_another_attempt_changes_nothing(world: World, state: TaskState, attempt: int) -> None:
+    job = world.start(max_retries_failure=1)
+    world.report(job, S.FAILED)
+    world.schedule()
+    assert world.report(job, state, 0, attempt=attempt) == Instructions()
+    assert (job.state, task_states(job), charged(job)) == (JobState.RUNNING, [S.ASSIGNED] * 2, (1, 0))
+
+
+@pytest.mark.parametrize("end", [S.SUCCEEDED, S.FAILED, S.WORKER_FAILED, S.KILLED])
+def test_finished_job_never_comes_back_to_life(world: World, end: TaskState) -> None:
+    job = world.start()
+    if end is S.KILLED:
+        world.do(JobCancelledEvent("job", "enough"))
+    elif end is S.SUCCEEDED:
+        world.report_all(job, end)
+    else:
+        world.report(job, end)
+    before = (job.state, task_states(job), charged(job), job.error)
+    for state in (S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED):
+        assert world.report(job, state) == Instructions()
+    assert world.dispatch_fails(job) == Instructions()
+    assert world.do(JobCancelledEvent("job", "too late")) == Instructions()
+    assert world.do(JobSubmittedEvent(gang_spec(), world.now)) == Instructions()
+    assert world.lose("a-0") == Instructions()
+    world.confirm(job)
+    assert (job.state, task_states(job), charged(job), job.error) == before
+    assert world.plan().assignments == []
+
+
+def test_reports_about_an_unknown_job_change_nothing(world: World) -> None:
+    for event in (
+        TaskStateChangedEvent("nobody", 0, 1, S.FAILED),
+        TaskDispatchFailedEvent("nobody", 1, "x", 0.0),
+        JobCancelledEvent("nobody", "x"),
+        AttemptEndConfirmedEvent("nobody", 1),
+        WorkerFailedEvent("nobody", "x"),
+        WorkerDrainedEvent("nobody", "x"),
+        WorkerSuspectedEvent("nobody", "x", 0.0),
+        SliceReleasedEvent("nobody", "x"),
+    ):
+        assert world.do(event) == Instructions()
+
+
+# -- cancelling -----------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_a_running_job_stops_its_attempt(world: World) -> None:
+    job = world.start()
+    world.report(job, S.SUCCEEDED, 0)
+    instructions = world.do(JobCancelledEvent("job", "enough"))
+    assert instructions == Instructions(stop=[StopAttempt("job", 1, "enough")], finished=["job"])
+    assert (job.state, job.error) == (JobState.KILLED, "enough")
+
+
+def test_cancelling_a_waiting_job_stops_nothing(world: World) -> None:
+    job = world.submit()
+    assert world.do(JobCancelledEvent("job", "enough")) == Instructions(finished=["job"])
+    assert job.state is JobState.KILLED
+    assert world.plan().assignments == []
+
+
+# -- assignment -----------------------------------------------------------------------------------------------------
+
+
+def test_assignment_of_a_job_that_runs_is_refused(world: World) -> None:
+    job = world.start()
+    with pytest.raises(IllegalTransitionError, match="PENDING"):
+        world.do(GangAssignedEvent("job", ("b",), (("b-0", "b-1"),)))
+    assert job.gang.attempt == 1
+
+
+@pytest.mark.parametrize("groups", [(("a-0", "nobody"),), (("a-0",),), (("a-0", "a-1", "b-0"),)], ids=str)
+def test_assignment_that_does_not_fit_is_refused_and_changes_nothing(
+    world: World, groups: tuple[tuple[str, ...], ...]
+) -> None:
+    job = world.submit()
+    with pytest.raises(IllegalTransitionError):
+        world.do(GangAssignedEvent("job", ("a",), groups))
+    assert (job.state, job.gang.attempt, world.busy()) == (JobState.PENDING, 0, set())
+    assert "a" not in world.state.holders
+
+
+def test_assignment_of_hosts_that_are_taken_is_refused(world: World) -> None:
+    """The last line of defence against two tasks on one host."""
+    world.start("first")
+    world.submit("second")
+    with pytest.raises(IllegalTransitionError):
+        world.do(GangAssignedEvent("second", ("a",), (("a-0", "a-1"),)))
+
+
+def test_assignment_of_one_host_twice_is_refused(world: World) -> None:
+    world.submit()
+    with pytest.raises(IllegalTransitionError):
+        world.do(GangAssignedEvent("job", ("a",), (("a-0", "a-0"),)))
+
+
+# -- slices that their owners keep warm -----------------------------------------------------------------------------
+
+
+def test_slice_belongs_to_the_owner_of_the_gang_until_it_is_released(world: World) -> None:
+    job = world.start()
+    world.report_all(job, S.SUCCEEDED)
+    world.confirm(job)
+    assert world.state.holders == {"a": "pool-a"}
+    world.do(SliceReleasedEvent("a", "pool-b"))  # not its to release
+    assert world.state.holders == {"a": "pool-a"}
+    world.do(SliceReleasedEvent("a", "pool-a"))
+    assert world.state.holders == {}
+
+
+def test_warm_slice_of_another_owner_is_reclaimed_and_its_late_release_changes_nothing(world: World) -> None:
+    world.keep_warm("pool-b")
+    world.submit()
+    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
+    world.do(SliceReleasedEvent("a", "pool-b"))
+    assert world.state.holders["a"] == "pool-a"
+
+
+def test_own_warm_slice_is_not_reclaimed(world: World) -> None:
+    world.keep_warm("pool-a")
+    world.do(SliceReleasedEvent("a", "pool-a"))
+    job = world.submit()
+    assert world.schedule()["job"].reclaim == []
+    assert job.gang.groups == ("b",)
+
+
+def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_try(world: World) -> None:
+    """``holders`` says who keeps actors on a slice; a launch that failed changed nothing about that."""
+    world.keep_warm("pool-b")
+    job = world.submit()
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    world.now = job.gang.not_before
+    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
+
+
+# -- workers --------------------------------------------------------------------------------------------------------
+
+
+def test_worker_that_drains_keeps_its_task_and_gets_no_other(world: World) -> None:
+    job = world.start()
+    assert world.do(WorkerDrainedEvent("b-0", "maintenance")) == Instructions()
+    told = world.do(WorkerDrainedEvent("a-0", "maintenance"))
+    assert told == Instructions(notices=told.notices)
+    assert job.state is JobState.RUNNING
+    world.submit("next")
+    assert "maintenance" in world.why("next")
+
+
+def test_suspicion_outlives_a_new_registration_and_ends_by_itself(world: World) -> None:
+    for name in ("a", "b"):
+        world.do(WorkerSuspectedEvent(f"{name}-1", "no answer", world.now))
+        world.do(host(name, 1))
+    world.submit()
+    assert "no answer" in world.why("job")
+    world.now += state_module.SUSPICION_S
+    assert world.schedule().keys() == {"job"}
+
+
+def test_knows_a_registration_that_would_change_nothing(world: World) -> None:
+    assert world.state.knows(host("a", 0))
+    assert not world.state.knows(host("a", 0, draining="x"))
+    assert not world.state.knows(host("a", 0, foreign="x"))
+    assert not world.state.knows(host("z", 0))
+
+
+# -- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_finished_jobs_are_forgotten_oldest_first_once_their_capacity_is_free(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "FINISHED_JOBS_KEPT", 2)
+    held = world.start("held")
+    world.report_all(held, S.SUCCEEDED)
+    for number in range(4):
+        job = world.start(f"job-{number}")
+        world.report_all(job, S.SUCCEEDED)
+        world.confirm(job)
+    assert list(world.state.jobs) == ["held", "job-2", "job-3"]
+
+
+def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "FINISHED_JOBS_KEPT", 1)
+    job = world.start(max_retries_failure=1)
+    world.report(job, S.FAILED)
+    world.schedule()
+    world.report_all(job, S.SUCCEEDED)
+    world.confirm(job, 2)
+    for number in range(3):
+        later = world.start(f"later-{number}")
+        world.report_all(later, S.SUCCEEDED)
+        world.confirm(later)
+    assert AttemptEndConfirmedEvent("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it

@@ -1,0 +1,614 @@
+"""Jobs without coscheduling: every task is placed, fails and is retried by itself."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.jobs import JobSpec
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    GangAssignedEvent,
+    JobCancelledEvent,
+    TaskAssignedEvent,
+    TaskDispatchFailedEvent,
+    TaskUnschedulableEvent,
+    WorkerFailedEvent,
+)
+from iris_ray.state.instructions import Instructions, StopAttempt
+from tests.support.worlds import World, charged, cpu_host, host, task_states
+
+S = TaskState
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two v4-16 slices of two hosts each, "a" and "b"."""
+    world = World()
+    world.add_slice("a")
+    world.add_slice("b")
+    yield world
+    world.state.check()
+
+
+def attempts(world: World, job_id: str = "job") -> list[int]:
+    return [gang.attempt for gang in world.state.jobs[job_id].gangs]
+
+
+# -- attempts and budgets -------------------------------------------------------------------------------------------
+
+
+def test_budgets_are_no_failure_and_100_preemptions_unless_told() -> None:
+    spec = JobSpec(job_id="job", owner="pool")
+    assert (spec.max_retries_failure, spec.max_retries_preemption, spec.max_task_failures) == (0, 100, None)
+
+
+def test_budget_of_100_preemptions_gives_101_attempts_and_is_the_tasks_own(world: World) -> None:
+    job = world.start_tasks()
+    for attempt in range(1, 102):
+        assert job.state is JobState.RUNNING
+        assert attempts(world) == [attempt, 1]
+        world.long_run()
+        instructions = world.report(job, S.WORKER_FAILED, 0, error="no host")
+        world.confirm(job)
+        world.schedule()
+        if attempt < 101:
+            assert instructions == Instructions(stop=[StopAttempt("job", attempt, "no host", 0)])
+            world.report(job, S.RUNNING, 0)
+    assert task_states(job) == [S.WORKER_FAILED, S.KILLED]
+    assert job.state is JobState.WORKER_FAILED
+
+
+def test_task_fails_with_retries_left_and_touches_no_sibling(world: World) -> None:
+    job = world.start_tasks(replicas=3, max_retries_failure=1)
+    before = [(task.state, task.node_id, task.error) for task in job.tasks]
+    assert world.report(job, S.FAILED, 1) == Instructions(stop=[StopAttempt("job", 1, "boom", 1)])
+    after = [(task.state, task.node_id, task.error) for task in job.tasks]
+    assert after == [before[0], (S.PENDING, None, "boom"), before[2]]
+    assert (job.state, charged(job)) == (JobState.RUNNING, (1, 0))
+    world.schedule()
+    assert attempts(world) == [1, 2, 1]
+
+
+def test_retries_of_one_task_are_not_used_up_by_another(world: World) -> None:
+    job = world.start_tasks(max_retries_failure=1)
+    for index in (0, 1):
+        world.report(job, S.FAILED, index)
+        world.confirm(job, index=index)
+        world.schedule()
+        world.report(job, S.RUNNING, index)
+    assert (job.state, attempts(world), charged(job)) == (JobState.RUNNING, [2, 2], (2, 0))
+    world.report(job, S.FAILED, 1)
+    assert task_states(job) == [S.KILLED, S.FAILED]
+
+
+def test_failures_and_preemptions_of_a_task_have_separate_budgets(world: World) -> None:
+    job = world.start_tasks(replicas=1, max_retries_failure=1, max_retries_preemption=1)
+    for end in (S.FAILED, S.WORKER_FAILED):
+        world.long_run()
+        world.report(job, end)
+        world.confirm(job)
+        world.schedule()
+        world.report(job, S.RUNNING)
+    assert (job.state, charged(job)) == (JobState.RUNNING, (1, 1))
+
+
+def test_task_fails_for_good_fails_the_job_and_ends_the_rest_with_the_trigger_named(world: World) -> None:
+    """One runs, one has succeeded, two wait: those that run are stopped, what is over stays."""
+    job = world.submit_tasks(replicas=6)
+    world.schedule()
+    for index in range(4):
+        world.report(job, S.RUNNING, index)
+    world.report(job, S.SUCCEEDED, 3)
+    instructions = world.report(job, S.FAILED, 1, error="OOM")
+    assert sorted(stop.task_index for stop in instructions.stop) == [0, 1, 2]
+    assert all((stop.job_id, stop.attempt) == ("job", 1) for stop in instructions.stop)
+    assert instructions.finished == ["job"]
+    assert task_states(job) == [S.KILLED, S.FAILED, S.KILLED, S.SUCCEEDED, S.KILLED, S.KILLED]
+    assert (job.state, job.error, job.tasks[1].error) == (JobState.FAILED, "OOM", "OOM")
+    assert all("job/task-1" in (job.tasks[index].error or "") for index in (0, 2, 4, 5))
+    assert world.plan().assignments == []
+
+
+def test_job_runs_to_success_when_its_last_task_does(world: World) -> None:
+    job = world.start_tasks()
+    assert world.report(job, S.SUCCEEDED, 1) == Instructions()
+    assert job.state is JobState.RUNNING
+    assert world.report(job, S.SUCCEEDED, 0) == Instructions(finished=["job"])
+    assert job.state is JobState.SUCCEEDED
+
+
+# -- max_task_failures ----------------------------------------------------------------------------------------------
+
+
+def test_task_failures_within_the_limit_let_the_job_succeed(world: World) -> None:
+    job = world.start_tasks(replicas=3, max_task_failures=1)
+    instructions = world.report(job, S.FAILED, 0)
+    assert instructions == Instructions(stop=[StopAttempt("job", 1, "boom", 0)])
+    assert (job.state, task_states(job)) == (JobState.RUNNING, [S.FAILED, S.RUNNING, S.RUNNING])
+    world.report(job, S.SUCCEEDED, 1)
+    assert world.report(job, S.SUCCEEDED, 2).finished == ["job"]
+    assert job.state is JobState.SUCCEEDED
+
+
+def test_task_failures_beyond_the_limit_fail_the_job_whichever_task_they_are_of(world: World) -> None:
+    job = world.start_tasks(replicas=3, max_task_failures=1)
+    world.report(job, S.FAILED, 0)
+    instructions = world.report(job, S.FAILED, 2)
+    assert instructions.finished == ["job"]
+    assert (job.state, task_states(job)) == (JobState.FAILED, [S.FAILED, S.KILLED, S.FAILED])
+    assert "job/task-2" in (job.tasks[1].error or "")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_task_failures_that_were_retried_count(world: World, limit: int) -> None:
+    job = world.start_tasks(max_retries_failure=9, max_task_failures=limit)
+    for failure in range(1, limit + 2):
+        assert job.state is JobState.RUNNING
+        world.report(job, S.FAILED, failure % 2)
+        world.confirm(job, index=failure % 2)
+        world.schedule()
+        if not job.state.finished:
+            world.report(job, S.RUNNING, failure % 2)
+    assert (job.state, job.failures) == (JobState.FAILED, limit + 1)
+
+
+def test_task_failures_unset_retried_ones_never_fail_the_job(world: World) -> None:
+    job = world.start_tasks(max_retries_failure=9)
+    for _ in range(9):
+        world.long_run()
+        world.report(job, S.FAILED, 0)
+        world.confirm(job)
+        world.schedule()
+        world.report(job, S.RUNNING, 0)
+    assert (job.state, job.failures) == (JobState.RUNNING, 9)
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_lost_hosts_are_no_task_failures(world: World, started: bool) -> None:
+    job = world.start_tasks(max_task_failures=0) if started else world.submit_tasks(max_task_failures=0)
+    world.schedule()
+    world.lose("a-0")
+    assert (job.state, job.failures, task_states(job)[0]) == (JobState.RUNNING, 0, S.PENDING)
+
+
+# -- lost hosts -----------------------------------------------------------------------------------------------------
+
+
+def test_host_lost_before_its_task_started_charges_nothing_though_a_sibling_runs(world: World) -> None:
+    job = world.submit_tasks()
+    world.schedule()
+    world.report(job, S.RUNNING, 1)
+    instructions = world.lose("a-0")
+    assert instructions == Instructions(stop=[StopAttempt("job", 1, "the host died", 0)])
+    assert (charged(job), task_states(job)) == ((0, 0), [S.PENDING, S.RUNNING])
+
+
+def test_host_lost_after_the_start_charges_the_preemption_budget_of_its_task_alone(world: World) -> None:
+    job = world.start_tasks(max_retries_preemption=1)
+    for node_id in ("a-0", "a-1"):
+        world.lose(node_id)
+    assert (job.state, charged(job)) == (JobState.PENDING, (0, 2))
+    assert [gang.preemptions for gang in job.gangs] == [1, 1]
+    world.schedule()
+    assert [task.node_id for task in job.tasks] == ["b-0", "b-1"]
+
+
+def test_host_lost_with_the_preemption_budget_used_up_ends_the_job(world: World) -> None:
+    job = world.start_tasks(max_retries_preemption=0)
+    instructions = world.lose("a-1")
+    assert (job.state, task_states(job)) == (JobState.WORKER_FAILED, [S.KILLED, S.WORKER_FAILED])
+    assert {stop.task_index for stop in instructions.stop} >= {0}
+    assert instructions.finished == ["job"]
+
+
+def test_host_lost_and_reported_too_charges_once(world: World) -> None:
+    job = world.start_tasks()
+    world.report(job, S.WORKER_FAILED, 0)
+    world.lose("a-0")
+    world.report(job, S.WORKER_FAILED, 0, attempt=1)
+    assert charged(job) == (0, 1)
+
+
+def test_host_lost_after_its_task_succeeded_changes_nothing(world: World) -> None:
+    job = world.start_tasks()
+    world.report(job, S.SUCCEEDED, 0)
+    assert world.lose("a-0") == Instructions()
+    assert (charged(job), task_states(job)) == ((0, 0), [S.SUCCEEDED, S.RUNNING])
+
+
+def test_cpu_host_lost_requeues_all_tasks_that_shared_it(world: World) -> None:
+    world.do(cpu_host("cpu"))
+    job = world.start_tasks(replicas=3, resources={"CPU": 1.0})
+    assert {task.node_id for task in job.tasks} == {"cpu"}
+    world.lose("cpu")
+    assert task_states(job) == [S.PENDING] * 3
+    assert [gang.preemptions for gang in job.gangs] == [1, 1, 1]
+
+
+# -- late and doubled reports ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
+@pytest.mark.parametrize("attempt", [0, 1, 3])
+def test_report_for_another_attempt_of_the_task_changes_nothing(world: World, state: TaskState, attempt: int) -> None:
+    """A sibling is in its first attempt: the number counts for each task."""
+    job = world.start_tasks(max_retries_failure=1)
+    world.report(job, S.FAILED, 0)
+    world.schedule()
+    before = (task_states(job), charged(job))
+    assert world.report(job, state, 0, attempt=attempt) == Instructions()
+    assert (task_states(job), charged(job)) == before == ([S.ASSIGNED, S.RUNNING], (1, 0))
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED])
+def test_report_after_a_tolerated_end_changes_nothing(world: World, state: TaskState) -> None:
+    job = world.start_tasks(max_task_failures=1)
+    world.report(job, S.FAILED, 0)
+    assert world.report(job, state, 0) == Instructions()
+    assert (task_states(job), charged(job)) == ([S.FAILED, S.RUNNING], (1, 0))
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.WORKER_FAILED])
+def test_report_after_success_changes_nothing(world: World, state: TaskState) -> None:
+    job = world.start_tasks()
+    world.report(job, S.SUCCEEDED, 0)
+    assert world.report(job, state, 0) == Instructions()
+    assert (task_states(job), charged(job)) == ([S.SUCCEEDED, S.RUNNING], (0, 0))
+
+
+def test_report_of_a_failure_twice_charges_once(world: World) -> None:
+    job = world.start_tasks(max_retries_failure=5)
+    for _ in range(3):
+        world.report(job, S.FAILED, 0, attempt=1)
+    assert charged(job) == (1, 0)
+
+
+@pytest.mark.parametrize("index", [-1, 2, 99])
+def test_report_about_a_task_that_does_not_exist_is_refused(world: World, index: int) -> None:
+    job = world.start_tasks()
+    with pytest.raises(IllegalTransitionError, match="no task"):
+        world.report(job, S.FAILED, index, attempt=1)
+    assert task_states(job) == [S.RUNNING, S.RUNNING]
+
+
+# -- launches that fail ---------------------------------------------------------------------------------------------
+
+
+def test_dispatch_failure_of_one_task_requeues_it_alone_uncharged_after_a_pause(world: World) -> None:
+    job = world.submit_tasks()
+    world.schedule()
+    assert world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now, task_index=1)) == Instructions()
+    assert (task_states(job), charged(job)) == ([S.ASSIGNED, S.PENDING], (0, 0))
+    world.confirm(job, index=1)
+    assert world.plan().assignments == []
+    world.now += 60
+    assert [a.task_index for a in world.plan().assignments] == [1]
+
+
+def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(world: World) -> None:
+    job = world.submit_tasks(replicas=5)
+    world.schedule()
+    world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now, task_index=0))
+    world.confirm(job)
+    assert [a.task_index for a in world.plan().assignments] == [4]
+
+
+# -- capacity -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed", "timed out"])
+def test_capacity_of_a_task_that_ended_is_taken_until_its_end_is_confirmed(world: World, end: str) -> None:
+    retries = 0 if end == "failed for good" else 1
+    job = world.start_tasks(replicas=5, max_retries_failure=retries)
+    ends: dict[str, Callable[[], object]] = {
+        "succeeded": lambda: world.report(job, S.SUCCEEDED, 1),
+        "cancelled": lambda: world.do(JobCancelledEvent("job", "enough")),
+        "dispatch failed": lambda: world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now, 1)),
+        "timed out": lambda: world.do(TaskUnschedulableEvent("job", 4, "too late")),
+    }
+    ends.get(end, lambda: world.report(job, S.FAILED, 1))()
+    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
+    assert world.state.holds_capacity("job", 1, task_index=1)
+    world.confirm(job, 1, index=1)
+    assert world.busy() == {"a-0", "b-0", "b-1"}
+    assert not world.state.holds_capacity("job", 1, task_index=1)
+    assert world.state.holds_capacity("job", 1, task_index=0)
+
+
+def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
+    job = world.start_tasks(max_retries_failure=1)
+    world.report(job, S.FAILED, 0)
+    world.confirm(job, 1)
+    other = world.submit_tasks("other", replicas=3, resources={"TPU": 4.0, "CPU": 1.0})
+    world.do(TaskAssignedEvent("other", 0, "a-0"))
+    world.confirm(job, 1)
+    assert "a-0" in world.busy()
+    assert other.tasks[0].node_id == "a-0"
+
+
+def test_capacity_end_of_one_attempt_frees_nothing_of_the_next_or_of_siblings(world: World) -> None:
+    job = world.start_tasks(max_retries_failure=1)
+    world.report(job, S.FAILED, 0)
+    world.schedule()
+    assert job.tasks[0].node_id == "b-0"
+    world.confirm(job, 1, index=0)
+    assert world.busy() == {"a-1", "b-0"}
+
+
+def test_capacity_of_a_task_that_runs_can_not_be_freed(world: World) -> None:
+    job = world.start_tasks()
+    with pytest.raises(IllegalTransitionError, match="active"):
+        world.confirm(job, 1, index=1)
+    assert world.busy() == {"a-0", "a-1"}
+
+
+def test_capacity_that_is_still_to_be_confirmed_is_listed_by_task(world: World) -> None:
+    job = world.start_tasks()
+    world.report(job, S.SUCCEEDED, 1)
+    owed = [AttemptEndConfirmedEvent("job", 1, 0), AttemptEndConfirmedEvent("job", 1, 1)]
+    assert world.state.attempts_of("pool-a") == owed
+    world.do(owed[1])
+    assert world.state.attempts_of("pool-a") == owed[:1]
+
+
+# -- cancelling -----------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_stops_what_runs_and_drops_what_waits(world: World) -> None:
+    job = world.submit_tasks(replicas=5)
+    world.schedule()
+    world.report(job, S.SUCCEEDED, 0)
+    instructions = world.do(JobCancelledEvent("job", "enough"))
+    stops = [StopAttempt("job", 1, "enough", index) for index in (1, 2, 3)]
+    assert instructions == Instructions(stop=stops, finished=["job"])
+    assert task_states(job) == [S.SUCCEEDED, S.KILLED, S.KILLED, S.KILLED, S.KILLED]
+    assert (job.state, job.error) == (JobState.KILLED, "enough")
+    assert world.do(JobCancelledEvent("job", "again")) == Instructions()
+    assert world.plan().assignments == []
+
+
+# -- assignment -----------------------------------------------------------------------------------------------------
+
+
+def refuse(world: World, event: Event) -> None:
+    """The event is refused, and changes nothing."""
+    before = {
+        job_id: (job.state, task_states(job), attempts(world, job_id)) for job_id, job in world.state.jobs.items()
+    }
+    busy = world.busy()
+    with pytest.raises(IllegalTransitionError):
+        world.do(event)
+    after = {job_id: (job.state, task_states(job), attempts(world, job_id)) for job_id, job in world.state.jobs.items()}
+    assert (after, world.busy()) == (before, busy)
+
+
+def test_assignment_of_one_task_of_a_gang_is_refused(world: World) -> None:
+    world.submit()
+    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
+
+
+def test_assignment_of_a_gang_for_tasks_without_coscheduling_is_refused(world: World) -> None:
+    world.submit_tasks()
+    refuse(world, GangAssignedEvent("job", ("a",), (("a-0", "a-1"),)))
+
+
+def test_assignment_of_a_host_whose_chips_are_taken_is_refused(world: World) -> None:
+    world.start_tasks("other", replicas=1, resources={"TPU": 1.0})
+    world.submit_tasks(resources={"TPU": 1.0})
+    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
+
+
+def test_assignment_of_a_host_without_room_is_refused(world: World) -> None:
+    world.do(cpu_host("cpu"))
+    world.start_tasks("other", replicas=2, resources={"CPU": 3.0})
+    world.submit_tasks(resources={"CPU": 3.0})
+    refuse(world, TaskAssignedEvent("job", 0, "cpu"))
+
+
+def test_assignment_of_a_host_that_is_not_there_is_refused(world: World) -> None:
+    world.submit_tasks()
+    refuse(world, TaskAssignedEvent("job", 0, "nobody"))
+
+
+def test_assignment_of_a_task_that_runs_is_refused(world: World) -> None:
+    world.start_tasks()
+    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
+
+
+def test_assignment_of_a_task_that_is_over_is_refused(world: World) -> None:
+    job = world.start_tasks(max_task_failures=1)
+    world.report(job, S.FAILED, 0)
+    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
+    world.report(job, S.SUCCEEDED, 1)
+    refuse(world, TaskAssignedEvent("job", 1, "b-0"))
+
+
+@pytest.mark.parametrize("index", [-1, 2, 99])
+def test_assignment_of_a_task_that_does_not_exist_is_refused(world: World, index: int) -> None:
+    world.submit_tasks()
+    refuse(world, TaskAssignedEvent("job", index, "a-0"))
+
+
+@pytest.mark.parametrize("event", [TaskAssignedEvent("job", 0, "a-0"), GangAssignedEvent("job", ("a",), (("a-0",),))])
+def test_assignment_for_a_job_that_does_not_exist_is_refused(world: World, event: Event) -> None:
+    refuse(world, event)
+
+
+# -- placing --------------------------------------------------------------------------------------------------------
+
+
+def test_job_of_more_tasks_than_hosts_starts_in_part_and_goes_on_as_hosts_become_free(world: World) -> None:
+    job = world.submit_tasks(replicas=6)
+    plan = world.plan()
+    assert plan.assignments == [
+        TaskAssignedEvent("job", index, node_id) for index, node_id in enumerate(["a-0", "a-1", "b-0", "b-1"])
+    ]
+    assert plan.waiting.keys() == {"job"}
+    world.schedule()
+    assert task_states(job) == [S.ASSIGNED] * 4 + [S.PENDING] * 2
+    assert job.state is JobState.RUNNING
+    assert world.plan().assignments == []
+    world.report(job, S.SUCCEEDED, 2)
+    world.confirm(job, index=2)
+    assert world.plan().assignments == [TaskAssignedEvent("job", 4, "b-0")]
+
+
+@pytest.mark.parametrize("chips", [0.5, 1.0, 4.0])
+def test_tasks_with_chips_are_never_two_on_one_host(world: World, chips: float) -> None:
+    """libtpu allows one process a host, however few chips it asks for."""
+    job = world.start_tasks(replicas=3, resources={"TPU": chips})
+    world.start_tasks("other", replicas=1, resources={"TPU": chips})
+    assert len(world.busy()) == 4
+    assert all(worker.free["TPU"] == 0.0 for worker in world.state.workers.values())
+    world.submit_tasks("third", resources={"TPU": chips})
+    assert world.plan().assignments == []
+    assert job.state is JobState.RUNNING
+
+
+def test_cpu_tasks_share_a_host_as_far_as_it_goes(world: World) -> None:
+    world.do(cpu_host("cpu"))
+    on_cpu = (Constraint("tpu-name", ConstraintOp.NOT_EXISTS),)
+    job = world.start_tasks(replicas=2, resources={"CPU": 3.0})
+    assert [task.node_id for task in job.tasks] == ["cpu", "cpu"]
+    assert world.state.workers["cpu"].free == {"CPU": 2.0}
+    world.submit_tasks("other", replicas=3, resources={"CPU": 1.0}, constraints=on_cpu)
+    assert [a.task_index for a in world.plan().assignments] == [0, 1]
+
+
+def test_cpu_task_runs_beside_one_with_chips_if_there_is_no_other_host(world: World) -> None:
+    world.start_tasks("chips", replicas=4)
+    world.start_tasks(replicas=1, resources={"CPU": 8.0})
+    assert {len(worker.occupants) for worker in world.state.workers.values()} == {1, 2}
+
+
+# -- tasks that do not get to run -----------------------------------------------------------------------------------
+
+
+def test_timeout_gives_up_a_task_that_never_ran_and_ends_the_rest_of_the_job(world: World) -> None:
+    job = world.submit_tasks(replicas=6, scheduling_timeout=60.0)
+    world.schedule()
+    world.report(job, S.RUNNING, 0)
+    world.report(job, S.SUCCEEDED, 1)
+    world.now += 60.0
+    assert world.plan().timed_out == []
+    world.now += 0.1
+    plan = world.plan()
+    (late,) = plan.timed_out
+    assert (late.job_id, plan.assignments, plan.waiting) == ("job", [], {})
+    assert "60 s" in late.reason
+    instructions = world.do(late)
+    assert instructions.finished == ["job"]
+    assert sorted(stop.task_index for stop in instructions.stop) == [0, 2, 3]
+    assert task_states(job) == [S.KILLED, S.SUCCEEDED, S.KILLED, S.KILLED, S.UNSCHEDULABLE, S.KILLED]
+    assert (job.state, job.tasks[4].error) == (JobState.UNSCHEDULABLE, late.reason)
+    assert all("job/task-4" in (job.tasks[index].error or "") for index in (0, 2, 3, 5))
+    assert world.plan().timed_out == []
+
+
+def test_timeout_gives_up_a_gang_that_never_ran(world: World) -> None:
+    job = world.submit(slices=(3,), scheduling_timeout=60.0)
+    world.now += 61.0
+    (late,) = world.plan().timed_out
+    assert world.do(late) == Instructions(finished=["job"])
+    assert task_states(job) == [S.UNSCHEDULABLE] * 6
+    assert job.state is JobState.UNSCHEDULABLE
+
+
+def test_timeout_unset_waits_for_ever(world: World) -> None:
+    world.submit(slices=(3,))
+    world.now += 1e9
+    assert world.plan().timed_out == []
+    assert world.plan().waiting.keys() == {"job"}
+
+
+@pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
+def test_timeout_does_not_concern_a_task_that_ran_once(world: World, end: TaskState) -> None:
+    job = world.start_tasks(replicas=1, scheduling_timeout=60.0, max_retries_failure=1)
+    world.report(job, end)
+    world.now += 1000.0
+    assert world.plan().timed_out == []
+
+
+def test_timeout_does_not_concern_a_task_that_failed_before_its_running_report_came(world: World) -> None:
+    """The report may be late or lost: a task that failed, and was charged for it, has run."""
+    job = world.submit_tasks(replicas=1, scheduling_timeout=60.0, max_retries_failure=1)
+    world.schedule()
+    world.report(job, S.FAILED)
+    world.report(job, S.RUNNING, attempt=1)
+    assert charged(job) == (1, 0)
+    world.now += 1000.0
+    assert world.plan().timed_out == []
+
+
+@pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
+def test_timeout_does_not_concern_a_gang_that_ran_once(world: World, end: TaskState) -> None:
+    job = world.start(scheduling_timeout=60.0, max_retries_failure=1, max_retries_preemption=1)
+    world.report(job, end)
+    world.now += 1000.0
+    assert world.plan().timed_out == []
+
+
+def test_timeout_concerns_a_task_whose_launches_all_failed(world: World) -> None:
+    job = world.submit_tasks(replicas=1, scheduling_timeout=60.0)
+    world.schedule()
+    world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now))
+    world.confirm(job)
+    world.now += 61.0
+    assert [late.job_id for late in world.plan().timed_out] == ["job"]
+
+
+def test_timeout_of_one_job_leaves_the_others_alone(world: World) -> None:
+    world.submit("late", slices=(3,), scheduling_timeout=60.0)
+    world.submit("patient", slices=(3,))
+    world.now += 61.0
+    world.submit("next")
+    plan = world.plan()
+    assert [late.job_id for late in plan.timed_out] == ["late"]
+    assert plan.waiting.keys() == {"patient"}
+    assert [a.job_id for a in plan.assignments] == ["next"]
+
+
+def test_unschedulable_is_ignored_if_the_task_got_to_run_after_all(world: World) -> None:
+    job = world.submit_tasks()
+    late = TaskUnschedulableEvent("job", 0, "too late")
+    world.schedule()
+    assert world.do(late) == Instructions()
+    world.report(job, S.RUNNING, 0)
+    assert world.do(late) == Instructions()
+    world.report(job, S.WORKER_FAILED, 0)
+    assert world.do(late) == Instructions()
+    assert task_states(job) == [S.PENDING, S.ASSIGNED]
+
+
+def test_unschedulable_twice_or_about_a_finished_or_unknown_job_changes_nothing(world: World) -> None:
+    world.submit_tasks()
+    assert world.do(TaskUnschedulableEvent("job", 0, "no")).finished == ["job"]
+    assert world.do(TaskUnschedulableEvent("job", 1, "no")) == Instructions()
+    assert world.do(TaskUnschedulableEvent("nobody", 0, "no")) == Instructions()
+
+
+def test_constraint_that_can_not_be_evaluated_ends_the_job_and_nothing_else(world: World) -> None:
+    world.do(host("a", 0))
+    odd = world.submit_tasks("odd", constraints=(Constraint("tpu-topology", ConstraintOp.LT, 4),))
+    world.submit_tasks("plain")
+    plan = world.plan()
+    assert {a.job_id for a in plan.assignments} == {"plain"}
+    (given_up,) = plan.unschedulable
+    assert "tpu-topology < 4" in given_up.reason
+    world.do(given_up)
+    assert (odd.state, task_states(odd)) == (JobState.UNSCHEDULABLE, [S.UNSCHEDULABLE, S.KILLED])
+
+
+def test_loss_of_the_host_of_a_task_that_asks_for_nothing(world: World) -> None:
+    """Its user's usage is none already when it ends."""
+    idle = world.submit_tasks("idle", replicas=1, resources={}, max_retries_preemption=0)
+    busy = world.submit_tasks("busy", replicas=1)
+    world.schedule()
+    world.finish(busy)
+    assert world.state.usage == {}
+    world.do(WorkerFailedEvent(str(idle.tasks[0].node_id), "the host died"))
+    assert (idle.state, charged(idle)) == (JobState.PENDING, (0, 0))

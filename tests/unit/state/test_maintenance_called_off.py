@@ -1,0 +1,192 @@
+"""A maintenance that was announced and is called off: the host is as good as new, unless it is to go anyway."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.notices import NoticeKind
+from iris_ray.state.events import JobRestoredEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.instructions import DropSpare, Instructions
+from iris_ray.state.records import JobRecord
+from tests.support.worlds import World, host
+
+S = TaskState
+MAINTENANCE, PREEMPTION = NoticeKind.MAINTENANCE, NoticeKind.PREEMPTION
+START = 700.0
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Three v4-16 slices of two hosts each."""
+    world = World()
+    for name in ("a", "b", "c"):
+        world.add_slice(name)
+    yield world
+    world.state.check()
+
+
+def announce(world: World, node_id: str = "a-1", start: float | None = START) -> Instructions:
+    return world.do(WorkerDrainedEvent(node_id, "maintenance", MAINTENANCE, start))
+
+
+def call_off(world: World, node_id: str = "a-1") -> Instructions:
+    return world.do(MaintenanceCalledOffEvent(node_id))
+
+
+def told(instructions: Instructions) -> list[tuple[str, NoticeKind, float]]:
+    return [(notice.job_id, notice.notice.kind, notice.notice.deadline) for notice in instructions.notices]
+
+
+@pytest.mark.parametrize("start", [START, None])
+def test_host_takes_jobs_again_when_its_maintenance_is_called_off(world: World, start: float | None) -> None:
+    for number in range(2):
+        announce(world, f"a-{number}", start)
+    job = world.submit(slices=(3,))
+    assert not world.schedule()
+    call_off(world, "a-0")
+    assert not world.schedule(), "the other one is to go still"
+    call_off(world)
+    assert world.state.workers["a-1"].draining is None
+    assert world.state.workers["a-1"].notice is None
+    world.schedule()
+    assert set(job.gang.groups) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_replacement_is_dropped_when_nothing_is_doomed_any_more(world: World, placed: bool) -> None:
+    job = world.start(slices=(2,), max_retries_preemption=5)
+    announce(world)
+    assert list(world.state.jobs) == ["job", "job/replacement-1"]
+    if placed:
+        world.schedule()
+        assert world.busy() == {f"{name}-{number}" for name in "abc" for number in range(2)}
+    instructions = call_off(world)
+    assert instructions.dropped == ([DropSpare("job/replacement-1", "pool-a")] if placed else [])
+    assert instructions.notices == []
+    assert (list(world.state.jobs), job.state, job.gang.attempt) == (["job"], JobState.RUNNING, 1)
+    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
+
+
+def test_replacement_stays_while_another_host_of_the_slice_is_doomed(world: World) -> None:
+    world.start(max_retries_preemption=5)
+    announce(world, "a-0")
+    announce(world, "a-1")
+    call_off(world, "a-0")
+    assert list(world.state.jobs) == ["job", "job/replacement-1"]
+    call_off(world, "a-1")
+    assert list(world.state.jobs) == ["job"]
+
+
+def test_later_notice_is_told_again(world: World) -> None:
+    job = world.start(max_retries_preemption=5)
+    assert told(announce(world)) == [("job", MAINTENANCE, START)]
+    world.state.unrecorded.clear()
+    call_off(world)
+    assert job.gang.notice is None
+    assert "job" in world.state.unrecorded, "its successor must not tell it"
+    for start in (START + 3600.0, START):
+        assert told(announce(world, start=start)) == [("job", MAINTENANCE, start)]
+
+
+def test_gang_that_starts_after_the_calling_off_is_told_nothing(world: World) -> None:
+    announce(world)
+    call_off(world)
+    world.submit(slices=(3,))
+    assert [told(instructions) for instructions in world.schedule().values()] == [[]]
+
+
+@pytest.mark.parametrize("by_ray", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("end", [130.0, START, 9000.0, None])
+def test_drain_or_preemption_stays_whichever_was_known_first_and_is_nearer(
+    world: World, by_ray: bool, first: bool, end: float | None
+) -> None:
+    job = world.start(max_retries_preemption=5)
+    final = WorkerDrainedEvent("a-1", "goes for good", PREEMPTION, end)
+    if by_ray:
+        final = host("a", 1, draining="goes for good", deadline=end)
+    for said in [True, False] if first else [False, True]:
+        world.do(final) if said else announce(world)
+    assert world.state.knows(host("a", 1, draining="Ray drains it", deadline=end)), "it need not be said again"
+    world.do(host("a", 1, foreign="a stranger"))  # it reports something else, and is still to go
+    for _ in range(2):
+        call_off(world)
+        worker = world.state.workers["a-1"]
+        assert worker.draining == "goes for good"
+        assert worker.notice == job.gang.notice
+        assert (worker.notice.kind, job.gang.notice.reason) == (PREEMPTION, "a host 1: goes for good")
+        assert end is None or worker.notice.deadline == end
+        assert list(world.state.jobs) == ["job", "job/replacement-1"]
+
+
+def test_drain_that_was_hidden_by_a_nearer_maintenance_is_told_when_that_is_called_off(world: World) -> None:
+    world.start(max_retries_preemption=5)
+    announce(world)
+    assert not world.state.knows(host("a", 1, draining="Ray drains it", deadline=9000.0))
+    assert told(world.do(host("a", 1, draining="Ray drains it", deadline=9000.0))) == []
+    assert told(world.do(WorkerDrainedEvent("a-1", "preempted", PREEMPTION, 800.0))) == []
+    assert told(call_off(world)) == [("job", PREEMPTION, 800.0)], "the nearer one of what is left"
+
+
+def test_gang_hears_of_the_maintenance_of_its_other_host_instead(world: World) -> None:
+    job = world.start(slices=(2,), max_retries_preemption=5)
+    announce(world, "a-0", START)
+    announce(world, "b-0", START + 100.0)
+    announce(world, "b-1", START + 50.0)
+    assert told(call_off(world, "a-0")) == [("job", MAINTENANCE, START + 50.0)]
+    assert told(call_off(world, "b-0")) == [], "it has heard of a nearer one"
+    assert job.gang.notice.deadline == START + 50.0
+
+
+def test_whole_slices_maintenance_that_is_called_off_host_by_host_is_told_to_nobody_again(world: World) -> None:
+    job = world.start(max_retries_preemption=5)
+    for number in range(2):
+        announce(world, f"a-{number}")
+    assert told(call_off(world, "a-0")) == []
+    assert told(call_off(world, "a-1")) == []
+    assert job.gang.notice is None
+
+
+def test_notice_to_grow_is_another_matter(world: World) -> None:
+    other = world.start("other", slices=(2,))
+    job = world.start(slices=(1, 2), grow_after=0.0)
+    assert job.gang.groups == ("c",)
+    world.finish(other)
+    world.schedule()
+    world.report_all(world.state.jobs["job/growth-1"], S.RUNNING)
+    assert job.gang.notice.kind is NoticeKind.GROWTH
+    assert told(call_off(world, "c-0")) == []
+    assert job.gang.notice.kind is NoticeKind.GROWTH
+
+
+def test_task_that_is_placed_by_itself_is_told_again_too(world: World) -> None:
+    job = world.start_tasks(replicas=2)
+    (position,) = [i for i, gang in enumerate(job.gangs) if gang.tasks[0].node_id == "a-1"]
+    (notice,) = announce(world).notices
+    assert notice.task_index == position
+    call_off(world)
+    assert [gang.notice for gang in job.gangs] == [None, None]
+    assert len(announce(world).notices) == 1
+
+
+def test_calling_off_what_was_never_announced_changes_nothing(world: World) -> None:
+    world.start()
+    for node_id in ("a-0", "b-0", "nobody"):
+        assert call_off(world, node_id) == Instructions()
+
+
+def test_gang_whose_notice_is_known_from_its_record_alone(world: World) -> None:
+    """It was called off while no Controller was there, or its pool could say so before it repeated its notices."""
+    world.start(max_retries_preemption=5)
+    announce(world)
+    record = world.state.record("job")
+    assert record is not None
+    new = World()
+    for name in ("a", "b", "c"):
+        new.add_slice(name)
+    assert len(new.do(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes()))).notices) == 1
+    assert call_off(new).notices == []
+    assert new.state.jobs["job"].gang.notice is None
+    assert told(announce(new)) == [("job", MAINTENANCE, START)]
+    new.state.check()

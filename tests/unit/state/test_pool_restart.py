@@ -1,0 +1,337 @@
+"""The process of a pool dies and is started anew: what becomes of the jobs, slices and spares that were its."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.actors.pool.gang_run import GangRun
+from iris_ray.actors.wire.messages import JobView, ProcessSpec, RunRequest
+from iris_ray.errors import JobCancelledError
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent, WorkerDrainedEvent
+from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
+from iris_ray.state.retry_budget import QUICK_ENDS_ARE_FAILURES, RETURNING_S
+from tests.support.worlds import World, charged, task_states, tasks_spec
+
+S = TaskState
+RESTARTED = PoolRestartedEvent("pool-a")
+REASON = "the process of its SlicePoolManager died"
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Four v4-16 slices of two hosts each."""
+    world = World()
+    for name in "abcd":
+        world.add_slice(name)
+    yield world
+    world.state.check()
+
+
+def restart(world: World) -> Instructions:
+    """It says so once; what it says again changes nothing more."""
+    instructions = world.do(RESTARTED)
+    world.state.check()
+    before = repr((world.state.jobs, world.state.holders, world.state.workers, world.state.usage))
+    assert world.do(RESTARTED) == Instructions()
+    assert repr((world.state.jobs, world.state.holders, world.state.workers, world.state.usage)) == before
+    return instructions
+
+
+def test_running_gang_is_charged_a_preemption_and_waits_with_its_hosts_free_at_once(world: World) -> None:
+    job = world.start(slices=(2,), max_retries_preemption=1)
+    world.long_run()
+    assert restart(world).stop == [StopAttempt("job", 1, REASON)]
+    assert (job.state, charged(job), task_states(job)) == (JobState.PENDING, (0, 1), [S.PENDING] * 4)
+    assert (world.busy(), dict(world.state.usage)) == (set(), {})
+    assert not world.state.holds_capacity("job", 1)
+    assert world.state.attempts_of("pool-a") == []
+    assert (job.gang.waiting_since, job.gang.returning_until) == (world.now, world.now + RETURNING_S)
+    world.schedule()
+    assert (job.gang.attempt, job.state) == (2, JobState.RUNNING)
+
+
+def test_gang_of_which_one_task_runs_or_has_returned_has_started(world: World) -> None:
+    for name, state in (("runs", S.RUNNING), ("has returned", S.SUCCEEDED)):
+        job = world.submit(name, max_retries_preemption=1)
+        world.schedule()
+        world.report(job, state, 1)
+    restart(world)
+    for job in world.state.jobs.values():
+        assert (charged(job), task_states(job)) == ((0, 1), [S.PENDING] * 2)
+
+
+def test_gang_that_had_not_started_is_not_charged_and_waits_as_if_it_had_not_left_the_queue(world: World) -> None:
+    job = world.submit()
+    world.now += 5
+    world.schedule()
+    world.now += 5
+    restart(world)
+    assert (job.state, charged(job), world.busy()) == (JobState.PENDING, (0, 0), set())
+    assert (job.gang.waiting_since, job.gang.not_before) == (100.0, 0.0)
+
+
+def test_gang_that_had_not_started_is_not_charged_whatever_its_earlier_attempts_came_to(world: World) -> None:
+    """Quick ends in a row make a lost task a failure, but this attempt has not even begun."""
+    job = world.submit(max_retries_preemption=99, max_retries_failure=99)
+    for _ in range(QUICK_ENDS_ARE_FAILURES + 1):
+        world.now = max(world.now, job.gang.not_before)
+        world.schedule()
+        world.report_all(job, S.RUNNING)
+        world.report(job, S.WORKER_FAILED)
+        world.confirm(job)
+    before = charged(job)
+    assert before == (1, QUICK_ENDS_ARE_FAILURES)
+    world.now = job.gang.not_before
+    world.schedule()
+    restart(world)
+    assert (charged(job), job.state) == (before, JobState.PENDING)
+
+
+def test_job_that_waits_is_not_touched(world: World) -> None:
+    world.start("large", slices=(4,), max_retries_preemption=1)
+    job = world.submit("waits")
+    restart(world)
+    assert (job.state, charged(job), job.error) == (JobState.PENDING, (0, 0), None)
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_budget_that_is_exhausted_ends_the_job(world: World, returned: bool) -> None:
+    job = world.start()
+    if returned:
+        world.report(job, S.SUCCEEDED, 0)
+    instructions = restart(world)
+    assert instructions == Instructions(stop=[StopAttempt("job", 1, REASON)], finished=["job"])
+    assert (job.state, charged(job), job.error) == (JobState.WORKER_FAILED, (0, 1), REASON)
+    lost, other = (1, 0) if returned else (0, 1)
+    assert (job.tasks[lost].state, job.tasks[other].state) == (S.WORKER_FAILED, S.COSCHED_FAILED)
+    assert (world.busy(), dict(world.state.holders)) == (set(), {})
+
+
+def test_budget_of_one_single_task_that_is_exhausted_ends_all_of_the_job(world: World) -> None:
+    job = world.start_tasks(replicas=3, max_retries_preemption=0)
+    instructions = restart(world)
+    assert instructions.finished == ["job"]
+    assert Counter(task_states(job)) == {S.KILLED: 2, S.WORKER_FAILED: 1}
+    assert (job.preemptions, world.busy()) == (1, set())
+
+
+def test_single_tasks_are_charged_one_by_one(world: World) -> None:
+    job = world.submit_tasks(replicas=3, max_retries_preemption=1)
+    world.schedule()
+    world.report(job, S.RUNNING, 0)
+    world.report(job, S.RUNNING, 1)
+    instructions = restart(world)
+    assert {stop.task_index for stop in instructions.stop} == {0, 1, 2}
+    assert [gang.preemptions for gang in job.gangs] == [1, 1, 0]
+    assert (task_states(job), world.busy()) == ([S.PENDING] * 3, set())
+
+
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_results_that_nobody_has_had_yet_are_lost_so_their_tasks_run_again(world: World, confirmed: bool) -> None:
+    job = world.start_tasks(replicas=3, max_retries_preemption=1)
+    world.report(job, S.SUCCEEDED, 1)
+    if confirmed:
+        world.confirm(job, index=1)
+    world.now += 700.0
+    instructions = restart(world)
+    assert {stop.task_index for stop in instructions.stop} == {0, 2}, "task 1 is over already"
+    assert [gang.preemptions for gang in job.gangs] == [1, 1, 1]
+    assert (job.state, task_states(job)) == (JobState.PENDING, [S.PENDING] * 3)
+    assert "results were lost" in (job.gangs[1].error or "")
+    assert job.gangs[1].waiting_since == world.now, "it has not waited for the hosts that it had"
+    assert "job" in world.state.unrecorded
+    world.schedule()
+    for task in job.tasks:
+        world.report(job, S.SUCCEEDED, task.index)
+    assert (job.state, [gang.attempt for gang in job.gangs]) == (JobState.SUCCEEDED, [2, 2, 2])
+
+
+def test_job_whose_results_kill_its_pool_ends_once_its_budget_is_used_up(world: World) -> None:
+    """Say that a result is larger than the memory, and its pool is killed a moment after it has come."""
+    job = world.submit_tasks(replicas=2, max_retries_preemption=3)
+    pauses = []
+    for _ in range(4):
+        world.now = max(world.now, job.gangs[0].not_before)
+        world.schedule()
+        world.report(job, S.SUCCEEDED, 0)
+        assert not job.state.finished
+        instructions = restart(world)
+        pauses.append(max(0.0, job.gangs[0].not_before - world.now))
+    assert (job.gangs[0].preemptions, pauses[:3]) == (4, [0.0, 1.0, 2.0])
+    assert (instructions.finished, job.state, job.failures) == (["job"], JobState.WORKER_FAILED, 0)
+    assert "results were lost" in (job.error or "")
+
+
+def test_results_of_one_task_that_are_lost_for_good_end_all_of_the_job_once(world: World) -> None:
+    job = world.submit_tasks(replicas=3, max_retries_preemption=0)
+    world.schedule()
+    world.report(job, S.SUCCEEDED, 0)
+    world.report(job, S.SUCCEEDED, 1)
+    instructions = restart(world)  # the third has not begun
+    assert (instructions.finished, [stop.task_index for stop in instructions.stop]) == (["job"], [2])
+    assert (task_states(job), job.preemptions) == ([S.WORKER_FAILED, S.SUCCEEDED, S.KILLED], 1)
+
+
+def test_gang_whose_result_was_lost_when_its_job_ended_does_not_say_why_it_ended() -> None:
+    """The caller hears of the gang that was lost too often instead."""
+
+    class Controller:
+        async def ask(self, method: str, *args: object) -> JobView:
+            return JobView(JobState.SUCCEEDED, 1, 0, 0, REASON)
+
+    async def ended() -> object:
+        request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)
+        gang = GangRun(None, Controller(), request, 1)  # type: ignore[arg-type]
+        gang.wake()
+        return await gang.run()
+
+    error = asyncio.run(ended())
+    assert isinstance(error, JobCancelledError)
+    assert "results were lost" in str(error)
+
+
+def start_again(world: World, *jobs: Job) -> None:
+    """Once their pauses are over they run."""
+    world.now = max(world.now, *(job.gang.not_before for job in jobs))
+    world.schedule()
+    for job in jobs:
+        world.report_all(job, S.RUNNING)
+
+
+def test_gangs_whose_pool_dies_again_and_again_as_soon_as_they_run_fail(world: World) -> None:
+    """One of them does something to it, and nobody knows which."""
+    jobs = [world.submit(name, max_retries_preemption=99, max_retries_failure=1) for name in ("job", "other")]
+    for _ in range(QUICK_ENDS_ARE_FAILURES):
+        start_again(world, *jobs)
+        restart(world)
+    assert {charged(job) for job in jobs} == {(0, QUICK_ENDS_ARE_FAILURES)}
+    for _ in range(2):
+        start_again(world, *jobs)
+        restart(world)
+    assert {job.state for job in jobs} == {JobState.FAILED}
+    assert {charged(job) for job in jobs} == {(2, QUICK_ENDS_ARE_FAILURES)}
+
+
+def test_pool_that_dies_again_and_again_after_a_while_is_none_of_its_gangs_doing(world: World) -> None:
+    job = world.submit(max_retries_preemption=99)
+    for _ in range(3 * QUICK_ENDS_ARE_FAILURES):
+        start_again(world, job)
+        world.long_run()
+        restart(world)
+    assert charged(job) == (0, 3 * QUICK_ENDS_ARE_FAILURES)
+
+
+def test_job_that_is_over_stays_so(world: World) -> None:
+    done = world.start("done")
+    world.report_all(done, S.SUCCEEDED)
+    failed = world.start("failed")
+    world.report(failed, S.FAILED)
+    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}, "their ends are not confirmed"
+    assert restart(world) == Instructions()
+    assert (done.state, failed.state) == (JobState.SUCCEEDED, JobState.FAILED)
+    assert (world.busy(), dict(world.state.holders)) == (set(), {})
+
+
+def test_attempt_that_was_ending_is_gone_while_the_next_one_is_charged(world: World) -> None:
+    job = world.start(max_retries_failure=1, max_retries_preemption=1)
+    world.report(job, S.FAILED)
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
+    assert [stop.attempt for stop in restart(world).stop] == [2]
+    assert (charged(job), world.busy()) == ((1, 1), set())
+
+
+def test_notice_of_the_gang_is_forgotten_with_its_attempt(world: World) -> None:
+    job = world.start(max_retries_preemption=1)
+    world.do(WorkerDrainedEvent("a-0", "preempted"))
+    assert job.gang.notice is not None
+    restart(world)
+    assert job.gang.notice is None
+
+
+def test_reports_of_the_old_process_that_come_late_change_nothing(world: World) -> None:
+    job = world.start(max_retries_preemption=1)
+    restart(world)
+    world.schedule()
+    for state in (S.RUNNING, S.SUCCEEDED, S.FAILED, S.WORKER_FAILED):
+        assert world.report(job, state, attempt=1) == Instructions()
+    world.confirm(job, 1)
+    assert (job.gang.attempt, task_states(job), charged(job)) == (2, [S.ASSIGNED] * 2, (0, 1))
+
+
+# -- spares and slices ----------------------------------------------------------------------------------------------
+
+
+def spares_of(world: World) -> list[Job]:
+    return [job for job in world.state.jobs.values() if job.spec.spare_for]
+
+
+@pytest.mark.parametrize("budget", [0, 1])
+def test_spares_are_dropped_with_all_that_they_hold(world: World, budget: int) -> None:
+    world.start(spares=2, max_retries_preemption=budget)
+    world.schedule()
+    first, second = spares_of(world)
+    world.report_all(first, S.RUNNING)
+    assert set(world.state.holders) == {"a", "b", "c"}
+    instructions = restart(world)
+    assert {d.job_id for d in instructions.dropped} == {s.spec.job_id for s in (first, second)}
+    assert instructions.dropped[0] == DropSpare(instructions.dropped[0].job_id, "pool-a")
+    assert (spares_of(world), world.busy()) == ([], set())
+    assert dict(world.state.holders) == {}, "its new process holds none of these slices"
+
+
+def test_spare_whose_end_was_not_confirmed_is_gone(world: World) -> None:
+    world.start(spares=1, max_retries_preemption=1)
+    world.schedule()
+    (spare,) = spares_of(world)
+    world.dispatch_fails(spare)
+    restart(world)
+    assert (spares_of(world), world.busy(), dict(world.state.holders)) == ([], set(), {})
+
+
+def test_slices_that_it_kept_warm_are_nobodys(world: World) -> None:
+    world.keep_warm("pool-a")
+    world.do(SliceHeldEvent("gone meanwhile", "pool-a"))
+    world.do(SliceHeldEvent("c", "pool-b"))
+    assert restart(world) == Instructions()
+    assert dict(world.state.holders) == {"c": "pool-b"}
+
+
+def test_slice_that_was_promised_to_another_pool_is_its_own_now(world: World) -> None:
+    world.keep_warm("pool-a")
+    world.do(SliceHeldEvent("c", "pool-a"))
+    world.do(SliceHeldEvent("d", "pool-a"))
+    other = world.submit(owner="pool-b", slices=(1,))
+    world.schedule()
+    assert world.state.holders[other.gang.groups[0]] == "pool-a", "until it has let go"
+    restart(world)
+    assert dict(world.state.holders) == {other.gang.groups[0]: "pool-b"}
+
+
+def test_other_pools_are_not_touched(world: World) -> None:
+    job = world.start("mine", max_retries_preemption=1)
+    other = world.start("theirs", owner="pool-b", spares=1)
+    tasks = world.start_tasks("their tasks", owner="pool-b", replicas=2)
+    world.report(tasks, S.SUCCEEDED, 0)
+    world.schedule()
+    (spare,) = spares_of(world)
+    before = repr((other, tasks, spare))
+    held = {name: owner for name, owner in world.state.holders.items() if owner == "pool-b"}
+    busy = {w.node_id for w in world.state.workers.values() for task, _ in w.occupants if not task.startswith("mine")}
+    instructions = restart(world)
+    assert {stop.job_id for stop in instructions.stop} == {"mine"}
+    assert instructions.dropped == []
+    assert repr((other, tasks, spare)) == before
+    assert (dict(world.state.holders), world.busy()) == (held, busy)
+    assert charged(job) == (0, 1)
+
+
+def test_restart_of_a_pool_that_nobody_knows_changes_nothing(world: World) -> None:
+    job = world.start()
+    assert world.do(PoolRestartedEvent("pool-x")) == Instructions()
+    assert (job.state, charged(job)) == (JobState.RUNNING, (0, 0))

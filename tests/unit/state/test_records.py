@@ -1,0 +1,337 @@
+"""The state comes back from its records: as it was, but for what happened while nobody was there."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from iris_ray.errors import UnknownRecordError
+from iris_ray.model.constraints import AttributeValue, Constraint
+from iris_ray.model.jobs import CoschedulingConfig, Gang, Job, JobSpec, SpareFor, Task
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.state.controller_state import apply_all
+from iris_ray.state.events import (
+    JobCancelledEvent,
+    JobRestoredEvent,
+    JobSubmittedEvent,
+    SliceHeldEvent,
+    TaskAssignedEvent,
+    TaskStateChangedEvent,
+    TimePassedEvent,
+    WorkerDrainedEvent,
+)
+from iris_ray.state.instructions import DropSpare, NotifyGang, StopAttempt
+from iris_ray.state.records import RECORD_VERSION, JobRecord
+from tests.support.worlds import World, charged, host, task_states
+
+S = TaskState
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two v4-16 slices of two hosts each, "a" and "b"."""
+    world = World()
+    world.add_slice("a")
+    world.add_slice("b")
+    yield world
+    world.state.check()
+
+
+def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[StopAttempt]]:
+    """A new world from the records of an old one, and which attempts it wants stopped."""
+    new = World()
+    new.now = world.now
+    for worker in world.state.workers.values():
+        if worker.node_id not in without:
+            new.do(host(str(worker.attributes["tpu-name"]), worker.host_index or 0, node_id=worker.node_id))
+    stops = []
+    for job_id in world.state.jobs:
+        record = world.state.record(job_id)
+        assert record is not None
+        instructions = apply_all(new.state, [JobRestoredEvent(JobRecord.from_bytes(record.to_bytes()))] * 2)
+        stops += instructions.stop
+    new.state.check()
+    return new, stops
+
+
+def records(world: World) -> list[JobRecord]:
+    """What a successor reads."""
+    found = (world.state.record(job_id) for job_id in world.state.jobs)
+    return [JobRecord.from_bytes(record.to_bytes()) for record in found if record is not None]
+
+
+LIVES: dict[str, Callable[[World], object]] = {
+    "waiting": lambda w: w.submit(),
+    "assigned": lambda w: (w.submit(), w.schedule()),
+    "running": lambda w: w.start(),
+    "partly done": lambda w: w.report(w.start(), S.SUCCEEDED),
+    "done": lambda w: w.report_all(w.start(), S.SUCCEEDED),
+    "failed": lambda w: w.report(w.start(), S.FAILED),
+    "to be tried again": lambda w: w.report(w.start(max_retries_failure=3), S.FAILED),
+    "paused": lambda w: (w.submit(), w.schedule(), w.dispatch_fails(w.state.jobs["job"])),
+    "told that it is to go": lambda w: (w.start(), w.do(WorkerDrainedEvent("a-0", "preempted", deadline=130.0))),
+    "preempted": lambda w: (w.start(max_retries_preemption=3), w.lose("a-0")),
+    "cancelled": lambda w: (w.start(), w.do(JobCancelledEvent("job", "enough"))),
+}
+
+
+@pytest.mark.parametrize("life", LIVES)
+def test_restored_state_is_what_it_was(world: World, life: str) -> None:
+    LIVES[life](world)
+    new, _ = successor(world)
+    old_job, job = world.state.jobs["job"], new.state.jobs["job"]
+    assert job == old_job
+    assert job.requirement is old_job.requirement
+    assert new.busy() == world.busy()
+    assert new.state.usage == world.state.usage
+    assert new.plan() == world.plan()
+
+
+@pytest.mark.parametrize("life", ["failed", "to be tried again", "paused", "cancelled", "done"])
+def test_attempt_whose_end_was_not_confirmed_is_stopped_again(world: World, life: str) -> None:
+    """Nobody may have heard that it was to be stopped; until it is confirmed its hosts are not free."""
+    LIVES[life](world)
+    new, stops = successor(world)
+    assert [(stop.job_id, stop.attempt) for stop in stops] == [("job", 1)]
+    assert new.busy() == {"a-0", "a-1"}
+    new.confirm(new.state.jobs["job"], 1)
+    assert new.busy() == set()
+    assert not new.state.usage
+
+
+def test_running_attempt_is_not_stopped_and_goes_on(world: World) -> None:
+    world.start()
+    new, stops = successor(world)
+    assert stops == []
+    job = new.state.jobs["job"]
+    assert new.report_all(job, S.SUCCEEDED).finished == ["job"]
+
+
+def test_notice_is_given_again_nobody_may_have_heard_it(world: World) -> None:
+    """The host's own notice may not be known any more, or be known before its jobs are."""
+    world.start("other")
+    job = world.start(max_retries_preemption=3)
+    world.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0))
+    for told_before in (False, True):
+        new = World()
+        for name, number in (("a", 0), ("a", 1), ("b", 0), ("b", 1)):
+            new.do(host(name, number))
+        if told_before:
+            new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0))
+        instructions = apply_all(new.state, map(JobRestoredEvent, records(world)))
+        assert instructions.notices == [NotifyGang("job", 1, job.gang.notice)]
+        assert new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0)).notices == []
+        new.state.check()
+
+
+def test_host_that_got_notice_while_no_controller_was_there(world: World) -> None:
+    world.start(max_retries_preemption=3)
+    new = World()
+    new.do(host("a", 0))
+    new.do(host("a", 1, draining="Ray drains it", deadline=130.0))
+    instructions = apply_all(new.state, map(JobRestoredEvent, records(world)))
+    (told,) = instructions.notices
+    assert (told.job_id, told.notice.deadline) == ("job", 130.0)
+    new.do(TimePassedEvent(new.now))
+    assert list(new.state.jobs) == ["job", "job/replacement-1"]
+    new.state.check()
+
+
+def test_spares_come_back_with_what_they_hold(world: World) -> None:
+    """Of two spares that come back one after the other, none is taken to be missing, nor to be too many."""
+    world.add_slice("c")
+    world.start(spares=2)
+    world.schedule()
+    assert world.busy() == {"a-0", "a-1", "b-0", "b-1", "c-0", "c-1"}
+    new, stops = successor(world)
+    new.do(TimePassedEvent(new.now))
+    assert stops == []
+    assert list(new.state.jobs) == list(world.state.jobs)
+    assert new.busy() == world.busy()
+    new.state.check()
+
+
+def test_spares_are_dropped_if_their_job_lost_a_host_in_between(world: World) -> None:
+    world.start(spares=1, max_retries_preemption=3)
+    world.schedule()
+    new = World()
+    for name, number in (("a", 0), ("b", 0), ("b", 1)):
+        new.do(host(name, number))
+    instructions = apply_all(new.state, map(JobRestoredEvent, records(world)))
+    assert [stop.job_id for stop in instructions.stop] == ["job"]
+    new.do(TimePassedEvent(new.now))
+    assert list(new.state.jobs) == ["job"]
+    new.schedule()
+    assert new.state.jobs["job"].gang.groups == ("b",)
+    new.state.check()
+
+
+def test_spare_never_has_the_id_of_an_earlier_one(world: World) -> None:
+    """Pools know attempts by job and number."""
+    world.add_slice("c")
+    world.start(spares=1)
+    world.schedule()
+    world.do(WorkerDrainedEvent("b-0", "preempted"))
+    assert "job" in world.state.unrecorded
+    world.schedule()
+    world.do(WorkerDrainedEvent("a-0", "preempted"))
+    assert list(world.state.jobs) == ["job", "job/spare-2"]
+    new = World()
+    for name in "abc":
+        new.add_slice(name)
+    apply_all(new.state, [JobRestoredEvent(records(world)[0])])  # the spare's own record is lost
+    new.do(TimePassedEvent(new.now))
+    assert list(new.state.jobs) == ["job", "job/spare-3"]
+
+
+def test_spares_of_a_job_that_is_forgotten_are_dropped(world: World) -> None:
+    world.start(spares=1)
+    world.schedule()
+    new = World()
+    for name in ("a", "b"):
+        new.add_slice(name)
+    (held,) = [record for record in records(world) if record.job.spec.spare_for]
+    new.do(JobRestoredEvent(held))
+    assert new.state.handle_event(TimePassedEvent(new.now)).dropped == [DropSpare("job/spare-1", "pool-a")]
+    assert new.state.jobs == {}
+    assert new.busy() == set()
+    new.state.check()
+
+
+def test_gang_that_may_grow_later_still_may_after_a_restart(world: World) -> None:
+    world.submit("other")
+    world.schedule()
+    world.start(slices=(1, 2), grow_after=1000.0)
+    new, _ = successor(world)
+    for seconds, spares in ((900.0, []), (200.0, ["job/growth-1"])):
+        new.now += seconds
+        new.do(TimePassedEvent(new.now))
+        assert [job_id for job_id, job in new.state.jobs.items() if job.spec.spare_for] == spares
+
+
+def test_job_submitted_again_after_the_restart_is_still_one_job(world: World) -> None:
+    """Its pool may not have heard that it was acknowledged."""
+    world.start()
+    new, _ = successor(world)
+    job = new.state.jobs["job"]
+    new.submit()
+    assert new.state.jobs == {"job": job}
+    assert new.submit("next").number == 2
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_host_lost_in_between_is_the_gangs_end_charged_only_if_it_ran(world: World, ran: bool) -> None:
+    job = world.start(max_retries_preemption=5) if ran else world.submit(max_retries_preemption=5)
+    world.schedule()
+    assert job.gang.groups == ("a",)
+    new, stops = successor(world, without=("a-1",))
+    job = new.state.jobs["job"]
+    assert (job.state, charged(job)) == (JobState.PENDING, (0, int(ran)))
+    assert [(stop.job_id, stop.attempt) for stop in stops] == [("job", 1)]
+    assert new.busy() == {"a-0"}
+    new.schedule()
+    assert job.gang.groups == ("b",)
+
+
+def test_budgets_are_not_forgotten(world: World) -> None:
+    """A restarted controller forgot all budgets (defect 9)."""
+    job = world.start(max_retries_failure=1)
+    world.report(job, S.FAILED)
+    world.confirm(job)
+    new, _ = successor(world)
+    job = new.state.jobs["job"]
+    new.schedule()
+    new.report_all(job, S.RUNNING)
+    new.report(job, S.FAILED)
+    assert (job.state, charged(job)) == (JobState.FAILED, (2, 0))
+
+
+def test_holders_come_back_from_the_gangs_that_run_and_from_what_pools_say(world: World) -> None:
+    world.keep_warm("pool-b")
+    world.start(owner="pool-b")
+    new, _ = successor(world)
+    assert new.state.holders == {"a": "pool-b"}
+    for owner in ("pool-b", "pool-c"):  # whoever says so first
+        new.do(SliceHeldEvent("b", owner))
+    assert new.state.holders == {"a": "pool-b", "b": "pool-b"}
+
+
+def test_independent_tasks_come_back_each_as_it_was(world: World) -> None:
+    spec = JobSpec(job_id="many", owner="pool-a", replicas=4, resources={"CPU": 1.0}, max_retries_failure=1)
+    world.do(JobSubmittedEvent(spec, world.now))
+    for index in range(3):
+        world.do(TaskAssignedEvent("many", index, "a-0"))
+    world.do(TaskStateChangedEvent("many", 0, 1, S.SUCCEEDED))
+    world.do(TaskStateChangedEvent("many", 1, 1, S.FAILED, "boom"))
+    new, stops = successor(world)
+    job = new.state.jobs["many"]
+    assert task_states(job) == [S.SUCCEEDED, S.PENDING, S.ASSIGNED, S.PENDING]
+    assert [(stop.task_index, stop.attempt) for stop in stops] == [(0, 1), (1, 1)]
+    assert job.failures == 1
+    assert job == world.state.jobs["many"]
+
+
+def test_record_says_what_has_changed_and_what_is_forgotten(world: World) -> None:
+    state = world.state
+    job = world.submit()
+    assert state.unrecorded == {"job"}
+    state.unrecorded.clear()
+    world.plan()
+    assert not state.unrecorded
+    for change in (world.schedule, lambda: world.report_all(job, S.RUNNING), lambda: world.report(job, S.FAILED)):
+        change()
+        assert state.unrecorded == {"job"}
+        state.unrecorded.clear()
+    world.confirm(job)
+    assert state.unrecorded == {"job"}
+    assert state.record("nobody") is None
+
+
+def test_record_of_another_version_is_refused_clearly(world: World) -> None:
+    world.submit()
+    record = world.state.record("job")
+    assert record is not None
+    data = record.to_bytes()
+    assert data.startswith(b"iris_ray job record %d\n" % RECORD_VERSION)
+    for other in (data.replace(b"record %d" % RECORD_VERSION, b"record 99", 1), b"", b"{}"):
+        with pytest.raises(UnknownRecordError, match="use the version that wrote them"):
+            JobRecord.from_bytes(other)
+
+
+def test_record_of_a_large_gang_is_small(world: World) -> None:
+    """Values in Ray's store are to stay below 100 KB."""
+    for number in range(256):
+        world.do(host("large", number, "v4-2048", node_id=f"{number:056x}"))
+    job = world.start(tpu_type="v4-2048")
+    record = world.state.record("job")
+    assert len(job.tasks) == 256
+    assert record is not None
+    assert len(record.to_bytes()) < 30_000
+
+
+def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> None:
+    """Whoever changes this list raises RECORD_VERSION in the same change."""
+    classes = (JobRecord, Job, Gang, Task, JobSpec, CoschedulingConfig, Constraint, AttributeValue, SpareFor, Notice)
+    fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
+    assert (RECORD_VERSION, fields) == (3, FIELDS)
+
+
+FIELDS = {
+    "JobRecord": ["job", "allocations"],
+    "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "failures", "preemptions",
+            "spares_made", "error"],
+    "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "dispatch_failures", "not_before",
+             "waiting_since", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted", "notice",
+             "started", "error"],
+    "Task": ["task_id", "index", "state", "node_id", "error"],
+    "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
+                "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
+                "max_retries_preemption", "max_task_failures", "scheduling_timeout", "spares", "grow_after",
+                "spare_for"],
+    "CoschedulingConfig": ["group_by", "num_groups"],
+    "Constraint": ["key", "op", "value", "_compare"],
+    "AttributeValue": ["value"],
+    "SpareFor": ["job_id", "purpose"],
+    "Notice": ["kind", "reason", "deadline"],
+}  # fmt: skip

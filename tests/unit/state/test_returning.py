@@ -1,0 +1,197 @@
+"""Gangs that ran a moment ago and lost a host: nobody takes what has survived before they are back."""
+
+import pytest
+
+from iris_ray.model.jobs import Job, PriorityBand
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.events import GangMovedEvent, WorkerSuspectedEvent
+from iris_ray.state.retry_budget import RETURNING_S
+from tests.support.worlds import World
+
+S = TaskState
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.add_slice(name)
+    return world
+
+
+def lose_slice(world: World, name: str) -> None:
+    for number in range(2):
+        world.lose(f"{name}-{number}")
+
+
+def rival(world: World, job_id: str = "rival", **changes: object) -> Job:
+    """Somebody who uses nothing yet, and comes before others by all other rules."""
+    return world.submit(job_id, owner="pool-b", user="somebody", priority=PriorityBand.PRODUCTION, **changes)
+
+
+def running(world: World) -> dict[str, tuple[str, ...]]:
+    jobs = world.state.jobs.values()
+    return {job.spec.job_id: job.gang.groups for job in jobs if job.state is JobState.RUNNING}
+
+
+def test_gang_comes_before_everybody_once_its_old_attempt_is_gone(world: World) -> None:
+    world.submit("other")
+    job = world.start(slices=(2,), max_retries_preemption=5)
+    other = rival(world, slices=(2,))
+    world.add_slice("d")
+    lose_slice(world, "b")
+    for _ in range(3):  # the survivor is not free yet, and what is free is kept for the gang
+        assert world.schedule() == {}
+        world.now += 5.0
+    assert world.plan().waiting["job"].kept[0] == "d"
+    world.confirm(job, 1)
+    world.schedule()
+    assert job.gang.groups == ("c", "d")
+    assert other.state is JobState.PENDING
+    world.state.check()
+
+
+def test_gang_that_pauses_keeps_all_that_it_had_however_few_would_do(world: World) -> None:
+    job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
+    for _ in range(2):  # the second quick end: now it pauses
+        world.report(job, S.WORKER_FAILED)
+        world.confirm(job)
+        if job.gang.attempt < 2:
+            world.schedule()
+            world.report_all(job, S.RUNNING)
+    assert job.gang.not_before > world.now
+    rival(world)
+    assert world.schedule() == {}
+    assert world.plan().waiting["job"].kept == ("a", "b", "c")
+    world.now = job.gang.not_before
+    world.schedule()
+    assert running(world) == {"job": ("a", "b", "c")}
+
+
+def test_gang_keeps_no_more_than_it_had(world: World) -> None:
+    world.start("other", slices=(2,))
+    job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
+    assert job.gang.groups == ("c",)
+    world.finish(world.state.jobs["other"])
+    rival(world)
+    world.report(job, S.WORKER_FAILED)
+    world.schedule()
+    assert running(world) == {"rival": ("b",)}  # two were free for the gang, but it had one
+
+
+def test_two_gangs_that_return_each_keep_what_they_had(world: World) -> None:
+    """When many hosts are preempted at the same time."""
+    world.add_slice("d")
+    first = world.start("first", slices=(2,), max_retries_preemption=5)
+    second = world.start("second", slices=(2,), max_retries_preemption=5)
+    assert (first.gang.groups, second.gang.groups) == (("a", "b"), ("c", "d"))
+    for job in (first, second):
+        world.report(job, S.WORKER_FAILED)
+        world.confirm(job)
+        job.gang.not_before = world.now + 8.0  # both have had quick ends
+    rival(world)
+    assert world.schedule() == {}
+    waiting = world.plan().waiting
+    assert (waiting["first"].kept, waiting["second"].kept) == (("a", "b"), ("c", "d"))
+
+
+def test_gang_keeps_nothing_twice(world: World) -> None:
+    """What is kept for one that returns, too, is of no use to the next, however near to being free."""
+    for name in ("d", "e"):
+        world.add_slice(name)
+    first = world.start("first", slices=(2,), max_retries_preemption=5)
+    second = world.start("second", slices=(2,), max_retries_preemption=5)
+    world.start("other")
+    lose_slice(world, "d")
+    for job, attempt in ((first, 1), (second, 1)):
+        if attempt == job.gang.attempt and job.gang.placed:
+            world.report(job, S.WORKER_FAILED)
+        world.confirm(job, attempt)
+    first.gang.not_before = world.now + 8.0
+    waiting = world.plan().waiting
+    assert (waiting["first"].kept, waiting["second"].kept) == (("a", "b"), ("c", "e"))
+
+
+def test_gang_that_does_not_come_back_in_time_keeps_nobody_waiting(world: World) -> None:
+    """One of its hosts does not answer and may be back at any time; what is left is kept for it meanwhile."""
+    job = world.start(slices=(3,), max_retries_preemption=5)
+    rival(world)
+    world.report(job, S.WORKER_FAILED)
+    world.confirm(job)
+    for seconds in (0.0, 15.0, RETURNING_S - 15.1):
+        world.now += seconds
+        world.do(WorkerSuspectedEvent("c-0", "no answer", world.now))
+        assert world.schedule() == {}
+        assert world.plan().waiting["job"].kept == ("a", "b")
+    world.now += 0.1
+    world.schedule()
+    assert running(world) == {"rival": ("a",)}
+
+
+def test_gang_that_cannot_come_back_keeps_nobody_waiting(world: World) -> None:
+    job = world.start(slices=(3,), max_retries_preemption=5)
+    rival(world)
+    lose_slice(world, "c")
+    world.confirm(job)
+    world.schedule()
+    assert running(world) == {"rival": ("a",)}
+
+
+def test_time_to_return_begins_when_the_pause_ends(world: World) -> None:
+    job = world.start(max_retries_preemption=5)
+    world.report(job, S.WORKER_FAILED)
+    job.gang.quick_ends = 3
+    world.confirm(job)
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    world.report(job, S.WORKER_FAILED)
+    assert job.gang.returning_until == job.gang.not_before + RETURNING_S == world.now + 4.0 + RETURNING_S
+
+
+def test_job_that_returns_is_not_said_to_starve(world: World) -> None:
+    job = world.start(slices=(3,), max_retries_preemption=5)
+    job.gang.waiting_since = -10_000.0
+    world.report(job, S.WORKER_FAILED)
+    assert world.plan().starving == []
+
+
+def test_tasks_by_themselves_do_not_return(world: World) -> None:
+    """Each finds a host anywhere."""
+    job = world.start_tasks(replicas=6)
+    rival(world, "one", coscheduling=None, replicas=1)
+    world.report(job, S.WORKER_FAILED, 0)
+    world.confirm(job)
+    assert list(world.schedule()) == ["one"]
+
+
+def test_spares_do_not_return(world: World) -> None:
+    """Nothing is lost if a spare comes later."""
+    world.start("other")
+    world.start(spares=1, max_retries_preemption=5)
+    world.schedule()
+    (held,) = [job for job in world.state.jobs.values() if job.spec.spare_for]
+    world.report_all(held, S.RUNNING)
+    for ends in (True, False):
+        if ends:
+            world.report(held, S.WORKER_FAILED)
+        else:
+            world.do(GangMovedEvent(held.spec.job_id, held.gang.attempt, "it has moved"))
+        assert held.gang.returning_until == 0.0
+        world.confirm(held, held.gang.attempt)
+        world.schedule()
+        assert held.gang.placed
+
+
+def test_spare_is_kept_for_its_gang_until_the_survivors_are_free(world: World) -> None:
+    """A host fails before the pool has said so: the spare is dropped at once, but nobody else gets it."""
+    job = world.start(slices=(2,), spares=1, max_retries_preemption=5)
+    world.schedule()
+    other = rival(world)
+    world.lose("b-0")
+    assert list(world.state.jobs) == ["job", "rival"]
+    assert world.schedule() == {}
+    assert world.plan().waiting["job"].kept == ("c", "a")
+    world.confirm(job, 1)
+    world.schedule()
+    assert job.gang.groups == ("a", "c")
+    assert other.state is JobState.PENDING

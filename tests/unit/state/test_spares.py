@@ -1,0 +1,407 @@
+"""Slices that are held ready for a gang that runs: spares, replacements of doomed slices, and room to grow."""
+
+import pytest
+
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, NoticeKind
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    GangMovedEvent,
+    JobCancelledEvent,
+    TaskUnschedulableEvent,
+    TimePassedEvent,
+    WorkerDrainedEvent,
+    WorkerFailedEvent,
+)
+from iris_ray.state.instructions import DropSpare, Instructions
+from iris_ray.state.retry_budget import RETURNING_S
+from tests.support.worlds import World, host, tagged
+
+S = TaskState
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    for name in ("a", "b", "c"):
+        world.add_slice(name)
+    return world
+
+
+def spares(world: World, job_id: str = "job") -> list[Job]:
+    return [j for j in world.state.jobs.values() if j.spec.spare_for and j.spec.spare_for.job_id == job_id]
+
+
+def spare(world: World) -> Job:
+    (found,) = spares(world)
+    return found
+
+
+def fail_slice(world: World, name: str) -> None:
+    for number in range(2):
+        world.do(WorkerFailedEvent(f"{name}-{number}", "gone"))
+
+
+def ready(world: World, job: Job) -> None:
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+
+
+# -- spares ------------------------------------------------------------------------------------------------------------
+
+
+def test_job_with_a_spare_gets_one_once_it_is_placed_itself(world: World) -> None:
+    job = world.submit(spares=1, max_retries_preemption=5)
+    assert spares(world) == []
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    held = spare(world)
+    assert (held.state, held.spec.owner, held.spec.user) == (JobState.PENDING, "pool-a", job.spec.user)
+    world.schedule()
+    assert held.gang.groups == ("b",)
+    world.state.check()
+
+
+def test_gang_that_loses_its_slice_takes_its_spare_before_anybody_else(world: World) -> None:
+    job = world.start(spares=1, max_retries_preemption=5)
+    ready(world, spare(world))
+    world.submit("other", owner="pool-b", user="somebody", slices=(2,))
+    world.do(WorkerFailedEvent("c-0", "gone"))  # nothing is left but the spare
+    fail_slice(world, "a")
+    world.confirm(job, 1)
+    assert spares(world) == []
+    instructions = world.schedule()
+    assert list(instructions) == ["job"]
+    assert job.gang.groups == ("b",)
+    assert instructions["job"].reclaim == []  # its pool has it already
+    world.state.check()
+
+
+def test_spare_that_was_used_is_replaced(world: World) -> None:
+    job = world.start(spares=1, max_retries_preemption=5)
+    first = spare(world).spec.job_id
+    ready(world, spare(world))
+    fail_slice(world, "a")
+    world.confirm(job, 1)
+    world.schedule()
+    world.schedule()
+    assert spare(world).gang.groups == ("c",)
+    assert spare(world).spec.job_id != first
+
+
+def test_spares_end_with_their_job(world: World) -> None:
+    job = world.start(spares=2, max_retries_preemption=5)
+    world.schedule()
+    assert len(spares(world)) == 2
+    world.do(JobCancelledEvent("job", "enough"))
+    assert spares(world) == []
+    world.confirm(job)
+    assert all(not worker.occupants for worker in world.state.workers.values())
+    world.state.check()
+
+
+def test_spare_that_loses_a_host_is_looked_for_anew_and_its_job_goes_on(world: World) -> None:
+    job = world.start(spares=1, max_retries_preemption=0)
+    ready(world, spare(world))
+    fail_slice(world, "b")
+    world.do(AttemptEndConfirmedEvent(spare(world).spec.job_id, 1))
+    world.schedule()
+    assert job.state is JobState.RUNNING
+    assert spare(world).gang.groups == ("c",)
+    world.state.check()
+
+
+# -- notices -----------------------------------------------------------------------------------------------------------
+
+
+def test_gang_on_a_draining_host_is_told_once(world: World) -> None:
+    world.start(slices=(2,), max_retries_preemption=5)
+    instructions = world.do(WorkerDrainedEvent("a-1", "the provider takes it", NoticeKind.PREEMPTION, 130.0))
+    (told,) = instructions.notices
+    assert (told.job_id, told.attempt) == ("job", 1)
+    assert (told.notice.kind, told.notice.deadline) == (NoticeKind.PREEMPTION, 130.0)
+    assert told.notice.reason == "a host 1: the provider takes it"
+    assert world.do(WorkerDrainedEvent("a-0", "the provider takes it", NoticeKind.PREEMPTION, 130.2)).notices == []
+    assert world.do(WorkerDrainedEvent("a-0", "the provider takes it", NoticeKind.PREEMPTION, 130.2)).notices == []
+
+
+def test_notice_without_a_deadline_gets_that_of_a_spot_vm(world: World) -> None:
+    world.start(max_retries_preemption=5)
+    (told,) = world.do(WorkerDrainedEvent("a-1", "Ray is draining it")).notices
+    assert told.notice.deadline == world.now + NOTICE_S
+
+
+def test_doomed_slice_gets_a_replacement_before_it_is_lost(world: World) -> None:
+    job = world.start(slices=(2,), max_retries_preemption=5)
+    world.submit("other", owner="pool-b", user="somebody")
+    world.do(WorkerDrainedEvent("a-1", "preempted"))
+    world.do(WorkerDrainedEvent("a-0", "preempted"))
+    assert len(spares(world)) == 1
+    world.schedule()
+    assert spare(world).gang.groups == ("c",)  # though the other one waits longer
+    world.report(job, S.WORKER_FAILED, error="it has moved")
+    world.confirm(job)
+    world.schedule()
+    assert (job.gang.groups, job.preemptions) == (("b", "c"), 1)
+    assert spares(world) == []
+    world.state.check()
+
+
+def test_spare_that_waits_is_no_replacement(world: World) -> None:
+    """It has no place in the queue to speak of; a replacement comes before all that wait."""
+    job = world.start(slices=(3,), spares=1, max_retries_preemption=5)
+    world.schedule()
+    world.do(WorkerDrainedEvent("a-1", "preempted"))
+    world.submit("other", owner="pool-b", user="somebody")
+    assert [held.spec.spare_for.purpose.value for held in spares(world)] == ["spare", "replacement"]
+    world.add_slice("d")
+    world.schedule()
+    assert [held.gang.groups for held in spares(world) if held.gang.placed] == [("d",)]
+    world.report(job, S.WORKER_FAILED, error="it has moved")
+    world.confirm(job)
+    world.schedule()
+    assert job.gang.groups == ("b", "c", "d")
+    world.state.check()
+
+
+def test_spares_are_replacement_enough(world: World) -> None:
+    world.start(spares=1, max_retries_preemption=5)
+    world.schedule()
+    world.do(WorkerDrainedEvent("a-1", "preempted"))
+    assert [held.gang.groups for held in spares(world)] == [("b",)]
+
+
+# -- growth ------------------------------------------------------------------------------------------------------------
+
+
+def test_gang_that_lost_a_slice_goes_on_with_fewer_and_grows_when_one_comes(world: World) -> None:
+    job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
+    fail_slice(world, "c")
+    world.confirm(job, 1)
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    assert job.gang.groups == ("a", "b")
+    waiting = spare(world)
+    assert waiting.spec.coscheduling.counts == (1,)
+    world.schedule()
+    assert waiting.gang.pending
+    world.add_slice("d")
+    world.schedule()
+    instructions = [world.report(waiting, S.RUNNING, index) for index in range(2)]
+    (told,) = instructions[1].notices
+    assert (told.job_id, told.notice.kind) == ("job", NoticeKind.GROWTH)
+    assert told.notice.deadline == world.now + GROWTH_NOTICE_S
+    world.do(GangMovedEvent("job", 2, "to more slices"))
+    world.confirm(job, 2)
+    world.schedule()
+    assert job.gang.groups == ("a", "b", "d")
+    assert (job.preemptions, job.failures) == (1, 0)  # moving is free
+    world.report_all(job, S.RUNNING)
+    assert spares(world) == []
+    world.state.check()
+
+
+@pytest.mark.parametrize("after", [1000.0, None])
+def test_healthy_gang_on_few_slices_grows_after_its_time(world: World, after: float | None) -> None:
+    world.submit("other", slices=(2,))
+    world.schedule()
+    job = world.start(slices=(1, 2), grow_after=after)
+    assert job.gang.groups == ("c",)
+    world.now += 900.0
+    world.do(TimePassedEvent(world.now))
+    assert spares(world) == []
+    world.now += 200.0
+    world.do(TimePassedEvent(world.now))
+    assert len(spares(world)) == (after is not None)
+    world.state.check()
+
+
+def test_growth_takes_all_or_nothing(world: World) -> None:
+    world.submit("other", slices=(2,))
+    world.schedule()
+    world.start(slices=(1, 3), grow_after=0.0)
+    world.do(TimePassedEvent(world.now))
+    world.add_slice("d")
+    world.schedule()
+    assert spare(world).gang.pending
+    assert spare(world).spec.coscheduling.counts == (2,)
+    world.add_slice("e")
+    world.schedule()
+    assert spare(world).gang.groups == ("d", "e")
+    world.state.check()
+
+
+def told_to_grow(world: World) -> tuple[Job, Job]:
+    """A gang on slice c that is to grow by a new slice d, and the job that holds it."""
+    world.submit("other", slices=(2,))
+    world.schedule()
+    job = world.start(slices=(1, 2), grow_after=0.0, max_retries_preemption=5)
+    world.add_slice("d")
+    ready(world, room := spare(world))
+    assert job.gang.is_to_grow
+    return job, room
+
+
+@pytest.mark.parametrize("how", ["lost", "drained", "not started after all"])
+def test_growth_is_called_off_when_its_slice_goes_and_announced_again_with_the_next_one(world: World, how: str) -> None:
+    job, room = told_to_grow(world)
+    if how == "lost":
+        fail_slice(world, "d")
+        world.confirm(room, 1)
+    elif how == "drained":
+        world.do(WorkerDrainedEvent("d-0", "preempted"))
+    else:
+        world.dispatch_fails(room)
+        fail_slice(world, "d")
+    world.state.check()
+    assert job.gang.notice is None
+    assert "job" in world.state.unrecorded
+    world.now += 100.0
+    world.add_slice("e")
+    world.schedule()
+    instructions = [world.report(spare(world), S.RUNNING, index) for index in range(2)]
+    assert [told.notice.kind for told in instructions[1].notices] == [NoticeKind.GROWTH]
+    world.state.check()
+
+
+def test_growth_of_a_gang_that_is_about_to_end_is_called_off(world: World) -> None:
+    job, _ = told_to_grow(world)
+    world.report(job, S.SUCCEEDED, 0)
+    assert (job.gang.notice, spares(world)) == (None, [])
+    world.state.check()
+
+
+def test_notice_of_a_host_stands_when_the_room_to_grow_goes(world: World) -> None:
+    """It takes the place of the growth's: a gang that loses a slice does not grow."""
+    job, _ = told_to_grow(world)
+    (told,) = world.do(WorkerDrainedEvent("c-0", "preempted", NoticeKind.PREEMPTION, 130.0)).notices
+    fail_slice(world, "d")
+    assert job.gang.notice == told.notice
+    world.state.check()
+
+
+def test_growth_is_forgotten_when_a_task_has_returned(world: World) -> None:
+    """The gang is about to end."""
+    world.submit("other", slices=(2,))
+    world.schedule()
+    job = world.start(slices=(1, 2), grow_after=0.0)
+    assert len(spares(world)) == 1
+    world.report(job, S.SUCCEEDED, 0)
+    assert spares(world) == []
+
+
+# -- whatever happens to spares ----------------------------------------------------------------------------------------
+
+
+def test_spare_on_a_doomed_host_is_dropped_without_a_word_to_any_gang_and_another_one_made(world: World) -> None:
+    world.start(spares=1, max_retries_preemption=5)
+    ready(world, first := spare(world))
+    instructions = world.do(WorkerDrainedEvent("b-1", "preempted"))
+    assert instructions == Instructions(dropped=[DropSpare(first.spec.job_id, "pool-a")])
+    world.schedule()
+    assert (spare(world).spec.job_id != first.spec.job_id, spare(world).gang.groups) == (True, ("c",))
+    world.state.check()
+
+
+def test_spare_is_given_back_though_its_pool_may_not_have_heard_of_it_yet(world: World) -> None:
+    """Its order may still be on the way when it is dropped."""
+    world.start(spares=1)
+    world.schedule()
+    held = spare(world)
+    instructions = world.do(JobCancelledEvent("job", "enough"))
+    assert instructions.dropped == [DropSpare(held.spec.job_id, "pool-a")]
+    assert [stop.job_id for stop in instructions.stop] == ["job"]
+    before = world.busy()
+    for late in (S.RUNNING, S.WORKER_FAILED):
+        assert world.report(held, late) == Instructions()
+    assert world.dispatch_fails(held) == world.confirm(held) == Instructions()
+    assert world.busy() == before == {"a-0", "a-1"}
+
+
+def test_spare_that_waits_is_dropped_without_a_word(world: World) -> None:
+    world.start(spares=1)
+    assert world.do(JobCancelledEvent("job", "enough")).dropped == []
+
+
+def test_spares_end_with_their_job_and_not_before(world: World) -> None:
+    world.start(spares=1)
+    world.schedule()
+    held = spare(world)
+    for event in (JobCancelledEvent(held.spec.job_id, "x"), TaskUnschedulableEvent(held.spec.job_id, 0, "x")):
+        assert world.do(event) == Instructions()
+        assert spare(world) is held
+    assert held.state is JobState.RUNNING
+
+
+def test_spare_waits_though_no_host_can_be_compared_with_what_its_job_asks_for(world: World) -> None:
+    """A job that never ran would be given up; this one's ran."""
+    world.add_slice("d", generation=4)
+    world.start(spares=1, constraints=(Constraint("generation", ConstraintOp.GE, 4),))
+    for number in range(2):
+        world.do(tagged(host("d", number), {"generation": "four"}))
+    assert world.plan().unschedulable == []
+    assert world.plan().waiting.keys() == {spare(world).spec.job_id}
+
+
+def test_job_that_has_the_name_of_a_spare_is_left_alone(world: World) -> None:
+    namesake = world.start("job/spare-1")
+    world.start(spares=1)
+    assert spare(world).spec.job_id == "job/spare-2"
+    world.do(JobCancelledEvent("job", "enough"))
+    assert namesake.state is JobState.RUNNING
+    world.state.check()
+
+
+def test_replacement_that_is_lost_itself_is_as_urgent_as_before(world: World) -> None:
+    world.start(max_retries_preemption=5)
+    world.do(WorkerDrainedEvent("a-1", "preempted"))
+    ready(world, spare(world))
+    assert spare(world).gang.groups == ("b",)
+    fail_slice(world, "b")
+    world.do(AttemptEndConfirmedEvent(spare(world).spec.job_id, 1))
+    world.submit("other", owner="pool-b", user="somebody")
+    world.now += 10 * RETURNING_S
+    world.schedule()
+    assert spare(world).gang.groups == ("c",)
+
+
+# -- more about notices ------------------------------------------------------------------------------------------------
+
+
+def test_nearer_deadline_is_news_and_a_later_one_is_not(world: World) -> None:
+    """Maintenance in an hour, and then the provider takes the host at once."""
+    world.start(max_retries_preemption=5)
+    world.do(WorkerDrainedEvent("a-1", "maintenance", NoticeKind.MAINTENANCE, 3700.0))
+    for later in (None, 3700.5, 9000.0):
+        assert world.do(WorkerDrainedEvent("a-1", "something", NoticeKind.PREEMPTION, later)).notices == []
+        assert world.do(host("a", 1, draining="something", deadline=later)).notices == []
+    (told,) = world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0)).notices
+    assert (told.notice.kind, told.notice.deadline) == (NoticeKind.PREEMPTION, 130.0)
+    assert len(spares(world)) == 1
+
+
+def test_registration_that_says_what_is_known_changes_nothing(world: World) -> None:
+    """Two sources tell of the same end, in other words."""
+    world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0))
+    assert world.state.knows(host("a", 1))
+    assert world.state.knows(host("a", 1, draining="Ray drains it"))
+    assert not world.state.knows(host("a", 1, draining="Ray drains it", deadline=110.0))
+
+
+def test_gang_that_was_sent_to_a_host_before_its_notice_came_is_told(world: World) -> None:
+    world.submit()
+    (assignment,) = world.plan().assignments
+    world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0))
+    (told,) = world.do(assignment).notices
+    assert (told.job_id, told.attempt, told.notice.deadline) == ("job", 1, 130.0)
+
+
+def test_notice_ends_with_its_attempt(world: World) -> None:
+    job = world.start(max_retries_preemption=5)
+    world.do(WorkerDrainedEvent("a-1", "preempted"))
+    fail_slice(world, "a")
+    assert job.gang.notice is None
+    world.schedule()
+    assert (job.gang.groups, job.gang.notice) == (("b",), None)
