@@ -14,18 +14,13 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import host_actor
-from iris_ray.actors.host.chips import (
-    Devices,
-    blocks,
-    find_holders,
-    host_devices,
-    lock_holder,
-    remove_if_it_blocks,
-    wait_until_free,
-)
+from iris_ray.actors.host import host_preparation, task_watch
+from iris_ray.actors.host.chip_release import remove_if_it_blocks, wait_until_free
+from iris_ray.actors.host.chips import Devices, find_holders, host_devices
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.process_ledger import ProcessLedger, started_mark
+from iris_ray.actors.host.host_directory import started_mark
+from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
+from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.wire.answers import ChipsHeld
@@ -167,7 +162,7 @@ def test_refusal_says_how_many_it_could_not_look_into(host: Host, common: Path) 
             reason = wait_until_free(devices, ProcessLedger(common), SOON)
         assert reason is not None
         assert f"pid {holder.pid}" in reason
-        assert ("processes of other users could not be looked into" in reason) == (hidden > 0)
+        assert ("processes of other users could not be checked" in reason) == (hidden > 0)
     finally:
         holder.end()
 
@@ -196,7 +191,8 @@ def actor(host: Host) -> TPUHostActor:
 @pytest.fixture
 def _soon_sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """For hosts whose chips stay in somebody's hands, however long one waits."""
-    monkeypatch.setattr(host_actor, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
+    for module in (host_preparation, task_watch):
+        monkeypatch.setattr(module, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
 
 
 def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
@@ -318,7 +314,7 @@ def test_task_does_not_run_user_code_while_somebody_else_holds_the_chips(host: H
     end = launch(function)
     assert end.kind is EndKind.DEVICE_BUSY
     assert f"held by pid {holder.pid} (python" in end.error
-    assert "end it if nobody needs it" in end.error
+    assert "end it if it is no longer needed" in end.error
     assert not ran.exists()
     assert not started_mark(host.directory, os.getpid()).exists()
     holder.end()

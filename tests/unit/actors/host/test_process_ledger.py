@@ -12,15 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from iris_ray.actors.host.end_task import TOKEN_VARIABLE, end_task
 from iris_ray.actors.host.exit_status import how_it_ended
-from iris_ray.actors.host.process_ledger import (
-    TOKEN_VARIABLE,
-    ProcessLedger,
-    end_task,
-    host_directory,
-    output_pipe,
-    started_mark,
-)
+from iris_ray.actors.host.host_directory import host_directory, output_pipe, started_mark
+from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 
 # Starts the children that it is told to, says their pids, and stays: without waiting for them, so that they are zombies
@@ -109,7 +104,7 @@ def nursery() -> Iterator[Nursery]:
 
 def test_end_task_takes_the_whole_tree_along(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
-    end_task(tree(parent).gather(), "token", timeout_s=1.0)
+    end_task(tree(parent).search(), "token", timeout_s=1.0)
     assert not any(map(alive, [parent, *children]))
 
 
@@ -149,12 +144,12 @@ def test_end_task_counts_a_process_that_nobody_reaps_as_gone(nursery: Nursery) -
 def test_family_that_was_noted_is_known_after_its_parent_has_gone(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
     noted = tree(parent)
-    assert noted.look()
-    assert not noted.look(), "nothing is new"
+    assert noted.update()
+    assert not noted.update(), "nothing is new"
     parent.kill()
     nursery.reap(parent)
-    assert noted.look()
-    assert by_pid(noted.members()) == by_pid(noted.gather()) == by_pid(children)
+    assert noted.update()
+    assert by_pid(noted.members()) == by_pid(noted.search()) == by_pid(children)
     assert end_task(noted.members(), "token") == []
     assert not any(map(alive, children))
 
@@ -166,21 +161,21 @@ def test_family_includes_a_group_that_its_first_process_leads_while_the_number_c
     ended, earlier = tree(parent), tree(parent)
     parent.kill()
     nursery.reap(parent)
-    assert ended.gather(just_ended=True) == [unseen], "the daemon had left it, and nobody had seen it"
-    assert ended.gather() == [unseen], "one of the group is known"
-    assert earlier.gather() == [], "the group may be another's by now"
+    assert ended.search(just_ended=True) == [unseen], "the daemon had left it, and nobody had seen it"
+    assert ended.search() == [unseen], "one of the group is known"
+    assert earlier.search() == [], "the group may be another's by now"
     assert alive(daemon)
 
 
 def test_family_does_not_take_a_group_whose_leader_has_got_the_pid_of_its_first_process(nursery: Nursery) -> None:
     leader, _ = nursery.tree("child", leads=True)
-    assert ProcessTree(leader.pid, tree(leader).started - 1).gather(just_ended=True) == []
+    assert ProcessTree(leader.pid, tree(leader).started - 1).search(just_ended=True) == []
 
 
 def test_family_does_not_take_who_got_the_pid_of_a_relative_for_one(nursery: Nursery) -> None:
     stranger = nursery.sleeper()
     noted = ProcessTree(2**22 + 1, 1, [(stranger.pid, tree(stranger).started + 1)])
-    assert noted.members() == noted.gather() == []
+    assert noted.members() == noted.search() == []
 
 
 # -- what earlier actors left behind --------------------------------------------------------------------------------
@@ -316,7 +311,7 @@ def test_ledger_ends_descendants_without_a_token_that_were_noted_while_their_par
     parent, children = nursery.tree("child", "daemon")
     ledger, one = ProcessLedger(tmp_path), tree(parent)
     ledger.record(one, "token")
-    ledger.note_tree(one, "token")
+    ledger.record_descendants(one, "token")
     parent.kill()
     nursery.reap(parent)
     assert all(map(ProcessLedger(tmp_path).owns, children))
@@ -329,7 +324,7 @@ def test_ledger_does_not_write_down_again_what_it_was_told_to_forget(nursery: Nu
     ledger, one = ProcessLedger(tmp_path), tree(parent)
     ledger.record(one, "token")
     ledger.forget(parent.pid)
-    ledger.note_tree(one, "token")
+    ledger.record_descendants(one, "token")
     assert list(tmp_path.rglob("*.json")) == []
 
 

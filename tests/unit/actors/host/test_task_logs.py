@@ -12,10 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from iris_ray.actors.controller.log_memory import LogMemory
+from iris_ray.actors.host.host_directory import output_pipe, started_mark
+from iris_ray.actors.host.last_lines_report import LAST_BYTES, LastBytes
 from iris_ray.actors.host.line_throttle import LONGEST_LINE, LineThrottle
 from iris_ray.actors.host.log_files import AttemptLog, LogWriter, logs_directory, prune
-from iris_ray.actors.host.process_ledger import output_pipe, started_mark
-from iris_ray.actors.host.task_output import OutputPump
+from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.wire.task_log import LastLines, TaskLog, printable
 from iris_ray.client import log_stream
 from iris_ray.client.log_stream import LogLine, stream_logs
@@ -319,10 +320,15 @@ def test_pump_reports_the_last_lines_while_it_goes_on_and_at_the_end(pumped: Pum
     assert pumped.reports[-1].end == 6 + 10_000 + 12
 
 
-def test_pump_holds_no_more_in_memory_than_the_last_lines(pumped: Pumped) -> None:
-    pumped.run("import os\nfor n in range(2000): os.write(1, b'x' * 1000 + b'\\n')")
-    pumped.pump.close()
-    assert sum(map(len, pumped.pump._last)) < 2 * 4096
+@pytest.mark.parametrize("size", [1, 1000, LAST_BYTES, 100_000])
+def test_last_bytes_are_exact_and_take_little_memory(size: int) -> None:
+    last, whole = LastBytes(), b""
+    for number in range(20):
+        piece = bytes([number]) * size
+        last.add(piece)
+        whole += piece
+        assert bytes(last) == whole[-LAST_BYTES:]
+        assert last.held < 2 * LAST_BYTES
 
 
 def test_pump_of_a_task_that_prints_nothing_reports_nothing_and_leaves_an_empty_log(pumped: Pumped) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess, hold_ports
+from iris_ray.actors.host.free_ports import hold_ports
+from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
 from iris_ray.actors.wire.messages import TaskLaunch
 from iris_ray.actors.wire.payloads import Pickled, PickledError, rebuild_error
 from iris_ray.errors import RemoteUserError, ResultNotPicklableError
