@@ -7,7 +7,8 @@ import time
 from iris_ray.actors.host.chip_release import wait_until_free
 from iris_ray.actors.host.chips import Devices
 from iris_ray.actors.host.host_directory import host_directory
-from iris_ray.actors.host.log_files import logs_directory, prune
+from iris_ray.actors.host.log_files import logs_directory
+from iris_ray.actors.host.log_retention import prune
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.wire.background import BackgroundTasks
 

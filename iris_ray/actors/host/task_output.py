@@ -7,7 +7,9 @@ from pathlib import Path
 
 from iris_ray.actors.host.last_lines_report import LastLinesReport
 from iris_ray.actors.host.line_throttle import LineThrottle
-from iris_ray.actors.host.log_files import AttemptLog, LogWriter, logs_directory, prune
+from iris_ray.actors.host.log_files import AttemptLog, logs_directory
+from iris_ray.actors.host.log_retention import prune
+from iris_ray.actors.host.log_writer import LogWriter
 from iris_ray.actors.host.started_task import StartedTask
 from iris_ray.actors.wire.ray_internals import label_output
 from iris_ray.actors.wire.task_log import LastLines

@@ -15,7 +15,9 @@ from iris_ray.actors.controller.log_memory import LogMemory
 from iris_ray.actors.host.host_directory import output_pipe, started_mark
 from iris_ray.actors.host.last_lines_report import LAST_BYTES, LastBytes
 from iris_ray.actors.host.line_throttle import LONGEST_LINE, LineThrottle
-from iris_ray.actors.host.log_files import AttemptLog, LogWriter, logs_directory, prune
+from iris_ray.actors.host.log_files import AttemptLog, logs_directory
+from iris_ray.actors.host.log_retention import prune
+from iris_ray.actors.host.log_writer import LogWriter
 from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.wire.task_log import LastLines, TaskLog, printable
 from iris_ray.client import log_stream
