@@ -70,7 +70,7 @@ class TPUHostActor:
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.
         """
-        if (held := await self._preparation.done()) is not None:
+        if (held := await self._preparation.ensure()) is not None:
             return ChipsHeld(f"{self._name}: {held}", self._place.node_id, held)
         if self._metadata is None and self._exclusive:
             self._metadata = self._background.start(self._watch_metadata(), "watching the metadata server")

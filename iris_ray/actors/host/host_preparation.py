@@ -32,7 +32,7 @@ class HostPreparation:
         self._background = background
         self._latest: asyncio.Task[str | None] | None = None
 
-    async def done(self) -> str | None:
+    async def ensure(self) -> str | None:
         """Prepare the host, unless that has succeeded before. Concurrent callers wait for one try.
 
         Returns:

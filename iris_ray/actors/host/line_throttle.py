@@ -40,7 +40,7 @@ class LineThrottle:
     _last: bytes | None = None
     _repeated: int = 0
     _left_out: int = 0
-    _said_at: float = 0.0
+    _counts_shown_at: float = 0.0
 
     @staticmethod
     def for_task_of(num_tasks: int, where: str) -> "LineThrottle":
@@ -61,14 +61,14 @@ class LineThrottle:
             now: seconds on any clock that never goes back.
         """
         if self._filled_at is None:
-            self._tokens, self._said_at = self.burst, now
+            self._tokens, self._counts_shown_at = self.burst, now
         else:
             self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.rate)
         self._filled_at = now
         shown: list[str] = []
-        if now - self._said_at >= COUNTED_S:
-            self._say_counts(shown)
-            self._said_at = now
+        if now - self._counts_shown_at >= COUNTED_S:
+            self._append_counts(shown)
+            self._counts_shown_at = now
         if self._dry and self._tokens >= max(self.rate, self.burst / 4):
             self._dry = False  # not at the first token: single lines out of context are of no use
         start = 0
@@ -97,7 +97,7 @@ class LineThrottle:
                 self._take(rest, cut, shown)
             else:
                 self._left_out += 1
-        self._say_counts(shown)
+        self._append_counts(shown)
         return shown
 
     def _take(self, line: bytes, cut: bool, shown: list[str]) -> None:
@@ -106,13 +106,13 @@ class LineThrottle:
             self._repeated += 1
             self._tokens -= REPEAT_COST
             return
-        self._say_counts(shown)
+        self._append_counts(shown)
         self._last = line
         self._tokens -= 1.0
         text = printable(line[:LONGEST_LINE])
         shown.append(text[:LONGEST_LINE] + " … (cut)" if cut or len(text) > LONGEST_LINE else text)
 
-    def _say_counts(self, shown: list[str]) -> None:
+    def _append_counts(self, shown: list[str]) -> None:
         if self._repeated == 1 and self._last is not None:
             shown.append(printable(self._last))
         elif self._repeated:
