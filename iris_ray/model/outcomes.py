@@ -136,7 +136,12 @@ class HostEvidence:
 
 @dataclass(frozen=True, slots=True)
 class TaskKey:
-    """A task's place in its gang."""
+    """A task's place in its gang.
+
+    Attributes:
+        slice_id: the number of the slice in the gang, from 0.
+        host_index: the number of the host in the slice, from 0.
+    """
 
     slice_id: int
     host_index: int
