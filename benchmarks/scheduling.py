@@ -304,7 +304,7 @@ def memory_mb(hosts: int, gangs: int, cpu_jobs: int) -> tuple[float, float]:
     del specs
     for assignment in cycle(state).assignments:
         state.handle_event(assignment)
-    assert not cycle(state).waiting
+    assert not cycle(state).pending_reasons
     assert sum(len(worker.occupants) for worker in state.workers.values()) == SLICE * gangs + cpu_jobs
     after = process.memory_info().rss
     return (after - before) / 1e6, after / 1e6

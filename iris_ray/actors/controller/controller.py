@@ -394,7 +394,7 @@ class Controller:
         if still_waiting is None:
             self._planned_at = now
         plan = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now, still_waiting)
-        self._waiting = plan.waiting
+        self._waiting = plan.pending_reasons
         self._record_plan(plan)
         orders, queue_version = [], state.queue_version
         for assignment in plan.assignments:
@@ -414,7 +414,7 @@ class Controller:
         starved = [job_id for job_id in plan.starving if job_id not in self._starved]
         self._starved = set(plan.starving)
         for job_id in starved:
-            logger.warning("%s starves: %s", job_id, plan.waiting[job_id])
+            logger.warning("%s starves: %s", job_id, plan.pending_reasons[job_id])
         for event in (*plan.timed_out, *plan.unschedulable):
             logger.warning("%s is given up: %s", event.job_id, event.reason)
         self._counts.update(starved=len(starved), timed_out=len(plan.timed_out), unschedulable=len(plan.unschedulable))

@@ -258,7 +258,7 @@ def test_large_fleet_gives_the_same_answer_as_a_small_one() -> None:
     small, large = plan_in_a_fleet_with(others=0), plan_in_a_fleet_with(others=400)
     assert large.assignments == small.assignments
     assert [a.group_names for a in large.assignments] == [("p", "q"), ("r",)]
-    assert large.waiting.keys() == small.waiting.keys() == {"third"}
+    assert large.pending_reasons.keys() == small.pending_reasons.keys() == {"third"}
 
 
 def test_large_fleet_that_changes_gives_the_same_answer_as_one_that_is_new(world: World) -> None:

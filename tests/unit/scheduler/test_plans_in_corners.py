@@ -92,7 +92,7 @@ def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_u
     world.start("on small")
     submit_gang(world, "first", LONG, tpu_type="v4-32")
     submit_gang(world, "second", LONG)
-    assert {i: w.kept for i, w in world.plan().waiting.items()} == {"first": ("large",), "second": ("small",)}
+    assert {i: w.kept for i, w in world.plan().pending_reasons.items()} == {"first": ("large",), "second": ("small",)}
 
 
 def test_plan_what_this_very_plan_gives_to_those_ahead_is_kept_too() -> None:
@@ -139,7 +139,7 @@ def test_plan_slices_that_are_kept_are_those_that_the_job_would_choose() -> None
     over = world.state.jobs["other"]
     world.report_all(over, S.SUCCEEDED)
     submit_gang(world, "flexible", LONG, slices=(1, 4), owner="me")
-    assert world.plan().waiting["flexible"].kept == ("d",)
+    assert world.plan().pending_reasons["flexible"].kept == ("d",)
 
 
 def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of_another_size_are_free() -> None:
@@ -151,4 +151,4 @@ def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of
         world.add_slice(name)
         world.start(f"on {name}")
     submit_gang(world, "whole", LONG, whole_groups=True, slices=(3,))
-    assert world.plan().waiting["whole"].kept == ("a", "b", "c")
+    assert world.plan().pending_reasons["whole"].kept == ("a", "b", "c")

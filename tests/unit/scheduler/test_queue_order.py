@@ -75,7 +75,7 @@ def test_running_gang_is_never_evicted(world: World) -> None:
         world.now += seconds
         plan = world.plan()
         assert (plan.assignments, plan.timed_out, plan.unschedulable) == ([], [], [])
-        assert plan.waiting.keys() == {"urgent"}
+        assert plan.pending_reasons.keys() == {"urgent"}
     assert running.state is JobState.RUNNING
 
 
@@ -161,7 +161,7 @@ def test_backfill_before_the_bound_nothing_is_kept(world: World) -> None:
     world.submit("small")
     plan = world.plan()
     assert [a.job_id for a in plan.assignments] == ["small"]
-    assert (plan.waiting["large"].kept, plan.starving) == ((), [])
+    assert (plan.pending_reasons["large"].kept, plan.starving) == ((), [])
 
 
 def test_backfill_after_the_bound_free_and_busy_slices_are_kept_until_the_gang_has_them(world: World) -> None:
@@ -172,7 +172,7 @@ def test_backfill_after_the_bound_free_and_busy_slices_are_kept_until_the_gang_h
     world.submit("small")
     plan = world.plan()
     assert plan.assignments == []
-    assert (set(plan.waiting["large"].kept), plan.starving) == ({"a", "b"}, ["large"])
+    assert (set(plan.pending_reasons["large"].kept), plan.starving) == ({"a", "b"}, ["large"])
     world.finish(busy)
     assert order(world) == ["large"]
 
@@ -183,8 +183,8 @@ def test_backfill_keeps_what_is_free_before_what_is_in_use(world: World) -> None
     world.start("busy-2")
     world.submit("large", slices=(3,))
     world.now += LATE
-    assert {"c", "d"} < set(world.plan().waiting["large"].kept)
-    assert len(world.plan().waiting["large"].kept) == 3
+    assert {"c", "d"} < set(world.plan().pending_reasons["large"].kept)
+    assert len(world.plan().pending_reasons["large"].kept) == 3
 
 
 def test_backfill_keeps_the_slice_that_is_nearest_to_being_free(world: World) -> None:
@@ -198,7 +198,7 @@ def test_backfill_keeps_the_slice_that_is_nearest_to_being_free(world: World) ->
     world.now += LATE
     world.submit_tasks("small", replicas=9)
     plan = world.plan()
-    assert plan.waiting["large"].kept == ("b",)
+    assert plan.pending_reasons["large"].kept == ("b",)
     assert [a.node_id for a in plan.assignments] == ["a-3"]
 
 
@@ -211,7 +211,11 @@ def test_backfill_keeps_nothing_for_a_job_that_can_not_run_anyway(world: World) 
     world.submit("small")
     plan = world.plan()
     assert [a.job_id for a in plan.assignments] == ["small"]
-    assert (plan.waiting["impossible"].kept, plan.waiting["elsewhere"].kept, plan.starving) == ((), (), [])
+    assert (plan.pending_reasons["impossible"].kept, plan.pending_reasons["elsewhere"].kept, plan.starving) == (
+        (),
+        (),
+        [],
+    )
 
 
 def test_backfill_keeps_nothing_on_slices_that_will_be_no_good(world: World) -> None:
@@ -221,7 +225,7 @@ def test_backfill_keeps_nothing_on_slices_that_will_be_no_good(world: World) -> 
     assert busy.gang.groups == ("b",)
     world.submit("large", slices=(2,))
     world.now += LATE
-    assert set(world.plan().waiting["large"].kept) == {"b", "c"}
+    assert set(world.plan().pending_reasons["large"].kept) == {"b", "c"}
 
 
 @pytest.mark.parametrize("constraints", [None, ON_TPU], ids=["asks the same", "asks something else"])
@@ -235,12 +239,12 @@ def test_backfill_keeps_slices_for_one_job_at_a_time_among_those_that_compete(
     world.submit("second", slices=(2,), **({"constraints": constraints} if constraints else {}))
     world.now += LATE
     plan = world.plan()
-    assert (len(plan.waiting["first"].kept), plan.waiting["second"].kept) == (2, ())
+    assert (len(plan.pending_reasons["first"].kept), plan.pending_reasons["second"].kept) == (2, ())
     assert plan.starving == ["first"]
     for job in busy[:2]:
         world.finish(job)
     assert world.schedule().keys() == {"first"}
-    assert len(world.plan().waiting["second"].kept) == 2
+    assert len(world.plan().pending_reasons["second"].kept) == 2
 
 
 def test_backfill_keeps_slices_for_several_jobs_that_do_not_compete(world: World) -> None:
@@ -252,7 +256,7 @@ def test_backfill_keeps_slices_for_several_jobs_that_do_not_compete(world: World
     world.submit("other", tpu_type="v4-32")
     world.now += LATE
     plan = world.plan()
-    assert (plan.waiting["one"].kept, plan.waiting["other"].kept) == (("a",), ("large",))
+    assert (plan.pending_reasons["one"].kept, plan.pending_reasons["other"].kept) == (("a",), ("large",))
 
 
 def test_gang_of_several_groups_comes_first_of_its_band_after_the_bound(world: World) -> None:
@@ -283,9 +287,9 @@ def test_backfill_bound_counts_the_time_in_the_queue_not_the_time_that_the_gang_
     world.now += 10 * LATE
     world.report(job, S.WORKER_FAILED)
     assert world.plan().starving == []
-    assert world.plan().waiting.keys() == {"job"}
+    assert world.plan().pending_reasons.keys() == {"job"}
     world.now += RETURNING_S  # it does not come before all others any more
-    assert world.plan().waiting["job"].kept == ()
+    assert world.plan().pending_reasons["job"].kept == ()
 
 
 # -- streams of small jobs ------------------------------------------------------------------------------------------

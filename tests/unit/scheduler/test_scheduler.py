@@ -196,7 +196,7 @@ def test_flexible_counts_wait_for_a_slice_that_an_ended_attempt_is_about_to_leav
     world.report_all(over, TaskState.SUCCEEDED)
     world.submit(slices=(1, 2))
     assert placed(world) == {}
-    assert "a: just left by over" in world.why("job")
+    assert "a: about to be freed by over" in world.why("job")
     world.confirm(over)
     assert placed(world) == {"job": ("a", "b")}
 
@@ -252,7 +252,7 @@ def test_unfittable_job_at_the_head_does_not_block_those_behind_it(world: World)
     world.submit("impossible", tpu_type="v4-512")
     world.submit("possible")
     assert placed(world) == {"possible": ("a",)}
-    assert world.plan().waiting.keys() == {"impossible"}
+    assert world.plan().pending_reasons.keys() == {"impossible"}
 
 
 def test_own_warm_slices_come_before_unheld_ones_before_those_of_others(world: World) -> None:
@@ -375,13 +375,13 @@ def test_who_waited_is_not_looked_at_again_for_a_job_that_finds_room(world: Worl
     world.add_slice("small", "v4-8")
     running = world.start("running")
     world.submit("waits")
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     assert waiting.keys() == {"waits"}
     world.report_all(running, TaskState.SUCCEEDED)
     world.do(AttemptEndConfirmedEvent("running", 1))
     world.submit("new", tpu_type="v4-8")
     assert [a.job_id for a in world.plan(waiting).assignments] == ["new"], "as the caller says that nothing has changed"
-    assert world.plan(waiting).waiting == waiting
+    assert world.plan(waiting).pending_reasons == waiting
     assert {a.job_id for a in world.plan().assignments} == {"waits", "new"}
 
 
@@ -390,10 +390,10 @@ def test_who_waited_is_looked_at_again_for_a_job_that_finds_no_room(world: World
     add_slices(world, "a")
     world.start("running")
     world.submit("waits")
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     world.submit("new", tpu_type=tpu_type, priority=PriorityBand.PRODUCTION)
-    assert world.plan(waiting).waiting == world.plan().waiting
-    assert world.plan(waiting).waiting["waits"].ahead == (tpu_type == "v4-16")
+    assert world.plan(waiting).pending_reasons == world.plan().pending_reasons
+    assert world.plan(waiting).pending_reasons["waits"].ahead == (tpu_type == "v4-16")
 
 
 def test_end_of_a_suspicion_is_a_change_to_the_fleet(world: World) -> None:
