@@ -190,10 +190,10 @@ def cpu_s(action: Callable[[], object]) -> float:
     return spent
 
 
-scheduler = Scheduler()
+running = Scheduler()
 
 
-def cycle(state: ControllerState, fleet: Fleet | None = None) -> SchedulingResult:
+def cycle(state: ControllerState, fleet: Fleet | None = None, scheduler: Scheduler = running) -> SchedulingResult:
     return scheduler.find_assignments(state.pending(), fleet or state.fleet, state.usage, NOW)
 
 
@@ -227,7 +227,8 @@ def from_nothing_s(state: ControllerState, rounds: int) -> float:
             fleet.hold(slice_name, owner)
         for worker in state.workers.values():
             fleet.put(replace(worker))
-        samples.append(cpu_s(lambda fleet=fleet: cycle(state, fleet)))
+        scheduler = Scheduler()
+        samples.append(cpu_s(lambda fleet=fleet, scheduler=scheduler: cycle(state, fleet, scheduler)))
     return statistics.median(samples)
 
 

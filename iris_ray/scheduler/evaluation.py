@@ -10,7 +10,7 @@ from enum import Enum
 
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, TPU_VM_COUNT, Worker, job_of
+from iris_ray.model.workers import TPU, TPU_VM_COUNT, Resources, Worker, job_of
 from iris_ray.state.groups import Group
 
 LARGER = 0
@@ -117,6 +117,7 @@ class _Findings:
         unfit_for_now: the same for reasons that pass without a change of the host itself.
         excluded: how many workers each constraint or taint excludes.
         recheck_at: when a suspicion ends; seconds on the caller's clock.
+        all_have_room: whether every member has room for a task.
         eligible: the workers in neither ``unfit`` nor ``unfit_for_now``.
         usable: the eligible workers that have room for a task.
     """
@@ -130,6 +131,7 @@ class _Findings:
     unfit_for_now: dict[str, str] = field(default_factory=dict)
     excluded: list[Excluded] = field(default_factory=list)
     recheck_at: float | None = None
+    all_have_room: bool = False
     eligible: tuple[Worker, ...] = ()
     usable: tuple[Worker, ...] = ()
 
@@ -196,10 +198,17 @@ def _check_health(found: _Findings) -> Evaluation | None:
 def _check_capacity(found: _Findings) -> Evaluation | None:
     """Mark workers that are too small for a task even if nothing else runs there. `_check_enough_workers` rejects."""
     group, need = found.group, found.need
-    if _all_have_room(group, need):
+    found.all_have_room = _all_have_room(group, need)
+    if found.all_have_room:
         return None
+    large_enough: Resources | None = None
     for worker in group.workers:
-        if (too_small := _too_small(worker, need)) and worker.node_id not in found.unfit:
+        if worker.resources == large_enough:
+            continue  # hosts of a group are mostly alike, and a comparison is cheap
+        too_small = _too_small(worker, need)
+        if too_small is None:
+            large_enough = worker.resources
+        elif worker.node_id not in found.unfit:
             found.unfit[worker.node_id] = too_small
     return None
 
@@ -238,7 +247,7 @@ def _check_enough_workers(found: _Findings) -> Evaluation | None:
 def _check_occupancy(found: _Findings) -> Evaluation | None:
     """Reject a group where too few eligible workers have room for a task."""
     eligible, need, tasks = found.eligible, found.need, found.tasks
-    if _all_have_room(found.group, need):
+    if found.all_have_room:
         found.usable = eligible
         return None
     full = [worker for worker in eligible if not need.has_room(worker)]
