@@ -26,7 +26,7 @@ class AttributeValue:
     """One typed value of a worker's attribute, or of a constraint.
 
     Raises:
-        InvalidConstraintError: not a str, a bool, or a number that compares (NaN does not).
+        InvalidConstraintError: the value is not a str, a bool or a number, or is NaN.
     """
 
     value: Scalar
@@ -113,7 +113,7 @@ _COMPARE: Mapping[ConstraintOp, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One requirement on a worker. A missing attribute satisfies NOT_EXISTS and nothing else.
+    """One condition on a worker's attribute. A missing attribute satisfies only NOT_EXISTS.
 
     Args:
         key: the attribute's name.
@@ -122,7 +122,7 @@ class Constraint:
             for IN. A plain str, int, float or bool becomes an `AttributeValue`.
 
     Raises:
-        InvalidConstraintError: a comparison without a value, a value where none belongs, an ordering by a bool.
+        InvalidConstraintError: a comparison has no value, EXISTS or NOT_EXISTS has one, or an ordering has a bool.
     """
 
     key: str
@@ -134,7 +134,7 @@ class Constraint:
         if not isinstance(self.key, str) or not self.key:
             raise InvalidConstraintError(f"a constraint's key is {self.key!r}; give the name of an attribute")
         if not isinstance(self.op, ConstraintOp):
-            raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op!r} is no ConstraintOp")
+            raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op!r} is not a ConstraintOp")
         object.__setattr__(self, "_compare", _COMPARE.get(self.op))
         takes_value = self._compare is not None
         if takes_value != (self.value is not None):

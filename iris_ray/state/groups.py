@@ -45,7 +45,7 @@ class Group:
     def __init__(self, name: str, workers: Sequence[Worker], is_slice: bool) -> None:
         self.name = name
         self.is_slice = is_slice
-        self.workers = tuple(sorted(workers, key=_place)) if len(workers) > 1 else tuple(workers)
+        self.workers = tuple(sorted(workers, key=_sort_key)) if len(workers) > 1 else tuple(workers)
         self.node_ids = tuple(worker.node_id for worker in self.workers)
         keys = dict.fromkeys(chain.from_iterable(worker.attributes for worker in self.workers))
         self.taints = tuple(key for key in keys if key.startswith(TAINT_PREFIX))
@@ -144,7 +144,7 @@ class Grouping:
             group.occupants_changed()
 
 
-def _place(worker: Worker) -> tuple[str, int, str]:
+def _sort_key(worker: Worker) -> tuple[str, int, str]:
     number = worker.host_index
     return worker.slice_name or "", -1 if number is None else number, worker.node_id
 

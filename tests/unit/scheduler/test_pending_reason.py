@@ -1,4 +1,4 @@
-"""Why a job waits: as data, and in words that a person can act on."""
+"""Why a job waits, as data and as a sentence."""
 
 import re
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def shortage(world: World, job_id: str = "job") -> Shortage:
 
 
 def closest(world: World, job_id: str = "job") -> list[tuple[str, int]]:
-    """The groups that come closest, and how many hosts short they are."""
+    """The closest groups, and how many hosts each of them misses."""
     return [(obstacle.group, obstacle.hosts_missing) for obstacle in shortage(world, job_id).closest]
 
 
@@ -111,11 +111,11 @@ def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world:
     assert [a.task_index for a in world.plan().assignments] == [1]
 
 
-# -- which constraint removed how many workers ----------------------------------------------------------------------
+# -- which constraint excludes how many workers ---------------------------------------------------------------------
 
 
-def test_reason_counts_the_workers_that_each_constraint_leaves_out(world: World) -> None:
-    """Each counts what those before it have left."""
+def test_reason_counts_the_workers_that_each_constraint_excludes(world: World) -> None:
+    """Each counts only workers that the ones before it don't exclude."""
     world.add_slice("a", "v4-32")
     world.add_slice("b", "v4-16", pool="small")
     world.add_slice("c", "v4-16")
@@ -125,7 +125,7 @@ def test_reason_counts_the_workers_that_each_constraint_leaves_out(world: World)
         assert part in world.why()
 
 
-def test_reason_counts_single_hosts_that_a_constraint_leaves_out(world: World) -> None:
+def test_reason_counts_single_hosts_that_a_constraint_excludes(world: World) -> None:
     world.add_slice("a", "v4-32", pool="large")
     world.do(tagged(host("a", 2, "v4-32"), {"pool": "small"}))
     world.submit(tpu_type="v4-32", constraints=(LARGE_POOL,))
@@ -134,7 +134,7 @@ def test_reason_counts_single_hosts_that_a_constraint_leaves_out(world: World) -
     assert "pool == large" in world.why()
 
 
-def test_reason_counts_the_workers_that_a_taint_leaves_out(world: World) -> None:
+def test_reason_counts_the_workers_that_a_taint_excludes(world: World) -> None:
     world.add_slice("a", **{"taint:maintenance": True})
     world.submit()
     assert dict(shortage(world).excluded) == {"taint:maintenance": 2}
@@ -143,7 +143,7 @@ def test_reason_counts_the_workers_that_a_taint_leaves_out(world: World) -> None
     assert dict(shortage(world).excluded) == {"taint:maintenance": 4}
 
 
-def test_reason_of_tasks_counts_the_workers_that_a_constraint_leaves_out(world: World) -> None:
+def test_reason_of_tasks_counts_the_workers_that_a_constraint_excludes(world: World) -> None:
     world.add_slice("a")
     world.do(cpu_host("cpu"))
     world.submit_tasks(constraints=(LARGE_POOL,))
@@ -151,7 +151,7 @@ def test_reason_of_tasks_counts_the_workers_that_a_constraint_leaves_out(world: 
 
 
 def test_reason_tells_that_a_constraint_can_not_be_evaluated_on_a_slice(world: World) -> None:
-    """One host with an odd value does not doom the job, which waits for others."""
+    """One host with a value of another type does not end the job, which waits for other hosts."""
     world.add_slice("a", "v4-16", age="old")
     world.add_slice("b", "v4-16", age=9)
     world.submit(constraints=(Constraint("age", OP.LT, 3),))
@@ -172,7 +172,7 @@ def test_reason_follows_the_fleet(world: World) -> None:
     assert dict(shortage(world).excluded) == {"pool == large": 5}
 
 
-# -- which group came closest, and how many hosts short -------------------------------------------------------------
+# -- which group is closest, and how many hosts it misses -----------------------------------------------------------
 
 
 def test_reason_names_the_slice_with_the_fewest_hosts_in_use_first(world: World) -> None:
@@ -208,7 +208,7 @@ def test_reason_names_the_slice_with_the_fewest_hosts_missing_first(world: World
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_reason_of_a_slice_with_several_troubles_counts_each_host_once(world: World, order: int) -> None:
+def test_reason_of_a_slice_with_several_problems_counts_each_host_once(world: World, order: int) -> None:
     world.add_slice("a", "v4-32", pool="large")
     world.do(tagged(host("a", 0, "v4-32"), {"pool": "small", "taint:hot": True}))
     world.do(WorkerDrainedEvent("a-0", "maintenance"))
@@ -217,11 +217,11 @@ def test_reason_of_a_slice_with_several_troubles_counts_each_host_once(world: Wo
     assert closest(world) == [("a", 1)]
 
 
-@pytest.mark.parametrize("trouble", ["draining", "suspected", "foreign", "too small"])
-def test_reason_counts_the_hosts_that_take_nothing_new(world: World, trouble: str) -> None:
+@pytest.mark.parametrize("problem", ["draining", "suspected", "foreign", "too small"])
+def test_reason_counts_the_hosts_that_take_nothing_new(world: World, problem: str) -> None:
     world.add_slice("a", "v4-32")
     for number in (1, 3):
-        match trouble:
+        match problem:
             case "draining":
                 world.do(WorkerDrainedEvent(f"a-{number}", "maintenance"))
             case "suspected":
@@ -258,7 +258,7 @@ def test_reason_names_a_few_groups_and_tells_that_there_are_more(world: World) -
 # -- what it is queued behind ---------------------------------------------------------------------------------------
 
 
-def test_reason_counts_the_jobs_ahead_that_ask_the_same(world: World) -> None:
+def test_reason_counts_the_jobs_ahead_with_the_same_requirement(world: World) -> None:
     world.add_slice("a")
     world.start("running")
     for name in ("first", "second", "third"):
@@ -295,7 +295,7 @@ def test_reason_tells_what_is_kept_for_the_job_and_for_whom_it_is_kept(world: Wo
     assert "large" in world.why("small")
 
 
-# -- everybody has one ----------------------------------------------------------------------------------------------
+# -- every waiting job has one --------------------------------------------------------------------------------------
 
 
 def test_reason_is_given_for_every_pending_job_and_for_no_other(world: World) -> None:
