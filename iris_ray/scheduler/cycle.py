@@ -1,6 +1,6 @@
 """Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
@@ -66,7 +66,7 @@ class Cycle:
         failed = available.failed_placements.get(wanted)
         if failed is None:
             buckets = buckets_for(job, available)
-            names = choose(job, available, buckets, self._own_slices(job))
+            names = choose(job, available, buckets, self._fleet.held_by(job.spec.owner))
             if names:
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._result.assignments.append(assignment)
@@ -91,13 +91,10 @@ class Cycle:
         self._result.pending_reasons.setdefault(job.spec.job_id, paused(job, pause_s, gang.error, kept))
 
     def _keep(self, job: Job, gang: Gang, available: Availability) -> tuple[str, ...]:
-        names = keep_groups(job, gang, available, self._own_slices(job), self._deadlines, self._plan)
+        names = keep_groups(job, gang, available, self._fleet, self._deadlines, self._plan)
         if names and not self._deadlines.is_returning(job):
             self._result.starving.append(job.spec.job_id)
         return names
-
-    def _own_slices(self, job: Job) -> Iterable[str]:
-        return self._fleet.held_by(job.spec.owner)
 
     def _available_to(self, requirement: Requirement) -> Availability:
         available = self._available.get(requirement)

@@ -1,6 +1,5 @@
 """Which groups are kept for a gang that waits, so that other jobs can't pass it for ever."""
 
-from collections.abc import Iterable
 from itertools import islice
 
 from iris_ray.model.jobs import Gang, Job
@@ -8,11 +7,12 @@ from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
+from iris_ray.state.fleet import Fleet
 from iris_ray.state.groups import Group
 
 
 def keep_groups(
-    job: Job, gang: Gang, available: Availability, own: Iterable[str], deadlines: Deadlines, plan: Plan
+    job: Job, gang: Gang, available: Availability, fleet: Fleet, deadlines: Deadlines, plan: Plan
 ) -> tuple[str, ...]:
     """Keep groups for a gang that is starving or returning, and return their names. Other gangs get none.
 
@@ -31,7 +31,7 @@ def keep_groups(
         needed = max([needed, *(count for count in wanted if count <= min(exist, len(gang.groups)))])
     if exist < needed or not (returning or available.kept.isdisjoint(buckets)):
         return ()
-    names = best_free(needed, available, buckets, own)
+    names = best_free(needed, available, buckets, fleet.held_by(job.spec.owner))
     others = (name for name in available.closest_to_free(buckets) if not _is_kept(available.group(name), plan))
     names += islice(others, needed - len(names))
     for name in names:

@@ -8,7 +8,8 @@ from typing import Any
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, Progress, RunRequest
-from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
 from tests.support.worlds import gang_spec
 
 
@@ -51,7 +52,7 @@ class Slices:
                 self.ends = {i: TaskEnd(kind, time.time(), b"") for i in range(self.hosts)}
                 return self.ends
             case "notify":
-                while not self.saves and time.time() < args[2].deadline:
+                while not self.saves and time.time() < args[1].deadline:
                     await asyncio.sleep(0.01)
                 return self.saves, self.saves
             case "progress":
@@ -60,7 +61,7 @@ class Slices:
                 self.patience.append(args[0])
                 return dict.fromkeys(range(self.hosts))
             case "stop":
-                stopped = TaskEnd(EndKind.STOPPED, time.time(), error=args[2])
+                stopped = TaskEnd(EndKind.STOPPED, time.time(), error=args[1])
                 return self.ends or dict.fromkeys(range(self.hosts), stopped)
 
 
@@ -68,19 +69,23 @@ class Controller:
     """What it knows of the growth, and how often it was asked for that; what it knows of host 0, once it is `there`."""
 
     def __init__(self, is_to_grow: bool = True, draining: str | None = None) -> None:
-        self.is_to_grow = is_to_grow
+        self.grows = is_to_grow
         self.asked = 0
         self.there = True
         self.draining = draining
 
-    async def ask_once(self, method: str, *args: Any) -> Any:
-        if method == "is_to_grow":
-            assert args == ("job", 3)
-            self.asked += 1
-            return self.is_to_grow
+    async def is_to_grow(self, attempt: AttemptId) -> bool:
+        assert attempt == AttemptId("job", 3)
+        self.asked += 1
+        return self.grows
+
+    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence] | Unreachable:
         if not self.there:
             return Unreachable("it is just coming back")
-        return {"node-0": HostEvidence(draining=self.draining)} if method == "evidence" else {}
+        return {"node-0": HostEvidence(draining=self.draining)}
+
+    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
+        return {}
 
 
 def new_attempt(
@@ -88,6 +93,6 @@ def new_attempt(
 ) -> Attempt:
     """Attempt 3 of a job on that slice."""
     hosts = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in range(slices.hosts))
-    order = AttemptOrder("job", 3, 0, (hosts,), {"TPU": 4.0}, 1, "pool")
+    order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, "pool")
     request = RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0, stall_timeout, silence_s)
     return Attempt(slices, controller, request, order)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest
 from iris_ray.errors import JobCancelledError, ResultsLostError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import Notice
 from iris_ray.state.events import JobCancelledEvent
@@ -52,7 +53,7 @@ class JobRun:
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             pool = ray.get_runtime_context().current_actor
-            state = await self._controller.ask("submit", self._spec, pool, self._incarnation)
+            state = await self._controller.submit(self._spec, pool, self._incarnation)
             if not self._accepted.done():
                 self._accepted.set_result(True)
             if state.finished:  # while the process before this one died
@@ -76,11 +77,11 @@ class JobRun:
 
     def take(self, order: AttemptOrder) -> None:
         """Have an order carried out, unless it has come before."""
-        self._gangs[order.first_task].take(order)
+        self._gangs[order.attempt.gang].take(order)
 
-    def notify(self, first_task: int, attempt: int, notice: Notice) -> None:
+    def notify(self, attempt: AttemptId, notice: Notice) -> None:
         """A gang is to move, says the Controller."""
-        self._gangs[first_task].notify(attempt, notice)
+        self._gangs[attempt.gang].notify(attempt.number, notice)
 
     def hold_spare(self, order: AttemptOrder) -> None:
         """Hold slices ready beside those that the job's gang runs on. Returns at once."""
@@ -102,9 +103,9 @@ class JobRun:
         """Returns when everything has been reported."""
         await asyncio.gather(*(gang.settled() for gang in self._gangs))
 
-    async def stop_attempt(self, first_task: int, number: int, reason: str) -> None:
+    async def stop_attempt(self, attempt: AttemptId, reason: str) -> None:
         """End that attempt of a gang, or keep it from starting; returns when it is over."""
-        await self._gangs[first_task].stop_attempt(number, reason)
+        await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
 
     async def _cancel(self, runs: list["asyncio.Task[Any]"], reason: str) -> None:
         """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""
@@ -114,7 +115,7 @@ class JobRun:
         try:
             ends = await asyncio.gather(*(gang.abandon(reason) for gang in self._gangs))
             events = [JobCancelledEvent(self.job_id, reason), *(event for end in ends for event in end)]
-            await self._controller.ask("report", self.job_id, events)
+            await self._controller.report(self.job_id, events)
         except Exception:
             logger.exception("%s: cancelling it failed", self.job_id)
         finally:
