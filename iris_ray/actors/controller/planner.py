@@ -63,7 +63,7 @@ class Planner:
         if still_waiting is None:
             self._planned_at = now
         result = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now, still_waiting)
-        self.pending_reasons = result.waiting
+        self.pending_reasons = result.pending_reasons
         self._count(result)
         queue_version = state.queue_version
         placements = self._commit(result, instructions)
@@ -88,7 +88,7 @@ class Planner:
         starved = [job_id for job_id in result.starving if job_id not in self._starved]
         self._starved = set(result.starving)
         for job_id in starved:
-            logger.warning("%s starves: %s", job_id, result.waiting[job_id])
+            logger.warning("%s starves: %s", job_id, result.pending_reasons[job_id])
         for event in (*result.timed_out, *result.unschedulable):
             logger.warning("%s is given up: %s", event.job_id, event.reason)
         self.counts.update(
