@@ -16,24 +16,11 @@ from iris_ray.cli.exits import say_error
 from iris_ray.cli.options import address_option, chosen_address, cluster
 from iris_ray.cli.slices import SliceState, slices_of
 from iris_ray.client.connection import AUTO
-from iris_ray.cloud.provisioning import (
-    ENDPOINT_VARIABLE,
-    HEAD_MARK,
-    LOCATION_VARIABLE,
-    OWNER_LABEL,
-    STARTUP_SCRIPT,
-    Action,
-    Create,
-    Delete,
-    History,
-    Joined,
-    NewSlice,
-    QueuedSlice,
-    QueuedState,
-    Settings,
-    plan,
-    request_id,
-)
+from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.cloud.history import History
+from iris_ray.cloud.provisioning import Action, Create, Delete, Joined, Settings, plan
+from iris_ray.cloud.queued_slices import OWNER_LABEL, NewSlice, QueuedSlice, QueuedState, request_id
+from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
 from iris_ray.errors import (
     ControllerUnavailableError,
     InvalidRequestError,
