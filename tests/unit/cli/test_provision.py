@@ -10,7 +10,8 @@ from google.cloud import tpu_v2
 from ray.exceptions import GetTimeoutError, RaySystemError
 
 from iris_ray.cli.main import main
-from iris_ray.cli.provision import Jobs, Provisioner, joined_slices, startup_script
+from iris_ray.cli.provision import startup_script
+from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
 from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.provisioning import Joined, Settings
 from iris_ray.cloud.queued_slices import OWNER_LABEL, NewSlice
