@@ -63,6 +63,6 @@ def _credentials(environ: Mapping[str, str]) -> Finding:
 
 def _no_credentials(environ: Mapping[str, str], found: str) -> Finding:
     if environ.get(_CREDENTIALS_VARIABLE):
-        return Finding(Level.WARNING, "credentials", found, f"mend or unset {_CREDENTIALS_VARIABLE}")
+        return Finding(Level.WARNING, "credentials", found, f"correct or unset {_CREDENTIALS_VARIABLE}")
     advice = f"nothing to do unless TPUs are created or deleted from here, with Google's API; then: {_LOG_IN}"
     return Finding(Level.INFO, "credentials", found, advice)

@@ -151,7 +151,7 @@ def _metadata(looks: Mapping[Host, Mapping[str, Any]]) -> Finding:
     if not without:
         return Finding(Level.OK, check, f"answers on {counted(len(looks), 'host')}")
     if len(without) == len(looks):
-        advice = "nothing to do outside Google Cloud; on TPU VMs or in GKE see to it that it can be reached"
+        advice = "nothing to do outside Google Cloud; on TPU VMs or in GKE make sure that it can be reached"
         return Finding(Level.INFO, check, f"answers on none of {counted(len(looks), 'host')}", advice)
     advice = "preemptions would come without notice there: see what blocks the server (firewall, network policy, proxy)"
     return Finding(Level.WARNING, check, f"does not answer on {named(without, looks)}", advice)

@@ -84,7 +84,7 @@ def check_metadata(environ: Mapping[str, str]) -> Finding:
         return Finding(Level.OK, "metadata server", f"{host} answers: this is Google Cloud")
     found = f"{host} does not answer within {METADATA_TIMEOUT_S:g} s"
     if environ.get("GCE_METADATA_HOST"):
-        advice = "GCE_METADATA_HOST names it: unset that, or see to it that it answers"
+        advice = "GCE_METADATA_HOST names it: unset that, or make sure that it answers"
         return Finding(Level.WARNING, "metadata server", found, advice)
-    advice = "nothing to do outside Google Cloud; on a TPU VM or in GKE see to it that it can be reached"
+    advice = "nothing to do outside Google Cloud; on a TPU VM or in GKE make sure that it can be reached"
     return Finding(Level.INFO, "metadata server", found, advice)

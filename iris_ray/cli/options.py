@@ -115,7 +115,7 @@ _JOB_OPTIONS = (
     click.option("--name", metavar="NAME", help="What to call the job.  [default: the script's or function's name]"),
     click.option("--priority", type=click.Choice([band.name.lower() for band in PriorityBand]),
                  default=PriorityBand.INTERACTIVE.name.lower(), show_default=True, callback=priority_band,
-                 help="Which jobs it goes before."),
+                 help="Jobs of a higher band go first."),
     click.option("--max-retries-failure", type=int, default=MAX_RETRIES_FAILURE, show_default=True, metavar="N",
                  help="Further attempts after errors and crashes; 0 while you develop."),
     click.option("--max-retries-preemption", type=int, default=MAX_RETRIES_PREEMPTION, show_default=True, metavar="N",

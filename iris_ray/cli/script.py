@@ -80,7 +80,7 @@ def read_script(path: str, arguments: Sequence[str] = ()) -> Script:
     except SyntaxError as error:
         raise InvalidRequestError(f"{path}, line {error.lineno}: {error.msg}; it would fail on every host") from None
     except ValueError as error:
-        raise InvalidRequestError(f"{path} is no Python script: {error}") from None
+        raise InvalidRequestError(f"{path} is not a Python script: {error}") from None
     return Script(path, str(Path(path).absolute()), text, tuple(arguments))
 
 

@@ -1,4 +1,4 @@
-"""Slices as people look at them: complete or not, free or busy, and why not. Pure functions."""
+"""Slices and hosts for people: complete or not, free or busy, and why not. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -77,7 +77,7 @@ def submit(
             " an argument: -- before it)"
         )
     if num_slices is not None and tpu_type is None:
-        raise InvalidRequestError("--num-slices is of use with --tpu only; say which type")
+        raise InvalidRequestError("--num-slices needs --tpu; say which type")
     need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(tpu_type) if tpu_type else None)
     groups = CoschedulingConfig(num_groups=num_slices) if num_slices is not None else None
     _refuse_inside_a_task()

@@ -131,5 +131,5 @@ def _widest(texts: Iterable[str]) -> int:
 
 
 def _terminal_width() -> int | None:
-    """Return the width of the terminal in characters; None if stdout is none."""
+    """Return the width of the terminal in characters; None if stdout is not one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -27,7 +27,7 @@ def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bo
     """Taint a slice or host, and print what that means.
 
     Args:
-        target: a slice or host, as people call it.
+        target: a slice or host, by any name that `find_target` knows.
         name: of the taint.
         reason: for people; None names the user.
         undo: the command that lifts the taint.

@@ -51,7 +51,7 @@ class CloudTpu:
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
         if not _LOCATION.fullmatch(location):
-            raise InvalidRequestError(f"{location!r} is no place of TPUs; give projects/<project>/locations/<zone>")
+            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/<project>/locations/<zone>")
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidRequestError(
                 f"{ENDPOINT_VARIABLE} is {endpoint!r}; it is for an emulator on this machine, such as 127.0.0.1:8080"

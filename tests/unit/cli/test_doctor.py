@@ -114,7 +114,7 @@ def test_doctor_says_whose_credentials_there_are_and_no_secret(tmp_path: Path, m
     assert finding.found == "oauth2.credentials.Credentials, account ann@example.com, project tpus"
     path.write_text("{}")
     broken = check_credentials(os.environ)
-    assert (broken.level, broken.advice) == (Level.WARNING, "mend or unset GOOGLE_APPLICATION_CREDENTIALS")
+    assert (broken.level, broken.advice) == (Level.WARNING, "correct or unset GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def test_doctor_without_credentials_says_who_needs_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
