@@ -12,7 +12,7 @@ from iris_ray.cli.json_output import print_json
 from iris_ray.cli.slices import find_target, host_name, reason_of
 from iris_ray.cli.words import counted
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.workers import job_of
+from iris_ray.model.ids import job_of
 
 DRAINED = "drained"
 """The taint of a drained host."""

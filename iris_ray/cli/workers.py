@@ -10,8 +10,9 @@ from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import address_option, json_option
 from iris_ray.cli.slices import SliceView, reason_of, slices_of
 from iris_ray.cli.tables import print_table
+from iris_ray.model.ids import job_of
 from iris_ray.model.suggestions import unknown
-from iris_ray.model.workers import TPU, job_of
+from iris_ray.model.workers import TPU
 
 NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"
 
