@@ -22,8 +22,8 @@ from iris_ray.cli.words import counted, duration
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 
 STOPPED = (
-    "the Controller is stopped; jobs that run go on. Another one is started by the next"
-    " job, by one that has something to report, and by `iris-ray controller start`; it goes on from the records"
+    "the Controller is stopped; jobs that run go on. The next job starts another one; so does a running job that has"
+    " something to report, and `iris-ray controller start`. It goes on from the records"
 )
 
 
@@ -44,7 +44,7 @@ def controller() -> None:
 @json_option
 @address_option
 def start(as_json: bool) -> None:
-    """Start the Controller; it goes on from the records of an earlier one."""
+    """Start it from the records of an earlier one."""
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
@@ -61,7 +61,7 @@ def start(as_json: bool) -> None:
 @json_option
 @address_option
 def stop(yes: bool, as_json: bool) -> None:
-    """End the Controller's process for good; running jobs go on.
+    """End it for good; running jobs go on.
 
     On a terminal the command asks first.
     """
@@ -79,7 +79,7 @@ def stop(yes: bool, as_json: bool) -> None:
 @json_option
 @address_option
 def upgrade(as_json: bool) -> None:
-    """Replace the Controller by one of the version that is installed here.
+    """Replace it by the version installed here.
 
     Running jobs do not notice. Nothing changes if the new one could not read the records of the old one.
     """
@@ -160,7 +160,7 @@ def _require_successor(protocol: int, version: str) -> None:
 @json_option
 @address_option
 def status(as_json: bool) -> None:
-    """Show the Controller's epoch, node and version, and how many jobs and hosts it sees."""
+    """Show its epoch, version, jobs and hosts."""
     with cluster():
         if find_controller() is None:
             if as_json:
