@@ -42,7 +42,7 @@ def reason_option(command: Command) -> Command:
 
 
 @dataclass(frozen=True, slots=True)
-class JobOptions:
+class JobFlags:
     """The options of a job, which ``run`` and ``submit`` share.
 
     Attributes:
@@ -136,7 +136,7 @@ def job_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**given: Any) -> None:
-        options = JobOptions(**{field.name: given.pop(field.name) for field in fields(JobOptions)})
+        options = JobFlags(**{field.name: given.pop(field.name) for field in fields(JobFlags)})
         command(options=options, **given)
 
     for option in reversed(_JOB_OPTIONS):

@@ -12,7 +12,7 @@ import click
 from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
-from iris_ray.cli.options import JobOptions, ScriptCommand, address_option, job_options, marked_arguments
+from iris_ray.cli.options import JobFlags, ScriptCommand, address_option, job_options, marked_arguments
 from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.cli.words import one_line
@@ -30,7 +30,7 @@ _OUR_FRAME = re.compile(r'  File "(<frozen runpy>|[^"]*/iris_ray/(actors|cli)/[^
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @job_options
 @address_option
-def run(target: str, second: str | None, arguments: tuple[str, ...], options: JobOptions) -> None:
+def run(target: str, second: str | None, arguments: tuple[str, ...], options: JobFlags) -> None:
     """Run a script or function on every host of TPU slices, and wait for its end.
 
     \b

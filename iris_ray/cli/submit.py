@@ -9,7 +9,7 @@ from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
 from iris_ray.cli.json_output import print_json
 from iris_ray.cli.logs import show
 from iris_ray.cli.options import (
-    JobOptions,
+    JobFlags,
     ScriptCommand,
     address_option,
     job_options,
@@ -45,7 +45,7 @@ from iris_ray.task.job_info import get_job_info
 def submit(
     target: str,
     arguments: tuple[str, ...],
-    options: JobOptions,
+    options: JobFlags,
     replicas: int | None,
     cpu: float,
     memory_gb: float,
