@@ -136,7 +136,7 @@ def _sort_out(
     now: float,
 ) -> tuple[list[Action], list[QueuedSlice], list[QueuedSlice]]:
     """Return deletions of failed, suspended and broken slices; the slices that are coming; those that are there."""
-    actions: list[Action] = []
+    deletions: list[Action] = []
     coming: list[QueuedSlice] = []
     present: list[QueuedSlice] = []
     for name, one in ours.items():
@@ -145,27 +145,34 @@ def _sort_out(
         absent_s = history.lasting("absent", name, is_absent, now)
         if in_cluster:
             history.has_joined(name)
-        was_there = history.once_joined(name)
-        if one.state is QueuedState.FAILED:
-            why = f"it has failed{f' ({one.error})' if one.error else ''} and holds quota"
-            history.failed_once(name, now, f"{name}: {one.error or 'it has failed'}")
-            actions.append(Delete(name, why))
-        elif one.state is QueuedState.SUSPENDED:
-            who = "the provider" if one.by_service else "a user"
-            actions.append(Delete(name, f"it was suspended by {who} and holds quota"))
-        elif is_absent and was_there:
-            if absent_s > BROKEN_S:
-                why = f"it has lacked hosts that it had for {absent_s / 60:.0f} minutes"
-                actions.append(Delete(name, why, if_unused=True))
-        elif absent_s > JOIN_S:
-            why = f"it is active, but not all of its hosts have joined the cluster after {absent_s / 60:.0f} minutes"
-            history.failed_once(name, now, f"{name}: {why}; look at its start-up script's log")
-            actions.append(Delete(name, why, if_unused=True))
+        has_lost_hosts = is_absent and history.once_joined(name)
+        if deletion := _deletion(one, has_lost_hosts, absent_s, history, now):
+            deletions.append(deletion)
+        elif has_lost_hosts:
+            continue  # neither coming nor there
         elif one.state in COMING or is_absent:
             coming.append(one)
         elif one.state is QueuedState.ACTIVE:
             present.append(one)
-    return actions, coming, present
+    return deletions, coming, present
+
+
+def _deletion(one: QueuedSlice, has_lost_hosts: bool, absent_s: float, history: History, now: float) -> Delete | None:
+    """Return the deletion of a slice that has failed, was suspended, is broken or never joined; otherwise None."""
+    if one.state is QueuedState.FAILED:
+        history.failed_once(one.name, now, f"{one.name}: {one.error or 'it has failed'}")
+        return Delete(one.name, f"it has failed{f' ({one.error})' if one.error else ''} and holds quota")
+    if one.state is QueuedState.SUSPENDED:
+        who = "the provider" if one.by_service else "a user"
+        return Delete(one.name, f"it was suspended by {who} and holds quota")
+    if has_lost_hosts and absent_s > BROKEN_S:
+        why = f"it has lacked hosts that it had for {absent_s / 60:.0f} minutes"
+        return Delete(one.name, why, if_unused=True)
+    if not has_lost_hosts and absent_s > JOIN_S:
+        why = f"it is active, but not all of its hosts have joined the cluster after {absent_s / 60:.0f} minutes"
+        history.failed_once(one.name, now, f"{one.name}: {why}; look at its start-up script's log")
+        return Delete(one.name, why, if_unused=True)
+    return None
 
 
 def _release(
