@@ -9,7 +9,7 @@ from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, Progress, RunRequest
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
+from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
 from tests.support.worlds import gang_spec
 
 
@@ -69,19 +69,23 @@ class Controller:
     """What it knows of the growth, and how often it was asked for that; what it knows of host 0, once it is `there`."""
 
     def __init__(self, is_to_grow: bool = True, draining: str | None = None) -> None:
-        self.is_to_grow = is_to_grow
+        self.grows = is_to_grow
         self.asked = 0
         self.there = True
         self.draining = draining
 
-    async def ask_once(self, method: str, *args: Any) -> Any:
-        if method == "is_to_grow":
-            assert args == (AttemptId("job", 3),)
-            self.asked += 1
-            return self.is_to_grow
+    async def is_to_grow(self, attempt: AttemptId) -> bool:
+        assert attempt == AttemptId("job", 3)
+        self.asked += 1
+        return self.grows
+
+    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence] | Unreachable:
         if not self.there:
             return Unreachable("it is just coming back")
-        return {"node-0": HostEvidence(draining=self.draining)} if method == "evidence" else {}
+        return {"node-0": HostEvidence(draining=self.draining)}
+
+    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
+        return {}
 
 
 def new_attempt(

@@ -217,10 +217,7 @@ class Attempt:
         """Whether the slices to move to are still there. If not it stays, unless a task has saved and waits."""
         if self._notice is None:
             return False
-        try:
-            there = await self._controller.ask_once("is_to_grow", self.id)
-        except AttributeError:  # a Controller of a version that did not call growth off
-            return True
+        there = await self._controller.is_to_grow(self.id)
         if there is False:
             logger.info("%s stays: the slices for it are gone", self.id)
             self._notice = None
@@ -502,21 +499,17 @@ class Attempt:
     async def _heard(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """What the Controller has heard about hosts; it may just be coming back."""
         give_up_at = time.monotonic() + CONTROLLER_AWAY_S
-        while isinstance(word := await self._controller.ask_once("evidence", node_ids), Unreachable):
+        while isinstance(word := await self._controller.evidence(node_ids), Unreachable):
             if time.monotonic() > give_up_at:
                 return {}
             await asyncio.sleep(ASK_AGAIN_S / 2)
-        heard: dict[str, HostEvidence] = word
-        return heard
+        return word
 
     async def _provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
         """What the provider says about hosts that were lost without notice, as far as it says anything."""
         if not node_ids:
             return {}
-        try:
-            words = await self._controller.ask_once("provider_words", node_ids)
-        except AttributeError:  # a Controller of a version that did not ask the provider
-            return {}
+        words = await self._controller.provider_words(node_ids)
         return {} if isinstance(words, Unreachable) else words
 
 

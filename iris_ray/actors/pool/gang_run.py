@@ -127,7 +127,7 @@ class GangRun:
             released = self._slices.retire(failure.broken)
             failed = TaskDispatchFailedEvent(order.attempt, str(failure), 0.0)
             events = [failed, *released, AttemptEndConfirmedEvent(order.attempt)]
-        await self._controller.ask("report", None, events)
+        await self._controller.report(None, events)
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
@@ -139,7 +139,7 @@ class GangRun:
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
     async def _report(self, events: Sequence[Event]) -> JobView:
-        view: JobView | None = await self._controller.ask("report", self.job_id, list(events), self._first_task)
+        view = await self._controller.report(self.job_id, events, self._first_task)
         if view is None:
             raise ControllerUnavailableError(
                 f"the Controller was started anew and does not know job {self.job_id}; run it again"
@@ -156,7 +156,7 @@ class GangRun:
                 patience = REPEAT_S
                 if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
                     return None
-                why = await self._controller.ask("why", self.job_id)
+                why = await self._controller.why(self.job_id)
                 logger.info("%s: %s", self._who, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------

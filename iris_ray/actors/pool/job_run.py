@@ -53,7 +53,7 @@ class JobRun:
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             pool = ray.get_runtime_context().current_actor
-            state = await self._controller.ask("submit", self._spec, pool, self._incarnation)
+            state = await self._controller.submit(self._spec, pool, self._incarnation)
             if not self._accepted.done():
                 self._accepted.set_result(True)
             if state.finished:  # while the process before this one died
@@ -115,7 +115,7 @@ class JobRun:
         try:
             ends = await asyncio.gather(*(gang.abandon(reason) for gang in self._gangs))
             events = [JobCancelledEvent(self.job_id, reason), *(event for end in ends for event in end)]
-            await self._controller.ask("report", self.job_id, events)
+            await self._controller.report(self.job_id, events)
         except Exception:
             logger.exception("%s: cancelling it failed", self.job_id)
         finally:

@@ -164,19 +164,19 @@ class SlicePoolManager:
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
         async with self._passing_on:
-            await self._controller.ask("report", None, [drained(node_id, notice)])
+            await self._controller.report(None, [drained(node_id, notice)])
 
     async def maintenance_called_off(self, node_id: str) -> None:
         """The maintenance of which a host gave notice is not planned any more."""
         logger.info("host %s: the metadata server of the host has called its maintenance off", node_id[:8])
         self._notices.pop((node_id, NoticeKind.MAINTENANCE), None)
         async with self._passing_on:
-            await self._controller.ask("report", None, [MaintenanceCalledOffEvent(node_id)])
+            await self._controller.report(None, [MaintenanceCalledOffEvent(node_id)])
 
     async def _repeat_notices(self) -> None:
         async with self._passing_on:
             if known := [drained(node_id, notice) for (node_id, _), notice in self._notices.items()]:
-                await self._controller.ask("report", None, known)
+                await self._controller.report(None, known)
 
     # -- called by the Controller ----------------------------------------------------------------------------------
 
@@ -288,7 +288,7 @@ class SlicePoolManager:
         try:
             if lost := await self._slices.lost_while_idle():
                 logger.info("%s: lost while idle", ", ".join(lost))
-                await self._controller.ask("report", None, self._slices.retire_idle(lost))
+                await self._controller.report(None, self._slices.retire_idle(lost))
         except Exception:
             logger.exception("looking at idle slices failed")
 
@@ -301,7 +301,7 @@ class SlicePoolManager:
         try:
             released = await self._slices.release_if(condition)
             if released:
-                await self._controller.ask("report", None, released)
+                await self._controller.report(None, released)
                 await self._notify()
         except Exception:
             logger.exception("giving slices back failed")

@@ -10,6 +10,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import JobSpec
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
     Event,
     GangAssignedEvent,
     JobCancelledEvent,
