@@ -18,6 +18,7 @@ from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.last_lines_relay import LastLinesRelay
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest
 from iris_ray.actors.wire.payloads import stored_if_large
@@ -63,12 +64,12 @@ class SlicePoolManager:
         self._runs: dict[str, JobRun] = {}
         self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
-        self._settling: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._epoch = 0
         self._done = 0
         self._idle_s = 0.0
         self._changed = asyncio.Condition()
-        self._keeper: asyncio.Task[None] | None = None
+        self._watches_idle_slices = False
         self._dropped: deque[str] = deque(maxlen=DROPPED_KEPT)
         self._had: set[str] = set()  # jobs that this process has run
         self._began = time.monotonic()
@@ -82,7 +83,7 @@ class SlicePoolManager:
 
     async def run(self, request: RunRequest) -> list[Any]:
         """Run one job to its end; its tasks' results by index, or the job's own error."""
-        self._start_keeper()
+        self._watch_idle_slices()
         accepted = self._acceptance(request.spec.job_id)
         run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
         self._runs[run.job_id] = run
@@ -95,9 +96,7 @@ class SlicePoolManager:
                 accepted.set_result(False)
             asyncio.get_running_loop().call_later(LATEST_QUESTION_S, self._acceptances.pop, run.job_id)
             self._unsettled[run.job_id] = self._runs.pop(run.job_id)
-            settling = asyncio.ensure_future(self._settle(run))
-            self._settling.add(settling)
-            settling.add_done_callback(self._settling.discard)
+            self._background.start(self._settle(run), f"reporting the end of {run.job_id}")
             await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
             self._done += 1
             await self._notify()
@@ -116,8 +115,7 @@ class SlicePoolManager:
         try:
             return await self.run(request)
         finally:
-            ending = asyncio.ensure_future(self._end())
-            self._settling.add(ending)
+            self._background.start(self._end(), "ending this pool with its only job")
 
     async def _end(self) -> None:
         await self.release()
@@ -144,7 +142,7 @@ class SlicePoolManager:
         A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
         """
 
-        self._start_keeper()
+        self._watch_idle_slices()
 
         def idle() -> bool:
             quiet = not self._runs and not self._unsettled and not len(self._slices)
@@ -188,9 +186,7 @@ class SlicePoolManager:
         """A new Controller has taken over: from now on it is obeyed, and no earlier one."""
         self._obey(epoch)
         if self._notices:  # it does not know them; it listens when it has our answer
-            repeating = asyncio.ensure_future(self._repeat_notices())
-            self._settling.add(repeating)
-            repeating.add_done_callback(self._settling.discard)
+            self._background.start(self._repeat_notices(), "repeating the notices of hosts")
         return PoolView(self._incarnation, self._slices.slice_names())
 
     async def assign(self, order: AttemptOrder) -> bool | None:
@@ -267,11 +263,12 @@ class SlicePoolManager:
 
     # -- idle slices -----------------------------------------------------------------------------------------------
 
-    def _start_keeper(self) -> None:
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep_idle_slices())
+    def _watch_idle_slices(self) -> None:
+        if not self._watches_idle_slices:
+            self._watches_idle_slices = True
+            self._background.start(self._give_back_idle_slices(), "watching idle slices")
 
-    async def _keep_idle_slices(self) -> None:
+    async def _give_back_idle_slices(self) -> None:
         look_at = 0.0
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
