@@ -41,7 +41,7 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
       iris-ray workers v4-32-0
     """
     with cluster():
-        slices = slices_of(ControllerConnection().ask("list_workers"))
+        slices = slices_of(ControllerConnection().list_workers())
     if slice_name is not None:
         shown = [view for view in slices if view.slice == slice_name]
         if not shown:
@@ -131,12 +131,12 @@ def untaint(target: str, name: str, as_json: bool) -> None:
 
 
 def _taint(target: str, name: str, reason: str | None, undo: str, as_json: bool) -> None:
-    from iris_ray.client.submission import current_user
+    from iris_ray.client.identity import current_user
 
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.ask("taint", found, name, reason or f"by {current_user()}"))
+        concerned = set(controller.taint(found, name, reason or f"by {current_user()}"))
     affected = [host for host in hosts if host.node_id in concerned]
     jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
     if as_json:
@@ -152,8 +152,8 @@ def _lift_taint(target: str, name: str, as_json: bool) -> None:
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.ask("lift_taint", found, name))
-        now: list[WorkerStatus] = controller.ask("list_workers")
+        concerned = set(controller.lift_taint(found, name))
+        now = controller.list_workers()
     affected = [host for host in hosts if host.node_id in concerned]
     closed = [host for host in now if host.node_id in concerned and reason_of(host)]
     if as_json:
@@ -167,7 +167,7 @@ def _lift_taint(target: str, name: str, as_json: bool) -> None:
 
 def _look(target: str) -> tuple[ControllerConnection, str, list[WorkerStatus]]:
     controller = ControllerConnection()
-    hosts: list[WorkerStatus] = controller.ask("list_workers")
+    hosts = controller.list_workers()
     return controller, find_target(target, hosts), hosts
 
 

@@ -25,7 +25,7 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
       iris-ray ls --all --user ann
     """
     with cluster():
-        jobs: list[JobStatus] = ControllerConnection().ask("list_jobs")
+        jobs = ControllerConnection().list_jobs()
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
     if as_json:
         print_json(shown)
@@ -57,7 +57,7 @@ def status(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found: JobStatus = ControllerConnection().ask("job_status", job)
+        found = ControllerConnection().job_status(job)
     if as_json:
         print_json(found)
         return
@@ -94,7 +94,7 @@ def tasks(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found = ControllerConnection().ask("list_tasks", job)
+        found = ControllerConnection().list_tasks(job)
     if as_json:
         print_json(found)
         return
@@ -119,7 +119,7 @@ def why(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls` shows.
     """
     with cluster():
-        found: JobStatus = ControllerConnection().ask("job_status", job)
+        found = ControllerConnection().job_status(job)
     waiting = found.waiting
     if as_json:
         print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})
@@ -161,15 +161,15 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
 
     JOB is an id that `iris-ray ls` shows. Asks first if it is on a terminal; Ctrl-C there leaves the job alone.
     """
-    from iris_ray.client.submission import current_user
+    from iris_ray.client.identity import current_user
 
     with cluster():
         controller = ControllerConnection()
-        before: JobStatus = controller.ask("job_status", job)
+        before = controller.job_status(job)
         if not before.state.finished:
             where = f" on {', '.join(before.groups)}" if before.groups else ""
             confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
-            before = controller.ask("cancel", job, f"cancelled by {current_user()}")
+            before = controller.cancel(job, f"cancelled by {current_user()}")
     if as_json:
         print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
     elif before.state.finished:

@@ -74,25 +74,24 @@ def run(
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
     task, called = as_task(found, arguments, env, working_dir is None)
-    from iris_ray.client.run_on_pod import make_request
-    from iris_ray.client.submission import identified, pool_of_this_process
+    from iris_ray.client.caller_pool import pool_of_this_process
+    from iris_ray.client.job_request import make_pod_request
 
     # What can't work is refused before anything is connected.
-    request = make_request(
+    request = make_pod_request(
         task,
         tpu_type,
         1 if num_slices is None else num_slices,
-        max_retries_preemption,
-        max_retries_failure,
+        name,
+        max_retries_preemption=max_retries_preemption,
+        max_retries_failure=max_retries_failure,
         keep_warm=0,
-        preload=(),
         stall_timeout=stall_timeout,
-        name=name,
         spares=spares,
         priority=priority,
     )
     with cluster(show_logs=True, **runtime_environment(working_dir)):
-        ref, _ = pool_of_this_process.submit(identified(request))
+        ref, _ = pool_of_this_process.submit(request)
         results = _wait(ref, name or called)
     for index, result in enumerate(results):
         if result is not None:
@@ -123,7 +122,7 @@ def as_task(
     from ray.remote_function import RemoteFunction
 
     from iris_ray.actors.wire.ray_internals import remote_function_parts
-    from iris_ray.client.submission import require_no_arguments
+    from iris_ray.client.user_function import require_no_arguments
 
     function = remote_function_parts(target)[0] if isinstance(target, RemoteFunction) else target
     if ship and (module := is_at_home(function)):

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod_ray, tpu_device
 from iris_ray.actors.wire.messages import JobView
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.client.submission import pool_of_this_process
+from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
 
 

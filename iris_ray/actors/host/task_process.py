@@ -104,7 +104,7 @@ class TaskProcess:
         if pipe is None:
             label_output(launch.label)
         try:
-            result = load(launch.function)()
+            result = load(launch.pickled_function)()
             end = _returned(result)
         except SystemExit as stop:
             if files.notice.exists() and (stop.code in (None, 0) or came_from_handler(stop)):

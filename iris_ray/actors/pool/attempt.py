@@ -383,7 +383,9 @@ class Attempt:
                 place = f"slice={slice_id} worker={host.host_index}" if spec.coscheduling else f"task={index}"
                 label = f"{spec.name} {place}"
                 slice_launches.append(
-                    TaskLaunch(request.function, request.env, info, multislice, spec.resources.get("CPU"), label)
+                    TaskLaunch(
+                        request.pickled_function, request.env, info, multislice, spec.resources.get("CPU"), label
+                    )
                 )
         return launches
 

@@ -17,9 +17,11 @@ INLINE_BYTES = 100_000
 """What is larger goes through the object store: Ray would put it there anew with every call that it travels in."""
 
 
-def stored_if_large(payload: bytes) -> Payload:
-    """The payload itself, or a reference to it that lasts as long as this process: each node fetches it once."""
-    return payload if len(payload) <= INLINE_BYTES else ray.put(payload)
+def stored_if_large(payload: Payload) -> Payload:
+    """Return the payload itself, or a reference to it that lasts as long as this process: each node fetches it once."""
+    if not isinstance(payload, bytes) or len(payload) <= INLINE_BYTES:
+        return payload
+    return ray.put(payload)
 
 
 def load(payload: Payload) -> Any:
