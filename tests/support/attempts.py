@@ -8,6 +8,7 @@ from typing import Any
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, Progress, RunRequest
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
 from tests.support.worlds import gang_spec
 
@@ -51,7 +52,7 @@ class Slices:
                 self.ends = {i: TaskEnd(kind, time.time(), b"") for i in range(self.hosts)}
                 return self.ends
             case "notify":
-                while not self.saves and time.time() < args[2].deadline:
+                while not self.saves and time.time() < args[1].deadline:
                     await asyncio.sleep(0.01)
                 return self.saves, self.saves
             case "progress":
@@ -60,7 +61,7 @@ class Slices:
                 self.patience.append(args[0])
                 return dict.fromkeys(range(self.hosts))
             case "stop":
-                stopped = TaskEnd(EndKind.STOPPED, time.time(), error=args[2])
+                stopped = TaskEnd(EndKind.STOPPED, time.time(), error=args[1])
                 return self.ends or dict.fromkeys(range(self.hosts), stopped)
 
 
@@ -75,7 +76,7 @@ class Controller:
 
     async def ask_once(self, method: str, *args: Any) -> Any:
         if method == "is_to_grow":
-            assert args == ("job", 3)
+            assert args == (AttemptId("job", 3),)
             self.asked += 1
             return self.is_to_grow
         if not self.there:
@@ -88,6 +89,6 @@ def new_attempt(
 ) -> Attempt:
     """Attempt 3 of a job on that slice."""
     hosts = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in range(slices.hosts))
-    order = AttemptOrder("job", 3, 0, (hosts,), {"TPU": 4.0}, 1, "pool")
+    order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, "pool")
     request = RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0, stall_timeout, silence_s)
     return Attempt(slices, controller, request, order)  # type: ignore[arg-type]

@@ -33,7 +33,8 @@ from iris_ray.actors.wire.task_log import LastLines, LogPosition, TaskLog
 from iris_ray.cloud.cloud_tpu import ProviderWords
 from iris_ray.cloud.provisioning import missing_slices, slices_in
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NotYetError
-from iris_ray.model.jobs import Job, JobSpec
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Gang, Job, JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.model.suggestions import unknown
@@ -143,8 +144,8 @@ class Controller:
         await self._apply([JobSubmittedEvent(spec, time.time())])
         return self._state.jobs[spec.job_id].state
 
-    async def report(self, job_id: str | None, events: list[Event], task_index: int = 0) -> JobView | None:
-        """Take what a pool has to say, and answer how the gang that a task belongs to stands now."""
+    async def report(self, job_id: str | None, events: list[Event], gang: int = 0) -> JobView | None:
+        """Take what a pool has to say, and answer how a gang of the job stands now."""
         await self.ping()
         now = time.time()  # clocks of other hosts mean nothing here
         told = (event for event in events if isinstance(event, WorkerDrainedEvent))
@@ -153,8 +154,8 @@ class Controller:
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
-        gang, state = job.gangs[job.position_of(task_index)], job.gang_state(task_index)
-        return JobView(state, gang.attempt, gang.failures, gang.preemptions, gang.error or job.error)
+        found, state = job.gangs[gang], job.gang_state(gang)
+        return JobView(state, found.attempt, found.failures, found.preemptions, found.error or job.error)
 
     async def why(self, job_id: str) -> str:
         """Why a job is not running, or not all of it, in a sentence."""
@@ -176,11 +177,11 @@ class Controller:
             known[node_id] = HostEvidence(self._gone.get(node_id), draining)
         return known
 
-    async def is_to_grow(self, job_id: str, attempt: int) -> bool:
+    async def is_to_grow(self, attempt: AttemptId) -> bool:
         """Whether the slices that an attempt's gang was told to move to are still there for it."""
         await self.ping()
-        job = self._state.jobs.get(job_id)
-        return job is not None and job.gang.attempt == attempt and job.gang.is_to_grow
+        job = self._state.jobs.get(attempt.job_id)
+        return job is not None and job.gang.attempt == attempt.number and job.gang.is_to_grow
 
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
         """What the provider says about the slices of these hosts, which do not answer; nothing if it is not asked."""
@@ -401,8 +402,8 @@ class Controller:
             instructions = state.handle_event(assignment)
             self._instructions.add(instructions)
             job = state.jobs[assignment.job_id]
-            position = job.position_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else 0
-            orders.append((self._order(job, position), job.spec.owner, instructions.reclaim))
+            gang = job.gang_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else job.gang
+            orders.append((self._order(job, gang), job.spec.owner, instructions.reclaim))
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
@@ -424,7 +425,7 @@ class Controller:
 
         The pool may have the order already, from an earlier Controller; then it ignores this one.
         """
-        job_id, attempt, index = order.job_id, order.attempt, order.first_task
+        attempt = order.attempt
         if order.spare_for is None:
             self._logs.placed(order)
         problem = await self._reclaim(reclaim)
@@ -432,21 +433,20 @@ class Controller:
             try:
                 reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)
             except NotYetError as not_yet:
-                failed = TaskDispatchFailedEvent(job_id, attempt, str(not_yet), time.time(), index)
-                self._apply([failed, AttemptEndConfirmedEvent(job_id, attempt, index)])
+                failed = TaskDispatchFailedEvent(attempt, str(not_yet), time.time())
+                self._apply([failed, AttemptEndConfirmedEvent(attempt)])
                 return
             if reply is True or reply is None:  # None: its process is another one by now, and what ran there is over
                 return
             if reply is False:
-                gone = JobCancelledEvent(job_id, "its pool does not know it any more")
-                self._apply([gone, AttemptEndConfirmedEvent(job_id, attempt, index)])
+                gone = JobCancelledEvent(attempt.job_id, "its pool does not know it any more")
+                self._apply([gone, AttemptEndConfirmedEvent(attempt)])
                 return
             problem = reply.reason
-        self._apply([TaskDispatchFailedEvent(job_id, attempt, problem, time.time(), index)])
-        await self._stop(StopAttempt(job_id, attempt, problem, index))
+        self._apply([TaskDispatchFailedEvent(attempt, problem, time.time())])
+        await self._stop(StopAttempt(attempt, problem))
 
-    def _order(self, job: Job, position: int) -> AttemptOrder:
-        gang = job.gangs[position]
+    def _order(self, job: Job, gang: Gang) -> AttemptOrder:
         workers = [self._state.workers[task.node_id or ""] for task in gang.tasks]
         names = gang.groups if job.requirement.chips else (gang.tasks[0].task_id,)
         size = len(workers) // len(names)
@@ -458,9 +458,7 @@ class Controller:
             for i, name in enumerate(names)
         )
         return AttemptOrder(
-            job.spec.job_id,
-            gang.attempt,
-            job.first_index(position),
+            job.current_attempt(gang),
             slices,
             job.requirement.demand(workers[0]),
             self._journal.epoch,
@@ -487,7 +485,7 @@ class Controller:
     def _carry_out(self, instructions: Instructions) -> None:
         for stop in instructions.stop:
             # Not so if its end came in the same report.
-            if self._state.holds_capacity(stop.job_id, stop.attempt, stop.task_index):
+            if self._state.holds_capacity(stop.attempt):
                 self._in_background(self._stop(stop))
         for dropped in instructions.dropped:
             self._in_background(self._drop_spare(dropped))
@@ -500,12 +498,11 @@ class Controller:
 
     async def _notify(self, told: NotifyGang) -> None:
         """Have a gang told that it is to move. Its pool may be busy; a notice is worth some tries."""
-        job_id, notice = told.job_id, told.notice
-        while (job := self._state.jobs.get(job_id)) is not None and job.spec.spare_for is None:
+        while (job := self._state.jobs.get(told.attempt.job_id)) is not None and job.spec.spare_for is None:
             pool = self._pools.get(job.spec.owner)
-            if pool is None or not self._state.holds_capacity(job_id, told.attempt, told.task_index):
+            if pool is None or not self._state.holds_capacity(told.attempt):
                 return
-            call = pool.notify_attempt.remote(job_id, told.task_index, told.attempt, notice, self._journal.epoch)
+            call = pool.notify_attempt.remote(told.attempt, told.notice, self._journal.epoch)
             if not isinstance(await answer(call, "the job's pool", DISPATCH_TIMEOUT_S), Unreachable):
                 return
             await asyncio.sleep(0.5)
@@ -521,15 +518,14 @@ class Controller:
 
     async def _stop(self, stop: StopAttempt) -> None:
         """Have an attempt ended; its capacity is free when its pool says so, or is gone itself."""
-        job_id, attempt, index = stop.job_id, stop.attempt, stop.task_index
-        while self._state.holds_capacity(job_id, attempt, index):
-            pool = self._pools.get(self._state.jobs[job_id].spec.owner)
+        while self._state.holds_capacity(stop.attempt):
+            pool = self._pools.get(self._state.jobs[stop.attempt.job_id].spec.owner)
             if pool is None:
                 return  # the end of its pool confirms the end of its attempts
-            call = pool.stop_attempt.remote(job_id, index, attempt, stop.reason, self._journal.epoch)
+            call = pool.stop_attempt.remote(stop.attempt, stop.reason, self._journal.epoch)
             reply = await answer(call, "the job's pool", 60.0)
             if not isinstance(reply, Unreachable):
-                self._apply([AttemptEndConfirmedEvent(job_id, attempt, index)])
+                self._apply([AttemptEndConfirmedEvent(stop.attempt)])
                 return
             await asyncio.sleep(1.0)
 
@@ -579,10 +575,10 @@ class Controller:
         job, pool = self._state.jobs.get(record.job.spec.job_id), self._pools.get(record.job.spec.owner)
         if job is None or job.state.finished or pool is None:  # a pool that has just gone ends its jobs itself
             return
-        for position, gang in enumerate(job.gangs):
+        for gang in job.gangs:
             if gang.placed:
                 wanted = [one for one in reclaim if one.slice_name in gang.groups]
-                self._in_background(self._dispatch(self._order(job, position), pool, wanted))
+                self._in_background(self._dispatch(self._order(job, gang), pool, wanted))
 
     # -- the outside world -----------------------------------------------------------------------------------------
 

@@ -16,7 +16,14 @@ from iris_ray.actors.wire.messages import PoolView
 from iris_ray.actors.wire.ray_internals import placement_group_by_id
 from iris_ray.actors.wire.shared_names import reservations_of
 from iris_ray.state import ControllerState
-from iris_ray.state.events import Event, JobCancelledEvent, PoolRestartedEvent, SliceHeldEvent, SliceReleasedEvent
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    JobCancelledEvent,
+    PoolRestartedEvent,
+    SliceHeldEvent,
+    SliceReleasedEvent,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +122,7 @@ class PoolRegistry(Mapping[str, ActorHandle]):
         await _remove_reservations(owner)
         state = self._state
         events: list[Event] = [JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in state.jobs_of(owner)]
-        events += state.attempts_of(owner)
+        events += map(AttemptEndConfirmedEvent, state.attempts_of(owner))
         events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
         self._apply(events)
 

@@ -19,6 +19,7 @@ from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, ChipsHeld, Gone, NotR
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, Progress, RunRequest, TaskLaunch
 from iris_ray.errors import TaskSetupError
+from iris_ray.model.ids import task_id
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.notices import Notice, NoticeKind
@@ -84,7 +85,7 @@ class Attempt:
     """Runs one order.
 
     Attributes:
-        number: the attempt's number.
+        id: which attempt it is.
         names: the slices' names by slice id.
         lost: slices that are no good any more, known after the verdict.
         suspects: hosts that did not answer or whose chips somebody else holds, by node id, and why they are no good.
@@ -96,7 +97,7 @@ class Attempt:
     def __init__(
         self, slices: ReservedSlices, controller: ControllerClient, request: RunRequest, order: AttemptOrder
     ) -> None:
-        self.number = order.attempt
+        self.id = order.attempt
         self.names = tuple(hosts[0].slice_name for hosts in order.slices)
         self.lost: tuple[str, ...] = ()
         self.suspects: dict[str, str] = {}
@@ -139,11 +140,11 @@ class Attempt:
         return self._order.hosts_per_slice * len(self.names)
 
     def index_of(self, key: TaskKey) -> int:
-        return self._order.first_task + key.slice_id * self._order.hosts_per_slice + key.host_index
+        return self.id.gang + key.slice_id * self._order.hosts_per_slice + key.host_index
 
     def place_in_words(self, key: TaskKey) -> str:
         if not self.on_slices:
-            return f"task {self._order.first_task} on {self.where}"
+            return f"task {self.id.gang} on {self.where}"
         return f"slice {key.slice_id} ({self.names[key.slice_id]}) worker {key.host_index}"
 
     def never_started(self, key: TaskKey) -> bool:
@@ -192,13 +193,12 @@ class Attempt:
         self._telling = asyncio.ensure_future(self._tell(notice))
 
     async def _tell(self, notice: Notice) -> None:
-        name, number = self._order.job_id, self.number
         seconds = notice.deadline - time.time()
-        logger.info("%s attempt %d is to move within %.0f s: %s", name, number, seconds, notice.reason)
+        logger.info("%s is to move within %.0f s: %s", self.id, seconds, notice.reason)
         pause = ASK_AGAIN_S
         while True:  # after the deadline, too: who has saved must not wait for ever
             patience = max(0.0, notice.deadline - time.time()) + 5.0
-            asks = (self._slices.ask(one, "notify", name, number, notice, timeout_s=patience) for one in self.names)
+            asks = (self._slices.ask(one, "notify", self.id, notice, timeout_s=patience) for one in self.names)
             replies = await asyncio.gather(*asks, return_exceptions=True)
             answers = [(False, False) if isinstance(r, (Unreachable, BaseException)) else r for r in replies]
             ready, waiting = all(saved for saved, _ in answers), any(some for _, some in answers)
@@ -218,11 +218,11 @@ class Attempt:
         if self._notice is None:
             return False
         try:
-            there = await self._controller.ask_once("is_to_grow", self._order.job_id, self.number)
+            there = await self._controller.ask_once("is_to_grow", self.id)
         except AttributeError:  # a Controller of a version that did not call growth off
             return True
         if there is False:
-            logger.info("%s attempt %d stays: the slices for it are gone", self._order.job_id, self.number)
+            logger.info("%s stays: the slices for it are gone", self.id)
             self._notice = None
         return there is True
 
@@ -270,7 +270,7 @@ class Attempt:
         slices, silence_s = self._slices, self._request.silence_s
         calls: dict[asyncio.Future[Any], int] = {
             asyncio.ensure_future(
-                slices.ask(name, "run_remote_fn", launches[name], silence_s, timeout_s=None)
+                slices.ask(name, "run_remote_fn", self.id, launches[name], silence_s, timeout_s=None)
             ): slice_id
             for slice_id, name in enumerate(self.names)
         }
@@ -329,10 +329,7 @@ class Attempt:
         names = [name for name in self.names if name in self._slices and name not in self._silent]
         self.lost = tuple(sorted({*self.lost, *self._silent}))
         replies = await asyncio.gather(
-            *(
-                self._slices.ask(name, "stop", self._order.job_id, self.number, reason, timeout_s=STOP_TIMEOUT_S)
-                for name in names
-            ),
+            *(self._slices.ask(name, "stop", self.id, reason, timeout_s=STOP_TIMEOUT_S) for name in names),
             return_exceptions=True,
         )
         ends: Ends = {}
@@ -356,7 +353,7 @@ class Attempt:
 
     def _launches(self, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
         """What each host gets, with addresses for this attempt alone."""
-        request, slices, job_id = self._request, self._order.slices, self._order.job_id
+        request, slices, job_id = self._request, self._order.slices, self.id.job_id
         spec = request.spec
         self._slices.used_ports.extend(ports)
         megascale_port, debug_port, coordinator_port = ports
@@ -370,10 +367,10 @@ class Attempt:
                 index = self.index_of(key)
                 info = JobInfo(
                     job_id=job_id,
-                    task_id=f"{job_id}/task-{index}",
+                    task_id=task_id(job_id, index),
                     task_index=index,
                     num_tasks=self.num_tasks if spec.coscheduling else spec.replicas,
-                    attempt=self.number,
+                    attempt=self.id.number,
                     slice_id=slice_id,
                     num_slices=len(slices),
                     slice_name=host.slice_name if self.on_slices else "",
@@ -435,8 +432,7 @@ class Attempt:
 
     async def _progress(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """The tasks that have not returned, and how far each of them is, as far as hosts answer."""
-        name, number = self._order.job_id, self.number
-        asks = (self._slices.ask(one, "progress", name, number) for one in self.names)
+        asks = (self._slices.ask(one, "progress", self.id) for one in self.names)
         replies = await asyncio.gather(*asks, return_exceptions=True)
         running = {
             TaskKey(slice_id, worker): found
@@ -447,7 +443,6 @@ class Attempt:
         return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
 
     async def _stalled(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
-        name, number = self._order.job_id, self.number
         steps = [p.step for p in progress.values() if p.step is not None]
         # Who has never said anything is further behind than anybody who has.
         last = min(
@@ -456,7 +451,7 @@ class Attempt:
         step = progress[last].step
         where = "before its first heartbeat" if step is None and progress[last].age is None else f"at step {step}"
         others = f"; the furthest is at step {max(steps)}" if steps else ""
-        dumps = (self._slices.ask(one, "dump_stacks", name, number) for one in self.names)
+        dumps = (self._slices.ask(one, "dump_stacks", self.id) for one in self.names)
         await asyncio.gather(*dumps, return_exceptions=True)
         await asyncio.sleep(STACKS_S)
         reason = (

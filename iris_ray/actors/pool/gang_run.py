@@ -81,7 +81,7 @@ class GangRun:
                 if standing.state.finished:
                     return self._final_error(None, standing)
                 continue
-            if order.attempt <= self._refused:
+            if order.attempt.number <= self._refused:
                 continue
             verdict, job = await self._run_attempt(order)
             if verdict is not None and verdict.succeeded:
@@ -92,8 +92,8 @@ class GangRun:
 
     def take(self, order: AttemptOrder) -> None:
         """Have an order carried out, unless it has come before."""
-        if order.attempt > self._taken:
-            self._taken = order.attempt
+        if order.attempt.number > self._taken:
+            self._taken = order.attempt.number
             self._orders.put_nowait(order)
 
     def wake(self) -> None:
@@ -109,7 +109,7 @@ class GangRun:
         """The gang is to move, says the Controller."""
         if self._told is None or attempt >= self._told[0]:
             self._told = attempt, notice
-        if self._attempt is not None and self._attempt.number == attempt:
+        if self._attempt is not None and self._attempt.id.number == attempt:
             self._attempt.notify(notice)
 
     async def hold_spare(self, order: AttemptOrder) -> None:
@@ -119,20 +119,20 @@ class GangRun:
                 order, self._request.process, self._request.keep_warm, self._request.silence_s
             )
             events: list[Event] = [
-                TaskStateChangedEvent(order.job_id, index, order.attempt, TaskState.RUNNING)
+                TaskStateChangedEvent(order.attempt, index, TaskState.RUNNING)
                 for index in range(order.hosts_per_slice * len(order.slices))
             ]
         except SpareFailed as failure:
-            logger.info("%s: %s", order.job_id, failure)
+            logger.info("%s: %s", order.attempt.job_id, failure)
             released = self._slices.retire(failure.broken)
-            failed = TaskDispatchFailedEvent(order.job_id, order.attempt, str(failure), 0.0)
-            events = [failed, *released, AttemptEndConfirmedEvent(order.job_id, order.attempt)]
+            failed = TaskDispatchFailedEvent(order.attempt, str(failure), 0.0)
+            events = [failed, *released, AttemptEndConfirmedEvent(order.attempt)]
         await self._controller.ask("report", None, events)
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
         self._refused = max(self._refused, number)
-        if self._attempt is not None and self._attempt.number <= number:
+        if self._attempt is not None and self._attempt.id.number <= number:
             self._attempt.stop(reason)
             await self._attempt.over.wait()
 
@@ -164,13 +164,13 @@ class GangRun:
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """The verdict (None if it did not start), and how the job stands (None after success)."""
         attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
-        if self._told is not None and self._told[0] == order.attempt:  # it was faster than the order
+        if self._told is not None and self._told[0] == order.attempt.number:  # it was faster than the order
             attempt.notify(self._told[1])
         try:
             if not self._slices.is_warm(order):
-                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.number, attempt.where)
+                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.where)
             launches = await attempt.prepare()
-            logger.info("%s attempt %d on %s", self._who, attempt.number, attempt.where)
+            logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.where)
             verdict = await attempt.run(launches, lambda: self._report_running(attempt))
             if verdict.succeeded:
                 await self._succeed(attempt)
@@ -194,7 +194,7 @@ class GangRun:
         try:
             standing = await self._report(self._changes(attempt, TaskState.SUCCEEDED))
             if not standing.state.finished:  # the Controller had taken it back, and would have it run again
-                await self._report([GangReturnedEvent(self.job_id, attempt.number, self._first_task)])
+                await self._report([GangReturnedEvent(attempt.id)])
         except Exception:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
@@ -222,12 +222,12 @@ class GangRun:
             events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
         grows = attempt.moved_for is not None and attempt.moved_for.kind is NoticeKind.GROWTH
         if grows:
-            events.append(GangMovedEvent(self.job_id, attempt.number, error, self._first_task))
+            events.append(GangMovedEvent(attempt.id, error))
         elif attempt.never_started(verdict.cause):
-            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, error, 0.0, self._first_task))
+            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
-            events.append(TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error))
+            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
         if grows or attempt.never_started(verdict.cause):
@@ -239,12 +239,12 @@ class GangRun:
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
         result = verdict.result
         kind = result.kind.value if isinstance(result, TpuRunError) else type(result).__name__
-        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.number, kind, error, count, outcome)
+        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
         return job
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
-        logger.info("%s attempt %d did not start: %s", self._who, attempt.number, failure)
+        logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
         held = attempt.suspects
         suspects = held | await attempt.silent_hosts(failure.suspicious)
         released = self._slices.retire(failure.broken if attempt.on_slices else attempt.names)
@@ -254,11 +254,9 @@ class GangRun:
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node_id, self.job_id, why, by_user_code=False) for node_id, why in held.items()]
         if failure.by_request:
-            events.append(
-                TaskStateChangedEvent(self.job_id, self._first_task, attempt.number, TaskState.FAILED, reason)
-            )
+            events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
         else:
-            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, 0.0, self._first_task))
+            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
         return job
@@ -266,11 +264,11 @@ class GangRun:
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """All tasks of the attempt reach the same state."""
         indices = range(self._first_task, self._first_task + attempt.num_tasks)
-        return [TaskStateChangedEvent(self.job_id, i, attempt.number, state) for i in indices]
+        return [TaskStateChangedEvent(attempt.id, index, state) for index in indices]
 
     def _confirmed(self, attempt: Attempt) -> AttemptEndConfirmedEvent:
         """No process of it is left."""
-        return AttemptEndConfirmedEvent(self.job_id, attempt.number, self._first_task)
+        return AttemptEndConfirmedEvent(attempt.id)
 
     async def abandon(self, reason: str) -> list[Event]:
         """Stop what runs; what the Controller is to be told of that, once it knows that the job is cancelled."""

@@ -12,6 +12,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest
 from iris_ray.errors import JobCancelledError, ResultsLostError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import Notice
 from iris_ray.state.events import JobCancelledEvent
@@ -75,11 +76,11 @@ class JobRun:
 
     def take(self, order: AttemptOrder) -> None:
         """Have an order carried out, unless it has come before."""
-        self._gangs[order.first_task].take(order)
+        self._gangs[order.attempt.gang].take(order)
 
-    def notify(self, first_task: int, attempt: int, notice: Notice) -> None:
+    def notify(self, attempt: AttemptId, notice: Notice) -> None:
         """A gang is to move, says the Controller."""
-        self._gangs[first_task].notify(attempt, notice)
+        self._gangs[attempt.gang].notify(attempt.number, notice)
 
     def hold_spare(self, order: AttemptOrder) -> None:
         """Hold slices ready beside those that the job's gang runs on. Returns at once."""
@@ -101,9 +102,9 @@ class JobRun:
         """Returns when everything has been reported."""
         await asyncio.gather(*(gang.settled() for gang in self._gangs))
 
-    async def stop_attempt(self, first_task: int, number: int, reason: str) -> None:
+    async def stop_attempt(self, attempt: AttemptId, reason: str) -> None:
         """End that attempt of a gang, or keep it from starting; returns when it is over."""
-        await self._gangs[first_task].stop_attempt(number, reason)
+        await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
 
     async def _cancel(self, runs: list["asyncio.Task[Any]"], reason: str) -> None:
         """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""

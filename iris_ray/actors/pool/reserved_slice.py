@@ -17,6 +17,7 @@ from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.wire.answers import Gone, Unreachable, answer
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
 from iris_ray.actors.wire.shared_names import reservations_of
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.workers import TPU
 
 END_TIMEOUT_S = 10.0
@@ -42,7 +43,7 @@ class ReservedSlice:
         ready: the ports that host 0's standby holds, once every host's next task could start at once.
         used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
         in_use: an attempt runs on it.
-        spare: id and attempt of the job that only holds it ready, or None.
+        spare: the attempt of the job that only holds it ready, or None.
         idle_since: seconds on the event loop's clock, while idle.
         keep_warm: seconds that it may idle.
         needs_standbys: the standbys were used and not yet replaced.
@@ -58,7 +59,7 @@ class ReservedSlice:
     ready: "asyncio.Future[tuple[int, ...] | Unreachable]"
     used_by: str = ""
     in_use: bool = False
-    spare: tuple[str, int] | None = None
+    spare: AttemptId | None = None
     idle_since: float = 0.0
     keep_warm: float = 0.0
     needs_standbys: bool = False

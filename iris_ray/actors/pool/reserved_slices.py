@@ -93,7 +93,7 @@ class ReservedSlices(ResourcePoolManager[str]):
         """Hold every slice of the order, ready for this kind of task: warm ones are kept, the others reserved."""
         for hosts in order.slices:
             held = self._hold(hosts, order.bundle, process)
-            held.in_use, held.used_by, held.spare = True, order.job_id, None
+            held.in_use, held.used_by, held.spare = True, order.attempt.job_id, None
             held.keep_warm = keep_warm
         self.renew_standbys([hosts[0].slice_name for hosts in order.slices], process)
 
@@ -123,7 +123,7 @@ class ReservedSlices(ResourcePoolManager[str]):
             if held is not None and held.in_use:
                 continue  # the gang itself was faster
             held = self._hold(hosts, order.bundle, process)
-            held.used_by, held.spare, held.keep_warm = order.spare_for or "", (order.job_id, order.attempt), keep_warm
+            held.used_by, held.spare, held.keep_warm = order.spare_for or "", order.attempt, keep_warm
             held.idle_since = asyncio.get_running_loop().time()
         mine = {hosts[0].slice_name: self._held[hosts[0].slice_name] for hosts in order.slices}
         self.renew_standbys([name for name, held in mine.items() if not held.in_use], process)
@@ -225,9 +225,9 @@ class ReservedSlices(ResourcePoolManager[str]):
         """Drop slices that broke while nobody used them. Whoever held one ready needs another."""
         spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
         events = list[Event](self.retire(names))
-        for job_id, attempt in spares:
-            events.append(TaskDispatchFailedEvent(job_id, attempt, "its slice was lost", 0.0))
-            events.append(AttemptEndConfirmedEvent(job_id, attempt))
+        for attempt in spares:
+            events.append(TaskDispatchFailedEvent(attempt, "its slice was lost", 0.0))
+            events.append(AttemptEndConfirmedEvent(attempt))
         return events
 
     # -- giving back -----------------------------------------------------------------------------------------------

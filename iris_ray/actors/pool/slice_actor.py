@@ -15,6 +15,7 @@ from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import Progress, StandbyReady, TaskLaunch
 from iris_ray.errors import TaskSetupError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 
@@ -53,8 +54,8 @@ class SliceActor(ResourcePoolManager[int]):
         self._name = name
         self._hosts = dict(enumerate(hosts))
         self._standbys: dict[int, tuple[ActorHandle, int]] = {}  # with their pids
-        self._running: tuple[str, int] | None = None  # job id and attempt
-        self._refused: tuple[tuple[str, int], str] | None = None  # an attempt that was stopped before it came, and why
+        self._running: AttemptId | None = None
+        self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
         self._tasks: dict[int, HostTask] = {}
         self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
 
@@ -96,17 +97,19 @@ class SliceActor(ResourcePoolManager[int]):
         adopted = await self.ask(host, "adopt", standby, ready.pid, ready.started, ready.token, timeout_s=timeout_s)
         return adopted if isinstance(adopted, Unreachable) else ready
 
-    async def run_remote_fn(self, launches: Sequence[TaskLaunch], silence_s: float) -> dict[int, TaskEnd | None]:
+    async def run_remote_fn(
+        self, attempt: AttemptId, launches: Sequence[TaskLaunch], silence_s: float
+    ) -> dict[int, TaskEnd | None]:
         """Start one task on every host; returns when all have returned, or at the first other end.
 
         Args:
+            attempt: whose tasks they are.
             launches: what each host gets, by worker id.
             silence_s: a host that has not answered for so long counts as lost; seconds.
 
         Returns:
             The ends known by then; None where a host no longer answers.
         """
-        attempt = launches[0].info.job_id, launches[0].info.attempt
         if self._refused is not None and self._refused[0] == attempt:  # calls may overtake one another
             return await self._refuse(self._refused[1])
         self._running = attempt
@@ -180,15 +183,15 @@ class SliceActor(ResourcePoolManager[int]):
             if gone is not None:
                 gone.cancel()
 
-    async def stop(self, job_id: str, attempt: int, reason: str | None) -> dict[int, TaskEnd | None]:
+    async def stop(self, attempt: AttemptId, reason: str | None) -> dict[int, TaskEnd | None]:
         """End every task of that attempt that still runs and wait until all its processes are gone.
 
         Returns:
             How each task ended; None where its host can't vouch that it has. Nothing if that attempt is not running
             here (any more).
         """
-        if self._running != (job_id, attempt):
-            self._refused = (job_id, attempt), reason or "it is over"
+        if self._running != attempt:
+            self._refused = attempt, reason or "it is over"
             return {}
         tasks, self._tasks, self._running = self._tasks, {}, None
         answers = await asyncio.gather(*(self._stop_task(i, task, reason) for i, task in tasks.items()))
@@ -204,13 +207,13 @@ class SliceActor(ResourcePoolManager[int]):
         end: TaskEnd | Unreachable | None = await self.ask(host, "stop", task.pid, reason, timeout_s=STOP_TIMEOUT_S)
         return None if isinstance(end, Unreachable) else end
 
-    async def notify(self, job_id: str, attempt: int, notice: Notice) -> tuple[bool, bool]:
+    async def notify(self, attempt: AttemptId, notice: Notice) -> tuple[bool, bool]:
         """Tell every task of that attempt that it is to move; returns when all have answered, or at the deadline.
 
         Returns:
             Whether all have saved their state or returned, and whether any waits because it has saved.
         """
-        if self._running != (job_id, attempt) or not self._tasks:
+        if self._running != attempt or not self._tasks:
             return False, False
         waits = [asyncio.ensure_future(self._notify(i, task, notice)) for i, task in self._tasks.items()]
         done, late = await asyncio.wait(waits, timeout=max(ANSWER_S, notice.deadline - time.time()))
@@ -234,17 +237,17 @@ class SliceActor(ResourcePoolManager[int]):
         finally:
             saved.cancel()
 
-    async def progress(self, job_id: str, attempt: int) -> dict[int, Progress | Unreachable]:
+    async def progress(self, attempt: AttemptId) -> dict[int, Progress | Unreachable]:
         """How far every task of that attempt is that has not returned; nothing if it is not running here."""
-        if self._running != (job_id, attempt):
+        if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
         replies = await asyncio.gather(*(self.ask(i, "progress", task.pid) for i, task in running.items()))
         return dict(zip(running, replies, strict=True))
 
-    async def dump_stacks(self, job_id: str, attempt: int) -> None:
+    async def dump_stacks(self, attempt: AttemptId) -> None:
         """Have every task of that attempt print what it is doing."""
-        if self._running == (job_id, attempt):
+        if self._running == attempt:
             await asyncio.gather(*(self.ask(i, "dump_stacks", task.pid) for i, task in self._tasks.items()))
 
     async def teardown(self) -> None:

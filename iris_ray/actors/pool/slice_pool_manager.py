@@ -21,6 +21,7 @@ from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import DeposedError, NotYetError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 from iris_ray.state.events import Event, MaintenanceCalledOffEvent, WorkerDrainedEvent
 
@@ -200,12 +201,14 @@ class SlicePoolManager:
             NotYetError: this process has just begun; whoever waits for the job may still repeat it here.
         """
         self._obey(order.epoch)
-        if order.incarnation != self._incarnation or order.job_id in self._dropped:
+        if order.incarnation != self._incarnation or order.attempt.job_id in self._dropped:
             return None
-        run = self._known(order.spare_for or order.job_id)
+        run = self._known(order.spare_for or order.attempt.job_id)
         if run is None:
-            if order.job_id not in self._had and time.monotonic() < self._began + REPEATED_WITHIN_S:
-                raise NotYetError(f"job {order.job_id} has not come back since its pool's process was started anew")
+            if order.attempt.job_id not in self._had and time.monotonic() < self._began + REPEATED_WITHIN_S:
+                raise NotYetError(
+                    f"job {order.attempt.job_id} has not come back since its pool's process was started anew"
+                )
             return False
         if order.spare_for:
             run.hold_spare(order)
@@ -217,17 +220,17 @@ class SlicePoolManager:
         """A spare is not wanted any more; its order may come later than this."""
         self._dropped.append(job_id)
 
-    async def notify_attempt(self, job_id: str, first_task: int, attempt: int, notice: Notice, epoch: int) -> None:
-        """An attempt of the gang that begins with that task is to move: its tasks are to hear it."""
+    async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None:
+        """Tell the tasks of an attempt that it is to move."""
         self._obey(epoch)
-        if run := self._known(job_id):
-            run.notify(first_task, attempt, notice)
+        if run := self._known(attempt.job_id):
+            run.notify(attempt, notice)
 
-    async def stop_attempt(self, job_id: str, first_task: int, attempt: int, reason: str, epoch: int) -> None:
-        """End an attempt of the gang that begins with that task; returns when no process of it is left."""
+    async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
+        """End an attempt; returns when no process of it is left."""
         self._obey(epoch)
-        if run := self._known(job_id):
-            await run.stop_attempt(first_task, attempt, reason)
+        if run := self._known(attempt.job_id):
+            await run.stop_attempt(attempt, reason)
 
     async def job_ended(self, job_id: str) -> None:
         """The Controller has ended a job; if it waits, it waits in vain."""
