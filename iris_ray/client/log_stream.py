@@ -2,11 +2,12 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from iris_ray.actors.host.line_throttle import LineThrottle
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobStatus
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
 
 PIECE_BYTES = 1 << 20
@@ -16,6 +17,18 @@ TAKEN_UP_BYTES = 64 << 10
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """After how many seconds people are told for the first time why a job waits, and how often that is repeated."""
+
+
+class LogSource(Protocol):
+    """Those methods of `ControllerConnection` that following logs needs."""
+
+    def job_status(self, job_id: str) -> JobStatus: ...
+
+    def fetch_task_logs(
+        self, job_id: str, task_index: int, attempt: int | None = None, *, max_bytes: int = 1 << 20
+    ) -> TaskLog: ...
+
+    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]: ...
 
 
 @dataclass(slots=True)
@@ -52,7 +65,7 @@ class LogLine:
 
 
 def stream_logs(
-    controller: ControllerConnection,
+    controller: LogSource,
     job_id: str,
     task_index: int | None = None,
     *,
@@ -107,7 +120,7 @@ def stream_logs(
             time.sleep(pause_s)
 
 
-def print_logs(controller: ControllerConnection, job_id: str, task_index: int | None) -> None:
+def print_logs(controller: LogSource, job_id: str, task_index: int | None) -> None:
     """Print what one task of a job prints, or with None what all its tasks print, until the job ends."""
     for line in stream_logs(controller, job_id, task_index):
         text = printable(line.data)

@@ -15,7 +15,7 @@ from iris_ray.errors import InvalidJobError
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.multislice import slice_counts
+from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
@@ -51,7 +51,7 @@ class CoschedulingConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.group_by, str) or not self.group_by:
             raise InvalidJobError(f"group_by is {self.group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
-        object.__setattr__(self, "num_groups", slice_counts(self.num_groups))
+        object.__setattr__(self, "num_groups", parse_num_slices(self.num_groups))
 
     @property
     def counts(self) -> tuple[int, ...]:
