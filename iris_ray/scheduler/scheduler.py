@@ -359,7 +359,7 @@ class _Cycle:
 
 def _counts(job: Job) -> tuple[int, ...]:
     """How many groups a gang of the job can use, ascending."""
-    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
 
 def _bucket(job: Job, available: Availability) -> int:

@@ -23,7 +23,7 @@ def test_request_holds_what_the_tpu_type_means() -> None:
     spec = made.spec
     assert (spec.device, spec.replicas, spec.resources) == ("v5litepod-16", 4, {"TPU": 4.0})
     assert spec.coscheduling is not None
-    assert spec.coscheduling.counts == (2, 4)
+    assert spec.coscheduling.num_groups == (2, 4)
     assert (spec.name, made.env) == ("hello", {})
     assert cloudpickle.loads(made.pickled_function)() == "hello"
 
