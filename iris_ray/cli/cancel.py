@@ -3,7 +3,6 @@
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.json_output import print_json
@@ -26,15 +25,15 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
     JOB is an id that `iris-ray ls` shows. On a terminal the command asks first; Ctrl-C at that question leaves the job
     alone.
     """
-    from iris_ray.client.submission import current_user
+    from iris_ray.client.identity import current_user
 
     with cluster():
         controller = ControllerConnection()
-        before: JobStatus = controller.ask("job_status", job)
+        before = controller.job_status(job)
         if not before.state.finished:
             where = f" on {', '.join(before.groups)}" if before.groups else ""
             confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
-            before = controller.ask("cancel", job, f"cancelled by {current_user()}")
+            before = controller.cancel(job, f"cancelled by {current_user()}")
     if as_json:
         print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
     elif before.state.finished:

@@ -96,7 +96,7 @@ def upgrade(as_json: bool) -> None:
                 " nothing is lost; try again"
             )
         new = ControllerConnection()
-        about, jobs = new.about(), new.ask("list_jobs")
+        about, jobs = new.about(), new.list_jobs()
     left = Counter(job.state.value for job in jobs if not job.state.finished)
     if as_json:
         print_json({"running": True, **about, "version_before": version, "jobs": left})
@@ -168,8 +168,8 @@ def status(as_json: bool) -> None:
             say_error(NO_CONTROLLER)
             raise click.exceptions.Exit(NO_CLUSTER)
         running = ControllerConnection()
-        about, counts = running.about(), running.ask("statistics")
-        jobs, workers = running.ask("list_jobs"), running.ask("list_workers")
+        about, counts = running.about(), running.statistics()
+        jobs, workers = running.list_jobs(), running.list_workers()
     by_state = Counter(job.state.value for job in jobs)
     slice_states = Counter(view.state.value for view in slices_of(workers) if view.is_slice)
     if as_json:

@@ -69,7 +69,7 @@ def _print(finding: Finding) -> None:
 
 def examine() -> Iterator[Finding]:
     """Yield all findings, as they come."""
-    from iris_ray.client.submission import current_user
+    from iris_ray.client.identity import current_user
 
     yield check_versions()
     yield check_user(os.environ, current_user())
@@ -115,7 +115,7 @@ def _examine_controller() -> Finding:
         return check_controller(None, "", 0)
     controller = ControllerConnection()
     about = controller.about()
-    return check_controller(about, in_words(about), len(controller.ask("list_workers")))
+    return check_controller(about, in_words(about), len(controller.list_workers()))
 
 
 def reserved_chips() -> dict[str, float]:

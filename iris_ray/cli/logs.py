@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus, TaskStatus
+from iris_ray.actors.wire.status import JobStatus
 from iris_ray.actors.wire.task_log import TaskLog, printable
 from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import all_jobs
@@ -55,7 +55,7 @@ def logs(
         raise click.UsageError("--json is for one task, without --follow.")
     with cluster():
         controller = ControllerConnection()
-        status: JobStatus = controller.ask("job_status", job)
+        status = controller.job_status(job)
         if task is None and not all_tasks:
             several = sum(status.tasks.values()) > 1
             task = None if follow and several else _most_telling(controller, status)
@@ -72,13 +72,13 @@ def logs(
                     _say(piece.note)
                 _write(piece.data)
         else:
-            for line in stream_logs(controller.ask, job, task, attempt=attempt, tail_lines=tail, follow=follow):
+            for line in stream_logs(controller, job, task, attempt=attempt, tail_lines=tail, follow=follow):
                 show(line, prefixed=task is None)
 
 
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
     if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
-        tasks: list[TaskStatus] = controller.ask("list_tasks", status.job_id)
+        tasks = controller.list_tasks(status.job_id)
         return next((task.task_index for task in tasks if task.state in _FIRST_CAUSES), 0)
     return 0
 
@@ -87,11 +87,11 @@ def _pieces(
     controller: ControllerConnection, job: str, task: int, attempt: int | None, tail: int | None
 ) -> Iterator[TaskLog]:
     """Yield all output that exists now."""
-    piece: TaskLog = controller.ask("fetch_task_logs", job, task, attempt, 0, PIECE_BYTES, tail)
+    piece = controller.fetch_task_logs(job, task, attempt, 0, PIECE_BYTES, tail)
     end = piece.end
     yield piece
     while piece.next_offset < end and piece.data:
-        piece = controller.ask("fetch_task_logs", job, task, piece.attempt, piece.next_offset, PIECE_BYTES, None)
+        piece = controller.fetch_task_logs(job, task, piece.attempt, piece.next_offset, PIECE_BYTES)
         yield piece
 
 

@@ -28,7 +28,7 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
       iris-ray ls --all --user ann
     """
     with cluster():
-        jobs: list[JobStatus] = ControllerConnection().ask("list_jobs")
+        jobs = ControllerConnection().list_jobs()
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
     if as_json:
         print_json(shown)

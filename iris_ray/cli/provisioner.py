@@ -30,22 +30,22 @@ class Jobs:
             return None, {}
         controller = ControllerConnection()
         try:
-            demand: dict[str, int] = controller.ask("demand")
+            demand = controller.demand()
         except AttributeError:
             raise VersionMismatchError(
                 "the Controller can't say what its jobs miss, as it is of an older version: iris-ray controller upgrade"
             ) from None
-        return demand.get(tpu_type, 0), joined_slices(controller.ask("list_workers"))
+        return demand.get(tpu_type, 0), joined_slices(controller.list_workers())
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
         with suppress(UnknownNameError):
-            ControllerConnection().ask("taint", name, GIVEN_BACK, "iris-ray provision gives it back")
+            ControllerConnection().taint(name, GIVEN_BACK, "iris-ray provision gives it back")
 
     def reopen(self, name: str) -> None:
         """Let a slice take new jobs again."""
         with suppress(UnknownNameError):  # it was not closed, or an operator has opened it
-            ControllerConnection().ask("lift_taint", name, GIVEN_BACK)
+            ControllerConnection().lift_taint(name, GIVEN_BACK)
 
 
 def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:

@@ -54,14 +54,14 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], options: Jo
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
     task, called = as_task(found, arguments, options.env, options.working_dir is None)
-    from iris_ray.client.run_on_pod import make_request
-    from iris_ray.client.submission import identified, pool_of_this_process
+    from iris_ray.client.caller_pool import pool_of_this_process
+    from iris_ray.client.job_request import make_pod_request
 
     # This refuses what can't work, before anything is connected.
     num_slices = 1 if options.num_slices is None else options.num_slices
-    request = make_request(task, tpu_type, num_slices, keep_warm=0, preload=(), **options.for_job())
+    request = make_pod_request(task, tpu_type, num_slices, keep_warm=0, preload=(), **options.for_job())
     with cluster(show_logs=True, **options.for_ray()):
-        ref, _ = pool_of_this_process.submit(identified(request))
+        ref, _ = pool_of_this_process.submit(request)
         results = _wait(ref, options.name or called)
     for index, result in enumerate(results):
         if result is not None:
@@ -116,7 +116,7 @@ def as_task(
     from ray.remote_function import RemoteFunction
 
     from iris_ray.actors.wire.ray_internals import remote_function_parts
-    from iris_ray.client.submission import require_no_arguments
+    from iris_ray.client.user_function import require_no_arguments
 
     function = remote_function_parts(target)[0] if isinstance(target, RemoteFunction) else target
     if ship and (module := is_at_home(function)):

@@ -5,7 +5,6 @@ import time
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.json_output import print_json
@@ -27,7 +26,7 @@ def status(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found: JobStatus = ControllerConnection().ask("job_status", job)
+        found = ControllerConnection().job_status(job)
     if as_json:
         print_json(found)
         return

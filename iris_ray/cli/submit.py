@@ -3,7 +3,6 @@
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import cluster
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
 from iris_ray.cli.json_output import print_json
@@ -116,7 +115,7 @@ def _refuse_inside_a_task() -> None:
 def _say_if_it_can_not_run(job_id: str) -> None:
     """Print a line if the cluster could not run the job even if it were empty. The job stays in the queue."""
     try:
-        status: JobStatus = ControllerConnection().ask("job_status", job_id)
+        status = ControllerConnection().job_status(job_id)
     except ControllerUnavailableError:
         return  # the job has arrived; that is what counts
     if (waiting := status.waiting) is not None and waiting.kind in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
@@ -129,16 +128,16 @@ def _follow(job_id: str) -> None:
     """Print the output of the job's tasks until it ends. End the command if it did not succeed, or at Ctrl-C."""
     controller = ControllerConnection()
     try:
-        for line in stream_logs(controller.ask, job_id):
+        for line in stream_logs(controller, job_id):
             show(line, prefixed=True)
     except KeyboardInterrupt:
         if on_a_terminal() and really_cancel("leave it running", default=False):
-            controller.ask("cancel", job_id, "cancelled with Ctrl-C")
+            controller.cancel(job_id, "cancelled with Ctrl-C")
             say_error(f"{job_id} is cancelled")
         else:
             say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")
         raise click.exceptions.Exit(INTERRUPTED) from None
-    status: JobStatus = controller.ask("job_status", job_id)
+    status = controller.job_status(job_id)
     if status.state is not JobState.SUCCEEDED:
         say_error(f"{job_id} has ended: {status.state.value}: {one_line(status.error or '')}")
         raise click.exceptions.Exit(FAILED)

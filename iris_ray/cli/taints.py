@@ -36,12 +36,12 @@ def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bo
     Raises:
         InvalidRequestError: the name is malformed, or several hosts could be meant.
     """
-    from iris_ray.client.submission import current_user
+    from iris_ray.client.identity import current_user
 
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.ask("taint", found, name, reason or f"by {current_user()}"))
+        concerned = set(controller.taint(found, name, reason or f"by {current_user()}"))
     affected = [host for host in hosts if host.node_id in concerned]
     jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
     if as_json:
@@ -58,8 +58,8 @@ def lift_taint(target: str, name: str, as_json: bool) -> None:
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.ask("lift_taint", found, name))
-        now: list[WorkerStatus] = controller.ask("list_workers")
+        concerned = set(controller.lift_taint(found, name))
+        now = controller.list_workers()
     affected = [host for host in hosts if host.node_id in concerned]
     closed = [host for host in now if host.node_id in concerned and reason_of(host)]
     if as_json:
@@ -73,7 +73,7 @@ def lift_taint(target: str, name: str, as_json: bool) -> None:
 
 def _look(target: str) -> tuple[ControllerConnection, str, list[WorkerStatus]]:
     controller = ControllerConnection()
-    hosts: list[WorkerStatus] = controller.ask("list_workers")
+    hosts = controller.list_workers()
     return controller, find_target(target, hosts), hosts
 
 

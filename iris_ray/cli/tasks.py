@@ -25,7 +25,7 @@ def tasks(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found = ControllerConnection().ask("list_tasks", job)
+        found = ControllerConnection().list_tasks(job)
     if as_json:
         print_json(found)
         return

@@ -3,7 +3,6 @@
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.json_output import print_json
@@ -25,7 +24,7 @@ def why(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls` shows.
     """
     with cluster():
-        found: JobStatus = ControllerConnection().ask("job_status", job)
+        found = ControllerConnection().job_status(job)
     waiting = found.waiting
     if as_json:
         print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})

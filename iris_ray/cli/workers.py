@@ -37,7 +37,7 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
       iris-ray workers v4-32-0
     """
     with cluster():
-        slices = slices_of(ControllerConnection().ask("list_workers"))
+        slices = slices_of(ControllerConnection().list_workers())
     if slice_name is not None:
         shown = [view for view in slices if view.slice == slice_name]
         if not shown:

@@ -42,7 +42,7 @@ def urgency_of(job: Job, deadlines: Deadlines) -> Urgency:
     coscheduling = job.spec.coscheduling
     if coscheduling is None or not deadlines.is_starving(job.gang):
         return Urgency.NONE
-    if coscheduling.counts[0] > 1:
+    if coscheduling.num_groups[0] > 1:
         return Urgency.BY_AGE
     return Urgency.BY_SHARE if job.spec.replicas > 1 else Urgency.NONE
 

@@ -11,7 +11,7 @@ from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssigned
 
 def num_groups(job: Job) -> tuple[int, ...]:
     """Return the numbers of groups that a gang of the job can use, ascending."""
-    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
 
 def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:

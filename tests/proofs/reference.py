@@ -278,7 +278,7 @@ class ReferencePlan:
 
 
 def counts(job: Job) -> tuple[int, ...]:
-    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
 
 def oldest(jobs: Sequence[Job], user: str) -> int:

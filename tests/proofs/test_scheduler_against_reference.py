@@ -444,14 +444,14 @@ class SmallWorld(World):
             sound = [pair for pair in slices if self.hosts(idle=False).issuperset(pair)]
             return {((node_id,),) for pair in sound for node_id in pair if node_id in hosts}
         whole = [pair for pair in slices if hosts.issuperset(pair)]
-        return {groups for count in config.counts for groups in combinations(whole, count)}
+        return {groups for count in config.num_groups for groups in combinations(whole, count)}
 
     def head(self) -> Job:
         """The job that comes first: the oldest, or once they have waited too long those that need much at once."""
         if self.now - self.jobs[0].submitted_at <= BACKFILL_BOUND_S:
             return self.jobs[0]
         gangs = [job for job in self.jobs if job.spec.coscheduling]
-        several_groups = [job for job in gangs if job.spec.coscheduling.counts[0] > 1]
+        several_groups = [job for job in gangs if job.spec.coscheduling.num_groups[0] > 1]
         several_hosts = [job for job in gangs if job.spec.replicas > 1]
         return (several_groups or several_hosts or self.jobs)[0]
 

@@ -448,7 +448,7 @@ def is_nearer(known: dict[str, tuple[NoticeKind, float]], node_id: str, kind: No
 
 
 def counts_of(job: Job) -> tuple[int, ...]:
-    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------
@@ -749,7 +749,7 @@ class RandomEvents(RuleBasedStateMachine):
         found = {}
         for job_id, job in self.state.jobs.items():
             if job.spec.spare_for is not None:
-                need = job.spec.spare_for.purpose, job.spec.coscheduling.counts
+                need = job.spec.spare_for.purpose, job.spec.coscheduling.num_groups
                 found[job_id] = job.spec.spare_for.job_id, need, bool(self.doomed(job))
         return found
 
@@ -778,7 +778,7 @@ class RandomEvents(RuleBasedStateMachine):
         found: Counter[Need] = Counter()
         found[SparePurpose.SPARE, (1,)] = job.spec.spares
         found[SparePurpose.REPLACEMENT, (1,)] = max(0, doomed - self.spares_with_slices(job))
-        more = tuple(count - have for count in config.counts if count > have)
+        more = tuple(count - have for count in config.num_groups if count > have)
         if more and not doomed and after is not None and set(gang.states) == {S.RUNNING}:
             lost_some = have < account.wanted.get(job.spec.job_id, 0)
             found[SparePurpose.GROWTH, more] = lost_some or account.now >= account.began[job.spec.job_id, 0] + after
@@ -1414,7 +1414,7 @@ class RandomEvents(RuleBasedStateMachine):
             position, groups = 0, dict(zip(assignment.group_names, assignment.groups, strict=True))
             group_by = job.spec.coscheduling.group_by
             assert len(groups) == len(assignment.group_names)
-            assert len(groups) in job.spec.coscheduling.counts
+            assert len(groups) in job.spec.coscheduling.num_groups
         for name, node_ids in groups.items():
             for worker in map(self.state.workers.__getitem__, node_ids):
                 assert suits(job, worker)

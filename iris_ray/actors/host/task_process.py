@@ -85,7 +85,7 @@ class TaskProcess:
         self._set_environment(launch, files)
         if pipe is None:
             label_output(launch.label)
-        end = _run_function(launch.function, files)
+        end = _run_function(launch.pickled_function, files)
         flush_output()
         if pipe is not None:
             wait_until_drained(pipe)

@@ -39,10 +39,9 @@ class JobRun:
         accepted: "asyncio.Future[bool]",
         incarnation: str,
     ) -> None:
-        request = replace(request, spec=replace(request.spec, owner=slices.owner))
         self.job_id = request.spec.job_id
         self._controller = controller
-        self._spec = request.spec
+        self._spec = replace(request.spec, owner=slices.owner)
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
         self._incarnation = incarnation

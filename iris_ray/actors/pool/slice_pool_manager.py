@@ -9,7 +9,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -20,8 +19,7 @@ from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest
-from iris_ray.actors.wire.payloads import stored_if_large
+from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.model.ids import AttemptId
@@ -103,8 +101,7 @@ class SlicePoolManager:
 
     async def begin(self, request: RunRequest) -> None:
         """Run a job without a caller whose function is large: this process keeps it, and the job ends with it."""
-        kept = replace(request, function=stored_if_large(request.function))
-        self._alone = asyncio.ensure_future(self._run_alone(kept))
+        self._alone = asyncio.ensure_future(self._run_alone(with_stored_function(request)))
 
     async def results(self) -> list[Any]:
         """What came of the only job of a pool that has no caller; like `run`."""

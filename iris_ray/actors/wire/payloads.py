@@ -16,12 +16,14 @@ INLINE_BYTES = 100_000
 """Larger payloads go through the object store: Ray would store them again with every call that has them as argument."""
 
 
-def stored_if_large(payload: bytes) -> Payload:
+def stored_if_large(payload: Payload) -> Payload:
     """Return the payload, or if it is large, a reference to it. Each node fetches it once.
 
     The stored payload lasts as long as this process.
     """
-    return payload if len(payload) <= INLINE_BYTES else ray.put(payload)
+    if not isinstance(payload, bytes) or len(payload) <= INLINE_BYTES:
+        return payload
+    return ray.put(payload)
 
 
 def load(payload: Payload) -> Any:

@@ -185,7 +185,7 @@ def test_gang_that_lost_a_slice_goes_on_with_fewer_and_grows_when_one_comes(worl
     world.report_all(job, S.RUNNING)
     assert job.gang.groups == ("a", "b")
     waiting = spare(world)
-    assert waiting.spec.coscheduling.counts == (1,)
+    assert waiting.spec.coscheduling.num_groups == (1,)
     world.schedule()
     assert waiting.gang.pending
     world.add_slice("d")
@@ -227,7 +227,7 @@ def test_growth_takes_all_or_nothing(world: World) -> None:
     world.add_slice("d")
     world.schedule()
     assert spare(world).gang.pending
-    assert spare(world).spec.coscheduling.counts == (2,)
+    assert spare(world).spec.coscheduling.num_groups == (2,)
     world.add_slice("e")
     world.schedule()
     assert spare(world).gang.groups == ("d", "e")

@@ -1,13 +1,15 @@
 """What the Controller remembers of what tasks print, and how clients follow it. No cluster."""
 
 import time
+from collections.abc import Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from iris_ray.actors.controller.log_memory import LogMemory
 from iris_ray.actors.host.line_throttle import LineThrottle
-from iris_ray.actors.wire.task_log import LastLines, TaskLog
+from iris_ray.actors.wire.task_log import LastLines, LogPosition, TaskLog
 from iris_ray.client import log_stream
 from iris_ray.client.log_stream import LogLine, stream_logs
 from tests.support.task_logs import lines
@@ -50,16 +52,17 @@ class Story:
         self.attempts = attempts  # by attempt, task, piece
         self.attempt, self.told = 1, 0
 
-    def __call__(self, method: str, *args: object) -> object:
-        if method == "fetch_task_logs":
-            return None
-        if method == "job_status":
-            self.told += 1
-            if self.told > max(map(len, self.attempts[self.attempt - 1])) and self.attempt < len(self.attempts):
-                self.attempt, self.told = self.attempt + 1, 0
-            return self
-        _, wanted, limit = args
-        return {index: self.log(index, at, limit) for index, at in wanted.items()}  # type: ignore[attr-defined]
+    def fetch_task_logs(self, job_id: str, task_index: int, attempt: int | None = None, **_: object) -> TaskLog:
+        return self.log(task_index, LogPosition(attempt), 1)
+
+    def job_status(self, job_id: str) -> Any:
+        self.told += 1
+        if self.told > max(map(len, self.attempts[self.attempt - 1])) and self.attempt < len(self.attempts):
+            self.attempt, self.told = self.attempt + 1, 0
+        return self
+
+    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        return {index: self.log(index, at, max_bytes) for index, at in wanted.items()}
 
     @property
     def tasks(self) -> dict[str, int]:
@@ -73,13 +76,12 @@ class Story:
     def finished(self) -> bool:
         return self.attempt == len(self.attempts) and self.told > max(map(len, self.attempts[-1]))
 
-    def log(self, index: int, at: object, limit: int) -> TaskLog:
-        attempt = at.attempt or self.attempt  # type: ignore[attr-defined]
+    def log(self, index: int, at: LogPosition, limit: int) -> TaskLog:
+        attempt = at.attempt or self.attempt
         pieces = self.attempts[attempt - 1][index]
         there = b"".join(pieces if attempt < self.attempt else pieces[: self.told])
-        offset = at.offset  # type: ignore[attr-defined]
         return TaskLog(
-            "job", index, attempt, offset, there[offset : offset + limit], len(there),
+            "job", index, attempt, at.offset, there[at.offset : at.offset + limit], len(there),
             attempt < self.attempt or self.finished, self.attempt, self.finished, True,
         )  # fmt: skip
 
@@ -151,13 +153,13 @@ class Queued(Story):
     def waiting(self) -> str | None:
         return "waiting for 1 slice; 0 free" if self.now < self.until else None
 
-    def __call__(self, method: str, *args: object) -> object:
-        if self.waiting is None or method == "fetch_task_logs":
-            return super().__call__(method, *args)
-        if method == "job_status":
-            return self
-        _, wanted, _ = args
-        return {index: TaskLog("job", index, 0, note="it has not run yet") for index in wanted}  # type: ignore[attr-defined]
+    def job_status(self, job_id: str) -> Any:
+        return super().job_status(job_id) if self.waiting is None else self
+
+    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        if self.waiting is None:
+            return super().fetch_logs(job_id, wanted, max_bytes)
+        return {index: TaskLog("job", index, 0, note="it has not run yet") for index in wanted}
 
 
 @pytest.mark.parametrize("task_index", [None, 1])
