@@ -1,6 +1,6 @@
 """Take a slice away from a running gang and see it run again. No TPU needed.
 
-    python examples/preempt.py
+python examples/preempt.py
 """
 
 import time

@@ -1,4 +1,4 @@
-"""The examples do what the README says they do."""
+"""The examples run, and do what the documents say they do."""
 
 import os
 import re
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.docs.pages import REPOSITORY
+
+EXAMPLES = REPOSITORY / "examples"
+RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py"}
 
 
 def run(script: str, *arguments: str) -> str:
@@ -21,6 +24,10 @@ def run(script: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
 
 
 @pytest.mark.cluster
@@ -37,6 +44,11 @@ def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     for table in (meanwhile, afterwards):
         assert sorted(row[1] for row in table) == ["ann", "ben", "cleo"]
     assert [row[2] for row in afterwards] == ["succeeded"] * 3
+
+
+@pytest.mark.cluster
+def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
+    assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()
 
 
 @pytest.mark.cluster
