@@ -10,9 +10,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 REPOSITORY = Path(__file__).parents[2]
-PAGES = sorted(
-    [*REPOSITORY.glob("*.md"), *(REPOSITORY / "docs").rglob("*.md"), *(REPOSITORY / ".github").rglob("*.md")]
-)
+FOLDERS = (REPOSITORY / "docs", REPOSITORY / ".github")
+PAGES = sorted([*REPOSITORY.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))])
 
 _TEST = re.compile(r"<!-- test: (?P<how>[^\n]*?)(?:\n(?P<setup>.*?))?\s*-->", re.DOTALL)
 

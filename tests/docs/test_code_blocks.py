@@ -1,10 +1,10 @@
 """Every Python block of the documents is executed.
 
-A comment before a block, which readers don't see, says how: ``<!-- test: HOW -->``, with code to run before it on further
-lines of the comment.
+A comment before a block, which readers don't see, says how: ``<!-- test: HOW -->``. Further lines of the comment are
+code that runs before the block.
 
 - Without such a comment: as a script on a simulated cluster, in a process of its own, as a reader would run it.
-- ``same as examples/X.py``: the block is a part of that example, which `test_examples` runs.
+- ``same as examples/X.py``: the block is a part of that example, which `tests/cluster/test_examples.py` runs.
 - ``notice``: as a script of a task that has had a notice; it must say that it has saved.
 """
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.docs.pages import REPOSITORY, Block, blocks
-from tests.docs.test_examples import RUN_HERE
+from tests.cluster.test_examples import RUN_HERE
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster

@@ -91,10 +91,8 @@ def name_exists(dotted: str) -> bool:
         return leads_somewhere(dotted)
     for name in rest:
         if name not in index().get(OBJECTS.get(first, first), ()):
-            # A room and its module, such as actors.pool, or model.jobs.
-            return any(
-                (REPOSITORY / "iris_ray" / Path(*dotted.split("."))).with_suffix(s).exists() for s in ("", ".py")
-            )
+            module = REPOSITORY / "iris_ray" / Path(*dotted.split("."))  # such as actors.pool, or model.jobs
+            return module.exists() or module.with_suffix(".py").exists()
         first = name
     return True
 

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import REPOSITORY
-
-EXAMPLES = REPOSITORY / "examples"
-RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py"}
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(script: str, *arguments: str) -> str:
@@ -24,10 +21,6 @@ def run(script: str, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def test_every_example_is_run_by_a_test() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
 
 
 @pytest.mark.cluster
@@ -44,11 +37,6 @@ def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     for table in (meanwhile, afterwards):
         assert sorted(row[1] for row in table) == ["ann", "ben", "cleo"]
     assert [row[2] for row in afterwards] == ["succeeded"] * 3
-
-
-@pytest.mark.cluster
-def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
-    assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()
 
 
 @pytest.mark.cluster
@@ -70,3 +58,15 @@ def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
     output = run("train_digits.py", "--checkpoints", str(tmp_path), "--steps", "60")
     assert "starts at step 40" in output
     assert "accuracy on unseen images" in output
+
+
+RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py"}
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
+
+
+@pytest.mark.cluster
+def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
+    assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()
