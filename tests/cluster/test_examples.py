@@ -67,6 +67,5 @@ def test_every_example_is_run_by_a_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
 
 
-@pytest.mark.cluster
 def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
     assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()
