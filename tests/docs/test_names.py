@@ -131,7 +131,8 @@ def wrong(code: str, page: Path) -> bool:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
 def test_names_in_backticks_exist(page: Path) -> None:
-    assert sorted({code for code in inline_code(page) if wrong(code, page)}) == []
+    missing = sorted({code for code in inline_code(page) if wrong(code, page)})
+    assert not missing, f"{page.relative_to(REPOSITORY)} names what does not exist: {', '.join(missing)}"
 
 
 def test_guide_has_every_environment_variable() -> None:
