@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.docs.pages import REPOSITORY, Block, blocks
 from tests.cluster.test_examples import RUN_HERE
+from tests.docs.pages import REPOSITORY, Block, blocks
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
