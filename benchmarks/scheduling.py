@@ -31,6 +31,7 @@ from typing import Any
 import psutil
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
@@ -151,8 +152,8 @@ def stir(state: ControllerState, number: int) -> None:
     for i in range(SLICE):
         state.handle_event(TaskAssignedEvent(job.job_id, i, f"w{first + i}"))
     for i in range(SLICE):
-        state.handle_event(TaskStateChangedEvent(job.job_id, i, 1, TaskState.SUCCEEDED))
-        state.handle_event(AttemptEndConfirmedEvent(job.job_id, 1, i))
+        state.handle_event(TaskStateChangedEvent(AttemptId(job.job_id, 1, i), i, TaskState.SUCCEEDED))
+        state.handle_event(AttemptEndConfirmedEvent(AttemptId(job.job_id, 1, i)))
 
 
 # -- one cycle ---------------------------------------------------------------------------------------------------------
@@ -268,10 +269,10 @@ def print_event(rounds: int) -> None:
         submit(state, [gang(number, f"waits-{number}")])
         ending = f"full-{7 * number}"
         for i in range(SLICE):
-            state.handle_event(TaskStateChangedEvent(ending, i, 1, TaskState.SUCCEEDED))
+            state.handle_event(TaskStateChangedEvent(AttemptId(ending, 1), i, TaskState.SUCCEEDED))
         cycle(state)
         times = [time.process_time()]
-        state.handle_event(AttemptEndConfirmedEvent(ending, 1))
+        state.handle_event(AttemptEndConfirmedEvent(AttemptId(ending, 1)))
         times.append(time.process_time())
         result = cycle(state)
         times.append(time.process_time())

@@ -12,8 +12,9 @@ from iris_ray.cli.options import address_option, cluster, json_option
 from iris_ray.cli.slices import SliceView, find_target, host_name, reason_of, slices_of
 from iris_ray.cli.tables import counted, print_json, print_table
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.ids import job_of
 from iris_ray.model.suggestions import unknown
-from iris_ray.model.workers import TPU, job_of
+from iris_ray.model.workers import TPU
 
 DRAINED = "drained"
 NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"

@@ -13,6 +13,7 @@ from typing import Any
 
 from iris_ray.errors import InvalidJobError
 from iris_ray.model.constraints import Constraint
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.multislice import slice_counts
 from iris_ray.model.notices import Notice, NoticeKind
@@ -212,6 +213,11 @@ class Gang:
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first speaks for all.
 
     @property
+    def position(self) -> int:
+        """Its place among the gangs of its job, which is the index of its first task."""
+        return self.tasks[0].index
+
+    @property
     def pending(self) -> bool:
         return self.tasks[0].state is _S.PENDING
 
@@ -228,7 +234,6 @@ class Gang:
         return self.notice is not None and self.notice.kind is NoticeKind.GROWTH
 
 
-AllocationKey = tuple[int, int]  # position of the gang in its job, attempt
 Allocation = tuple[tuple[str, str, dict[str, float]], ...]
 """What an attempt holds until its end is confirmed: (worker id, task id, resources) of every task."""
 
@@ -270,13 +275,13 @@ class Job:
         """All tasks by index."""
         return [task for gang in self.gangs for task in gang.tasks]
 
-    def position_of(self, task_index: int) -> int:
-        """The position in ``gangs`` of the gang that a task belongs to."""
-        return 0 if self.spec.coscheduling else task_index
+    def gang_of(self, task_index: int) -> Gang:
+        """The gang that a task belongs to."""
+        return self.gangs[0 if self.spec.coscheduling else task_index]
 
-    def first_index(self, position: int) -> int:
-        """The index of the first task of a gang."""
-        return 0 if self.spec.coscheduling else position
+    def current_attempt(self, gang: Gang) -> AttemptId:
+        """The latest attempt of one of its gangs."""
+        return AttemptId(self.spec.job_id, gang.attempt, gang.position)
 
     @property
     def state(self) -> JobState:

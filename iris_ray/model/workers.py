@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from iris_ray.model.constraints import Attributes, Scalar
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 
 TPU = "TPU"
@@ -16,7 +17,8 @@ TPU_TOPOLOGY = "tpu-topology"
 TPU_VM_COUNT = "tpu-vm-count"
 
 Resources = Mapping[str, float]
-Occupant = tuple[str, int]  # (task id, attempt)
+Occupant = tuple[str, AttemptId]
+"""Task id, and the attempt that it is of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -115,13 +117,3 @@ def string_attribute(attributes: Attributes, key: str) -> str | None:
 
 def _is_host_index(value: Scalar) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def job_of(task_id: str) -> str:
-    """The job that a task belongs to."""
-    return task_id.rpartition("/")[0]
-
-
-def index_of(task_id: str) -> int:
-    """The index of a task in its job."""
-    return int(task_id.rpartition("-")[2])

@@ -9,8 +9,9 @@ from enum import Enum
 from typing import Any
 
 from iris_ray.model.constraints import AttributeValue, Constraint
+from iris_ray.model.ids import job_of
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, TPU_VM_COUNT, Worker, job_of
+from iris_ray.model.workers import TPU, TPU_VM_COUNT, Worker
 from iris_ray.state.groups import Group, Grouping
 
 LARGER = 0

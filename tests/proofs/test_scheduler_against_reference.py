@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec, PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
@@ -205,29 +206,29 @@ class RandomWorld(World):
             return
         it = attempts[pick % len(attempts)]
         job = self.state.jobs[it.job_id]
-        tasks = job.gangs[job.position_of(it.task_index)].tasks
+        tasks = job.gangs[it.gang].tasks
         match what:
             case "run" | "end":
                 for task in tasks:
                     state = S.RUNNING if what == "run" else S.SUCCEEDED
-                    self.do(TaskStateChangedEvent(it.job_id, task.index, it.attempt, state))
+                    self.do(TaskStateChangedEvent(it, task.index, state))
             case "retry":
-                self.do(TaskStateChangedEvent(it.job_id, it.task_index, it.attempt, S.FAILED, "boom"))
+                self.do(TaskStateChangedEvent(it, it.gang, S.FAILED, "boom"))
             case "move":
-                self.do(GangMovedEvent(it.job_id, it.attempt, "to more slices", it.task_index))
+                self.do(GangMovedEvent(it, "to more slices"))
             case "launch fails":
-                self.do(TaskDispatchFailedEvent(it.job_id, it.attempt, "no answer", self.now, it.task_index))
+                self.do(TaskDispatchFailedEvent(it, "no answer", self.now))
             case "cancel":
                 self.do(JobCancelledEvent(it.job_id, "enough"))
             case "confirm":
-                self.do(it)
+                self.do(AttemptEndConfirmedEvent(it))
             case "confirm all":
                 for one in attempts:
                     self.confirm_if_over(one)
 
     def confirm_if_over(self, attempt: AttemptEndConfirmedEvent) -> None:
         with suppress(IllegalTransitionError):
-            self.do(attempt)
+            self.do(AttemptEndConfirmedEvent(attempt))
 
     def happen_to_hosts(self, what: str, pick: int) -> None:
         node_id = list(self.hosts)[pick % len(self.hosts)]
@@ -416,13 +417,13 @@ class SmallWorld(World):
         self.do(JobSubmittedEvent(spec, self.now))
         self.do(TaskAssignedEvent(spec.job_id, 0, node_id))
 
-    def end(self, attempts: Sequence[AttemptEndConfirmedEvent]) -> None:
+    def end(self, attempts: Sequence[AttemptId]) -> None:
         """They succeed, and their ends are confirmed."""
         for attempt in attempts:
             job = self.state.jobs[attempt.job_id]
-            for task in job.gangs[job.position_of(attempt.task_index)].tasks:
-                self.do(TaskStateChangedEvent(attempt.job_id, task.index, attempt.attempt, S.SUCCEEDED))
-            self.do(attempt)
+            for task in job.gangs[attempt.gang].tasks:
+                self.do(TaskStateChangedEvent(attempt, task.index, S.SUCCEEDED))
+            self.do(AttemptEndConfirmedEvent(attempt))
 
     # -- what is legal, from hosts alone -------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, Gang, Job, JobSpec, PriorityBand, SparePurpose
 from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
@@ -1157,7 +1158,7 @@ class RandomEvents(RuleBasedStateMachine):
         for _ in range(2):
             self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "boom"))
             if not about_now:
-                self.apply(TaskDispatchFailedEvent(job.spec.job_id, attempt, "late", self.world.now, index))
+                self.apply(TaskDispatchFailedEvent(AttemptId(job.spec.job_id, attempt, index), "late", self.world.now))
         assert about_now or view_all(self.state) == before
 
     @rule(pick=PICK, index=st.integers(-1, 7), cancelled=st.booleans())

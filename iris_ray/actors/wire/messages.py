@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iris_ray.actors.wire.payloads import Payload
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.jobs import JobSpec
 from iris_ray.model.lifecycle import JobState
@@ -74,8 +75,7 @@ class AttemptOrder:
     """The Controller's order to start one attempt.
 
     Args:
-        job_id, attempt: which.
-        first_task: the index of the gang's first task.
+        attempt: which.
         slices: ``slices[slice_id][host_index]``; all of one size.
         bundle: what is to be reserved on each host, by Ray's resource names.
         epoch: which Controller orders it.
@@ -83,9 +83,7 @@ class AttemptOrder:
         spare_for: the job for which the slices are only held ready, or None.
     """
 
-    job_id: str
-    attempt: int
-    first_task: int
+    attempt: AttemptId
     slices: tuple[tuple[HostPlace, ...], ...]
     bundle: dict[str, float]
     epoch: int

@@ -8,6 +8,7 @@ import pytest
 
 import iris_ray
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job, JobSpec, Task
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.scheduler import SchedulingResult
@@ -165,7 +166,7 @@ def test_coscheduled_task_failure_ends_the_siblings_and_names_the_trigger(world:
     world.add_slice("tpu-a", "v4-32")
     job = world.start(tpu_type="v4-32")
     instructions = world.report(job, S.FAILED, culprit, error="OOM")
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "OOM")], finished=["job"])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "OOM")], finished=["job"])
     for task in job.tasks:
         if task.index == culprit:
             assert (task.state, task.error) == (S.FAILED, "OOM")
@@ -179,7 +180,7 @@ def test_coscheduled_task_whose_host_is_lost_for_good_ends_the_siblings_told_apa
     world.add_slice("tpu-a", "v4-32")
     job = world.start(tpu_type="v4-32", max_retries_preemption=0)
     instructions = world.lose("tpu-a-3")
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "the host died")], finished=["job"])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "the host died")], finished=["job"])
     assert task_states(job) == [S.COSCHED_FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED, S.WORKER_FAILED]
     assert all("job/task-3" in (task.error or "") for task in job.tasks[:3])
     assert job.state is JobState.WORKER_FAILED

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
@@ -107,7 +108,7 @@ def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world:
     users = {user for obstacle in shortage(world).closest for user in obstacle.users}
     assert users == {"other", "job"}
     world.finish(job)
-    world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now))
+    world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
     assert [a.task_index for a in world.plan().assignments] == [1]
 
 

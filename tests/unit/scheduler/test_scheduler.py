@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
@@ -378,7 +379,7 @@ def test_who_waited_is_not_looked_at_again_for_a_job_that_finds_room(world: Worl
     waiting = world.plan().waiting
     assert waiting.keys() == {"waits"}
     world.report_all(running, TaskState.SUCCEEDED)
-    world.do(AttemptEndConfirmedEvent("running", 1))
+    world.do(AttemptEndConfirmedEvent(AttemptId("running", 1)))
     world.submit("new", tpu_type="v4-8")
     assert [a.job_id for a in world.plan(waiting).assignments] == ["new"], "as the caller says that nothing has changed"
     assert world.plan(waiting).waiting == waiting

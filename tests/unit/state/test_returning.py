@@ -175,7 +175,7 @@ def test_spares_do_not_return(world: World) -> None:
         if ends:
             world.report(held, S.WORKER_FAILED)
         else:
-            world.do(GangMovedEvent(held.spec.job_id, held.gang.attempt, "it has moved"))
+            world.do(GangMovedEvent(held.current_attempt(held.gang), "it has moved"))
         assert held.gang.returning_until == 0.0
         world.confirm(held, held.gang.attempt)
         world.schedule()
