@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +38,7 @@ from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, JobView, Pool
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
+from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.exits import FAILED, OK
 from iris_ray.client.submission import pool_of_this_process
 from iris_ray.errors import JobCancelledError, TaskCrashedError
@@ -51,10 +53,9 @@ from iris_ray.state.events import (
     TaskStateChangedEvent,
 )
 from tests.support.command_line import Terminal, invoke
-from tests.support.ray_in_process import RayInProcess
+from tests.support.ray_in_process import HEAD_NODE, RayInProcess
 from tests.support.worlds import gang_spec, tasks_spec
 
-HEAD = hashlib.sha256(b"head").hexdigest()[:56]
 _owners = itertools.count(1)
 
 
@@ -280,7 +281,7 @@ class ClusterInProcess:
         self.before_bootstrap: Callable[[], None] = lambda: None
         self.ray = RayInProcess(self._make)
         self._directory = directory
-        self._nodes = {HEAD: _node(HEAD, "10.0.0.1", {"CPU": 8.0, "node:__internal_head__": 1.0})}
+        self._nodes = {HEAD_NODE: _node(HEAD_NODE, "10.0.0.1", {"CPU": 8.0, "node:__internal_head__": 1.0})}
         self._pools: list[Pool] = []
         for tpu_type, count in slices.items():
             for number in range(count):
@@ -394,7 +395,10 @@ class ClusterInProcess:
         return job_id
 
     def state(self, job_id: str) -> JobState:
-        found: JobState = self._ask("job_status", job_id).state
+        return self.status(job_id).state
+
+    def status(self, job_id: str) -> JobStatus:
+        found: JobStatus = self._ask("job_status", job_id)
         return found
 
     def wait_for_state(self, job_id: str, state: JobState) -> None:
@@ -417,6 +421,13 @@ class ClusterInProcess:
         writer.write(text.encode())
         writer.close()
 
+    def jobs(self) -> list[str]:
+        """The ids of all jobs."""
+        return [job.job_id for job in self._ask("list_jobs")]
+
+    def has_running_job(self) -> bool:
+        return any(job.state is JobState.RUNNING and not job.starting for job in self._ask("list_jobs"))
+
     def only_job(self) -> str:
         """The id of the only job that has not ended."""
         (job,) = (job for job in self._ask("list_jobs") if not job.state.finished)
@@ -427,12 +438,17 @@ class ClusterInProcess:
         return pool
 
     def _ask(self, method: str, *args: Any) -> Any:
-        return ray.get(getattr(ray.get_actor(CONTROLLER_NAME), method).remote(*args), timeout=20)
+        return getattr(ray.get_actor(CONTROLLER_NAME), method).remote(*args).future().result(20)
 
     def _host_directory(self, node_id: str) -> Path:
         path = self._directory / node_id
         path.mkdir(exist_ok=True)
         return path
+
+    def wait_for_no_host(self, slice_name: str, number: int) -> None:
+        """Until the Controller knows that the host is gone."""
+        node_id = self.node_id(slice_name, number)
+        wait_until(lambda: node_id not in {worker.node_id for worker in self._ask("list_workers")})
 
     # -- the command line ------------------------------------------------------------------------------------------
 
@@ -452,6 +468,14 @@ class ClusterInProcess:
 
     def json(self, *arguments: str, code: int = OK) -> Any:
         return json.loads(self.iris(*arguments, "--json", code=code).stdout)
+
+    @contextlib.contextmanager
+    def meanwhile(self, story: Callable[[], None]) -> Iterator[None]:
+        """While a command runs within, something happens beside it; what goes wrong there is raised at the end."""
+        with ThreadPoolExecutor(1) as beside:
+            told = beside.submit(story)
+            yield
+            told.result()
 
     def on_terminal(self, *arguments: str, person: Terminal) -> int:
         """A command on a terminal, and its exit code."""

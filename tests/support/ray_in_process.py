@@ -11,6 +11,7 @@ import itertools
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,6 +25,9 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError, TaskCa
 
 MakeActor = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
 """Makes the object behind an actor from its class, its arguments and the options that it is created with."""
+
+HEAD_NODE = 28 * "0a"
+"""The id of the node that this process is on."""
 
 _handles: dict[int, "Handle"] = {}
 _numbers = itertools.count(1)
@@ -91,6 +95,7 @@ class Handle:
 
     def _call(self, name: str, args: tuple[Any, ...]) -> Reference:
         sent = cloudpickle.dumps(args)
+        self._ray.calls[name] += 1
         return Reference(self._ray.in_thread(self._answer(name, sent)))
 
     async def _answer(self, name: str, sent: bytes) -> Any:
@@ -138,6 +143,8 @@ def _new_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], *
     context = options.get("context")
     owner = _actor.get() if context is None else context.get(_actor)
     if owner is not None:
+        if owner._is_dead:
+            task.cancel()
         owner._tasks.add(task)
         task.add_done_callback(owner._tasks.discard)
     return task
@@ -151,10 +158,12 @@ class RayInProcess:
 
     Attributes:
         has_pressed_ctrl_c: asked again and again while this process waits for a result; True raises KeyboardInterrupt.
+        calls: how often each method of any actor was called.
     """
 
     def __init__(self, make: MakeActor) -> None:
         self.has_pressed_ctrl_c: Callable[[], bool] = lambda: False
+        self.calls: Counter[str] = Counter()
         self._make = make
         self._named: dict[str, Handle] = {}
         self._loop = asyncio.new_event_loop()
@@ -173,7 +182,7 @@ class RayInProcess:
             "get_actor": self.get_actor,
             "get_runtime_context": lambda: SimpleNamespace(
                 gcs_address="10.0.0.1:6379",
-                get_node_id=lambda: "head",
+                get_node_id=lambda: HEAD_NODE,
                 get_job_id=lambda: "01000000",
                 current_actor=_actor.get(),
             ),
@@ -193,11 +202,10 @@ class RayInProcess:
             self.kill(handle)
 
         async def all_over() -> None:
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in left:
-                task.cancel()
-            if left:
-                await asyncio.wait(left, timeout=10)
+            while left := asyncio.all_tasks() - {asyncio.current_task()}:
+                _, endless = await asyncio.wait(left, timeout=2)
+                for task in endless:
+                    task.cancel()
 
         self.in_thread(all_over()).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
