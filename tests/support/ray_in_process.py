@@ -1,4 +1,6 @@
-"""Stands for Ray's actors in this process: objects on an event loop in a thread, with handles, answers and errors as Ray's.
+"""Stands for Ray in this process: actors are objects on one event loop, with handles, answers and errors as Ray's.
+
+The loop runs in a thread, or it is the one that runs already, for instance in virtual time.
 
 Arguments and results are pickled on their way, as they are between processes. What a call raises arrives as a
 `RayTaskError`, what an actor that is gone is asked as an `ActorDiedError`.
@@ -45,7 +47,10 @@ class Reference:
         return self._future
 
     def __await__(self) -> Generator[Any, None, Any]:
-        return asyncio.wrap_future(self._future).__await__()
+        """Who stops waiting cancels nothing."""
+        result = asyncio.wrap_future(self._future)
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return asyncio.shield(result).__await__()
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,9 @@ class Method:
 class Handle:
     """The handle of an actor. Two handles of one actor are one object, wherever they have travelled."""
 
-    def __init__(self, ray_in_process: "RayInProcess", make: Callable[[], Any]) -> None:
+    def __init__(self, ray_in_process: "RayInProcess", actor_class: type, make: Callable[[], Any]) -> None:
         self._ray = ray_in_process
+        self._class = actor_class
         self._number = next(_numbers)
         self._answers = asyncio.Event()
         self._answers.set()
@@ -96,7 +102,7 @@ class Handle:
     def _call(self, name: str, args: tuple[Any, ...]) -> Reference:
         sent = cloudpickle.dumps(args)
         self._ray.calls[name] += 1
-        return Reference(self._ray.in_thread(self._answer(name, sent)))
+        return Reference(self._ray.in_loop(self._answer(name, sent)))
 
     async def _answer(self, name: str, sent: bytes) -> Any:
         """What the call returns or raises; once the actor is dead, an `ActorDiedError`."""
@@ -128,7 +134,11 @@ class Handle:
         return pickled
 
     def _die(self) -> None:
+        if self._is_dead:
+            return
         self._died.set()
+        if hasattr(self._object, "on_death"):
+            self._object.on_death()
         for task in list(self._tasks):
             task.cancel()
 
@@ -154,24 +164,27 @@ class RayInProcess:
     """Takes the place of what the code under test calls in the module ``ray``, for one test.
 
     Args:
-        make: makes the objects behind actors.
+        make: makes the objects behind actors. One that has a method ``on_death`` has it called when it is killed.
+        loop: the loop that actors run on; without one, it is a new one in a thread.
 
     Attributes:
         has_pressed_ctrl_c: asked again and again while this process waits for a result; True raises KeyboardInterrupt.
         calls: how often each method of any actor was called.
     """
 
-    def __init__(self, make: MakeActor) -> None:
+    def __init__(self, make: MakeActor, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self.has_pressed_ctrl_c: Callable[[], bool] = lambda: False
         self.calls: Counter[str] = Counter()
         self._make = make
         self._named: dict[str, Handle] = {}
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         self._loop.set_task_factory(_new_task)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread = threading.current_thread()
+        if loop is None:
+            self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+            self._thread.start()
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._thread.start()
         places = {
             "init": lambda **_: None,
             "shutdown": lambda: None,
@@ -185,6 +198,7 @@ class RayInProcess:
                 get_node_id=lambda: HEAD_NODE,
                 get_job_id=lambda: "01000000",
                 current_actor=_actor.get(),
+                get_actor_id=lambda: f"{0 if (actor := _actor.get()) is None else actor._number:032x}",
             ),
         }
         for name, stand_in in places.items():
@@ -198,23 +212,23 @@ class RayInProcess:
 
     def end(self) -> None:
         """End every actor and the thread."""
-        for handle in self._handles():
-            self.kill(handle)
-
-        async def all_over() -> None:
-            while left := asyncio.all_tasks() - {asyncio.current_task()}:
-                _, endless = await asyncio.wait(left, timeout=2)
-                for task in endless:
-                    task.cancel()
-
-        self.in_thread(all_over()).result(20)
+        self.in_loop(self.end_actors()).result(20)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
         self._loop.close()
+
+    async def end_actors(self) -> None:
+        """End every actor, and whatever else runs on the loop."""
+        for handle in self._handles():
+            handle._die()
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, endless = await asyncio.wait(left, timeout=2)
+            for task in endless:
+                task.cancel()
         for handle in self._handles():
             del _handles[handle._number]
 
-    def in_thread(self, work: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
+    def in_loop(self, work: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
         """Have a coroutine run on the loop of all actors."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
@@ -259,16 +273,23 @@ class RayInProcess:
                 pass
 
         async def made() -> Handle:  # Ray makes async actors in their event loop
-            return Handle(self, lambda: self._make(actor_class, args, options))
+            return Handle(self, actor_class, lambda: self._make(actor_class, args, options))
 
         if threading.current_thread() is self._thread:
-            handle = Handle(self, lambda: self._make(actor_class, args, options))
+            handle = Handle(self, actor_class, lambda: self._make(actor_class, args, options))
         else:
-            handle = self.in_thread(made()).result(20)
+            handle = self.in_loop(made()).result(20)
         if name is not None:
             self._named[name] = handle
         return handle
 
+    def is_alive(self, handle: Handle, actor_class: type) -> bool:
+        """Whether it is an actor of that class, or of what stands for it, and lives."""
+        return issubclass(handle._class, actor_class) and not handle._is_dead
+
     def freeze(self, handle: Handle) -> None:
-        """From now on it answers nothing."""
+        """From now on it answers nothing, until it thaws."""
         self._loop.call_soon_threadsafe(handle._answers.clear)
+
+    def thaw(self, handle: Handle) -> None:
+        self._loop.call_soon_threadsafe(handle._answers.set)

@@ -9,7 +9,7 @@ from click.shell_completion import ShellComplete
 from iris_ray.cli import completion
 from iris_ray.cli.main import main
 from tests.support.command_line import address_of_nobody
-from tests.support.controller_in_process import ClusterInProcess
+from tests.support.controller_in_process import ControllerInProcess
 
 ADDRESS = "10.0.0.1:6379"
 
@@ -20,7 +20,7 @@ def completed(*words: str) -> list[str]:
 
 
 @pytest.fixture
-def answering(cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch) -> ClusterInProcess:
+def answering(cluster: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> ControllerInProcess:
     """The cluster answers at `ADDRESS`, within a second; the process that completion starts to ask is this one."""
 
     def run(command: list[str], env: dict[str, str], timeout: float, **_: Any) -> Any:
@@ -36,7 +36,7 @@ def answering(cluster: ClusterInProcess, monkeypatch: pytest.MonkeyPatch) -> Clu
     return cluster
 
 
-def test_shell_completes_jobs_and_slices_of_a_cluster_that_answers(answering: ClusterInProcess) -> None:
+def test_shell_completes_jobs_and_slices_of_a_cluster_that_answers(answering: ControllerInProcess) -> None:
     ended, runs = answering.start("tabbed-1a2b3c4d"), answering.start("tab-5e6f7a8b")
     answering.succeed(ended)
     at = ("--address", ADDRESS)
@@ -46,13 +46,13 @@ def test_shell_completes_jobs_and_slices_of_a_cluster_that_answers(answering: Cl
     assert completed("drain", *at, "v4-16-1") == ["v4-16-1"]
 
 
-def test_shell_completes_nothing_of_a_cluster_that_does_not_answer(answering: ClusterInProcess) -> None:
+def test_shell_completes_nothing_of_a_cluster_that_does_not_answer(answering: ControllerInProcess) -> None:
     answering.start("tabbed")
     assert completed("logs", "tab") == []
 
 
 def test_shell_does_not_wait_for_a_slow_answer(
-    answering: ClusterInProcess, monkeypatch: pytest.MonkeyPatch
+    answering: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answering.start("tabbed")
     monkeypatch.setattr(completion, "PATIENCE_S", 0.01)

@@ -12,7 +12,7 @@ from iris_ray.cli.exits import FAILED
 from iris_ray.cli.host_checks import Answer, Host, claimed_nodes, tpu_hosts
 from iris_ray.cli.host_look import versions
 from tests.support.command_line import address_of_nobody
-from tests.support.controller_in_process import ClusterInProcess
+from tests.support.controller_in_process import ControllerInProcess
 
 SOUND: Answer = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": False, "versions": versions()}
 
@@ -35,11 +35,11 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return hosts
 
 
-def found_by(cluster: ClusterInProcess, **expected: int) -> dict[str, dict[str, Any]]:
+def found_by(cluster: ControllerInProcess, **expected: int) -> dict[str, dict[str, Any]]:
     return {finding["check"]: finding for finding in cluster.json("doctor", **expected)}
 
 
-def test_doctor_finds_all_hosts_and_slices_sound(cluster: ClusterInProcess, hosts: Hosts) -> None:
+def test_doctor_finds_all_hosts_and_slices_sound(cluster: ControllerInProcess, hosts: Hosts) -> None:
     found = {(f["level"], f["check"]): f["found"] for f in cluster.json("doctor")}
     assert found["OK", "silent hosts"] == "none; all 6 TPU hosts answered"
     assert found["INFO", "metadata server of hosts"] == "answers on none of 6 hosts"
@@ -53,20 +53,20 @@ def test_doctor_finds_all_hosts_and_slices_sound(cluster: ClusterInProcess, host
     assert "silent hosts: none; all 6 TPU hosts answered" in printed
 
 
-def test_doctor_starts_no_controller(bare_cluster: ClusterInProcess, hosts: Hosts) -> None:
+def test_doctor_starts_no_controller(bare_cluster: ControllerInProcess, hosts: Hosts) -> None:
     finding = found_by(bare_cluster)["Controller"]
     assert (finding["level"], finding["found"]) == ("INFO", "none runs")
     assert not bare_cluster.store.values
 
 
-def test_doctor_names_the_host_whose_idle_chips_somebody_holds(cluster: ClusterInProcess, hosts: Hosts) -> None:
+def test_doctor_names_the_host_whose_idle_chips_somebody_holds(cluster: ControllerInProcess, hosts: Hosts) -> None:
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
     finding = found_by(cluster)["chips held"]
     assert finding["level"] == "WARNING"
     assert finding["found"].startswith("v4-16-1 host 1 (10.0.3.1): pid 7 (python), and nobody has claimed")
 
 
-def test_chips_that_are_claimed_may_be_held(cluster: ClusterInProcess, hosts: Hosts) -> None:
+def test_chips_that_are_claimed_may_be_held(cluster: ControllerInProcess, hosts: Hosts) -> None:
     assert claimed_nodes(NodeTable.read()) == set()
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
     cluster.start("train", slices=(2,))
@@ -75,7 +75,7 @@ def test_chips_that_are_claimed_may_be_held(cluster: ClusterInProcess, hosts: Ho
     assert found_by(cluster)["chips held"]["found"] == "by no process without a claim, 4 hosts with claimed ones left aside"
 
 
-def test_doctor_names_silent_hosts_and_incomplete_slices(cluster: ClusterInProcess, hosts: Hosts) -> None:
+def test_doctor_names_silent_hosts_and_incomplete_slices(cluster: ControllerInProcess, hosts: Hosts) -> None:
     hosts.answers["v4-16-0 host 1"] = "no answer within 30 s"
     cluster.kill_host("v4-16-2", 0)
     found = found_by(cluster)
@@ -86,20 +86,20 @@ def test_doctor_names_silent_hosts_and_incomplete_slices(cluster: ClusterInProce
 
 
 def test_controller_of_another_protocol_is_an_error_with_what_to_do(
-    bare_cluster: ClusterInProcess, hosts: Hosts
+    bare_cluster: ControllerInProcess, hosts: Hosts
 ) -> None:
     cluster = bare_cluster
-    cluster.new_controller = lambda: cluster.controller_of("0.0.9", PROTOCOL_VERSION - 1)
+    cluster.makes_controller = lambda: cluster.controller_of("0.0.9", PROTOCOL_VERSION - 1)
     cluster.start_controller()
     finding = found_by(cluster, code=FAILED)["Controller"]
     assert (finding["level"], "controller upgrade" in finding["found"]) == ("ERROR", True)
 
 
 def test_doctor_advises_an_upgrade_of_a_controller_of_another_version(
-    bare_cluster: ClusterInProcess, hosts: Hosts
+    bare_cluster: ControllerInProcess, hosts: Hosts
 ) -> None:
     cluster = bare_cluster
-    cluster.new_controller = lambda: cluster.controller_of("0.0.9")
+    cluster.makes_controller = lambda: cluster.controller_of("0.0.9")
     cluster.start_controller()
     finding = found_by(cluster)["Controller"]
     assert (finding["level"], "controller upgrade" in finding["advice"]) == ("INFO", True)

@@ -1,10 +1,10 @@
 """``iris-ray workers``, ``drain``, ``undrain``, ``taint``, ``untaint``: what they do to the real Controller."""
 
 from iris_ray.cli.exits import USAGE
-from tests.support.controller_in_process import ClusterInProcess
+from tests.support.controller_in_process import ControllerInProcess
 
 
-def test_drained_slice_takes_no_new_jobs_until_it_may_again(cluster: ClusterInProcess) -> None:
+def test_drained_slice_takes_no_new_jobs_until_it_may_again(cluster: ControllerInProcess) -> None:
     assert "2 hosts" in cluster.iris("drain", "v4-16-1", "--reason", "a fan").stdout
     cluster.iris("taint", "v4-16-2/0", "big")
     states = {view["slice"]: (view["state"], view["reason"]) for view in cluster.json("workers")}
@@ -22,7 +22,7 @@ def test_drained_slice_takes_no_new_jobs_until_it_may_again(cluster: ClusterInPr
     assert "did you mean" in cluster.iris("drain", "v4-16-7", code=USAGE).stderr
 
 
-def test_drain_names_the_jobs_that_stay_and_keeps_others_out(cluster: ClusterInProcess) -> None:
+def test_drain_names_the_jobs_that_stay_and_keeps_others_out(cluster: ControllerInProcess) -> None:
     job = cluster.start("train", slices=(3,))
     drained = cluster.iris("drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
     assert f"still there until they end: {job}" in drained
@@ -38,14 +38,14 @@ def test_drain_names_the_jobs_that_stay_and_keeps_others_out(cluster: ClusterInP
     assert cluster.json("status", waits)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
 
 
-def test_taints_outlast_the_controller(cluster: ClusterInProcess) -> None:
+def test_taints_outlast_the_controller(cluster: ControllerInProcess) -> None:
     cluster.iris("drain", "v4-16-1", "--reason", "a fan")
     cluster.iris("controller", "upgrade")
     states = {view["slice"]: view["reason"] for view in cluster.json("workers")}
     assert states["v4-16-1"] == "drained (a fan)"
 
 
-def test_workers_shows_one_slices_hosts_and_knows_the_nearest_name(cluster: ClusterInProcess) -> None:
+def test_workers_shows_one_slices_hosts_and_knows_the_nearest_name(cluster: ControllerInProcess) -> None:
     job = cluster.start("train")
     shown = cluster.iris("workers", "v4-16-0").stdout
     assert shown.count(job) == 2

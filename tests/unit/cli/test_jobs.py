@@ -8,10 +8,10 @@ from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.jobs import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal
-from tests.support.controller_in_process import ClusterInProcess, wait_until
+from tests.support.controller_in_process import ControllerInProcess, wait_until
 
 
-def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: ClusterInProcess) -> None:
+def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: ControllerInProcess) -> None:
     first = cluster.start("train-1a2b3c4d", slices=(3,))
     second = cluster.submit("eval-5e6f7a8b")
     assert [job["job_id"] for job in cluster.json("ls")] == [first, second]
@@ -30,7 +30,7 @@ def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: ClusterInProce
     assert not cluster.json("cancel", second)["cancelled"]
 
 
-def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(cluster: ClusterInProcess) -> None:
+def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(cluster: ControllerInProcess) -> None:
     cluster.succeed(cluster.start("train"))
     cluster.fail(cluster.start("again", priority=PriorityBand.BATCH), 1)
     cluster.start("of-bob", user="bob")
@@ -46,7 +46,7 @@ def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(cluster: Cl
         assert job in listed
 
 
-def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(cluster: ClusterInProcess) -> None:
+def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(cluster: ControllerInProcess) -> None:
     """Ann has all slices. Bob's batch job came before Carl's urgent one, and waits for it, too; so does Dora's."""
     ann = cluster.start("ann-train", slices=(3,), user="ann")
     batch = cluster.submit("bob-batch", user="bob", priority=PriorityBand.BATCH)
@@ -73,7 +73,7 @@ def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(cluster: Clust
 
 @pytest.mark.parametrize(("pressed", "code", "says"), [(CTRL_C, INTERRUPTED, "interrupted"), ("n\n", FAILED, "nothing is done")])
 def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is_yes(
-    cluster: ClusterInProcess, pressed: str, code: int, says: str
+    cluster: ControllerInProcess, pressed: str, code: int, says: str
 ) -> None:
     job = cluster.start("train")
     person = Terminal((f"Cancel {job} of ann, running on v4-16-0? [y/N]", pressed))
@@ -82,7 +82,7 @@ def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is
     assert cluster.state(job) is JobState.RUNNING
 
 
-def test_cancel_on_a_terminal_ends_the_job_if_the_answer_is_yes_or_given_before(cluster: ClusterInProcess) -> None:
+def test_cancel_on_a_terminal_ends_the_job_if_the_answer_is_yes_or_given_before(cluster: ControllerInProcess) -> None:
     asked, told = cluster.start("train"), cluster.start("eval")
     person = Terminal(("[y/N]", "y\n"))
     assert cluster.on_terminal("cancel", asked, person=person) == OK

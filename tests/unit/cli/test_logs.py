@@ -4,16 +4,16 @@ import pytest
 
 from iris_ray.cli.exits import INTERRUPTED, OK, USAGE
 from tests.support.command_line import CTRL_C, Terminal
-from tests.support.controller_in_process import ClusterInProcess, wait_until
+from tests.support.controller_in_process import ControllerInProcess, wait_until
 
 
-def attempt_ran(cluster: ClusterInProcess, job: str, attempt: int) -> None:
+def attempt_ran(cluster: ControllerInProcess, job: str, attempt: int) -> None:
     for index in (0, 1):
-        cluster.prints(job, index, f"attempt {attempt} of task {index}\n", attempt)
+        cluster.prints(job, index, f"attempt {attempt} of task {index}\n")
 
 
 @pytest.fixture
-def job(cluster: ClusterInProcess) -> str:
+def job(cluster: ControllerInProcess) -> str:
     """A gang of two tasks; task 1 has failed once, and the second attempt is over."""
     job = cluster.start("train-1a2b3c4d", max_retries_failure=1)
     attempt_ran(cluster, job, 1)
@@ -24,7 +24,7 @@ def job(cluster: ClusterInProcess) -> str:
     return job
 
 
-def test_command_prints_an_attempt_and_names_what_is_there(cluster: ClusterInProcess, job: str) -> None:
+def test_command_prints_an_attempt_and_names_what_is_there(cluster: ControllerInProcess, job: str) -> None:
     assert cluster.iris("logs", job).stdout == "attempt 2 of task 0\n"
     assert cluster.iris("logs", job, "1", "--attempt", "1").stdout == "attempt 1 of task 1\n"
     assert cluster.iris("logs", job, "1", "--tail", "0").stdout == ""
@@ -38,13 +38,13 @@ def test_command_prints_an_attempt_and_names_what_is_there(cluster: ClusterInPro
     assert "did you mean" in cluster.iris("logs", "-f", job[:-1], code=USAGE).stderr
 
 
-def test_command_prints_the_last_lines(cluster: ClusterInProcess) -> None:
+def test_command_prints_the_last_lines(cluster: ControllerInProcess) -> None:
     job = cluster.start("train")
     cluster.prints(job, 1, "first\nsecond\nthird\n")
     assert cluster.iris("logs", job, "1", "--tail", "2").stdout == "second\nthird\n"
 
 
-def test_command_follows_all_tasks_through_attempts(cluster: ClusterInProcess) -> None:
+def test_command_follows_all_tasks_through_attempts(cluster: ControllerInProcess) -> None:
     job = cluster.start("train", max_retries_failure=1)
     attempt_ran(cluster, job, 1)
     person = Terminal()
@@ -65,7 +65,7 @@ def test_command_follows_all_tasks_through_attempts(cluster: ClusterInProcess) -
     assert "iris-ray: task 1: attempt 2 of task 1\n" in person.printed, "it says that a new one begins"
 
 
-def test_ctrl_c_ends_the_following_and_leaves_the_job_alone(cluster: ClusterInProcess) -> None:
+def test_ctrl_c_ends_the_following_and_leaves_the_job_alone(cluster: ControllerInProcess) -> None:
     job = cluster.start("train")
     attempt_ran(cluster, job, 1)
     person = Terminal(("attempt 1 of task 0\n", CTRL_C))
@@ -74,20 +74,20 @@ def test_ctrl_c_ends_the_following_and_leaves_the_job_alone(cluster: ClusterInPr
     assert cluster.state(job).name == "RUNNING"
 
 
-def test_of_a_job_that_failed_the_task_that_failed_is_shown(cluster: ClusterInProcess) -> None:
+def test_of_a_job_that_failed_the_task_that_failed_is_shown(cluster: ControllerInProcess) -> None:
     job = cluster.start("train")
     cluster.prints(job, 1, "farewell\n")
     cluster.fail(job, 1)
     assert cluster.iris("logs", job).stdout == "farewell\n"
 
 
-def test_followed_job_that_waits_says_why(cluster: ClusterInProcess) -> None:
+def test_followed_job_that_waits_says_why(cluster: ControllerInProcess) -> None:
     first, second = cluster.start("train", slices=(3,)), cluster.submit("eval")
     person = Terminal((f"in use by {first}", CTRL_C))
     assert cluster.on_terminal("logs", "-f", second, person=person) == INTERRUPTED
 
 
-def test_lost_hosts_log_is_replaced_by_a_word_about_it(cluster: ClusterInProcess) -> None:
+def test_lost_hosts_log_is_replaced_by_a_word_about_it(cluster: ControllerInProcess) -> None:
     job = cluster.start("train")
     cluster.prints(job, 1, "gone with its host\n")
     cluster.kill_host("v4-16-0", 1)
@@ -96,7 +96,7 @@ def test_lost_hosts_log_is_replaced_by_a_word_about_it(cluster: ClusterInProcess
     assert (done.stdout, "its host is gone" in done.stderr) == ("", True)
 
 
-def test_everybody_may_read(cluster: ClusterInProcess) -> None:
+def test_everybody_may_read(cluster: ControllerInProcess) -> None:
     job = cluster.start("train", slices=(2,), user="ann")
     cluster.prints(job, 3, "ann at work, task 3\n")
     assert cluster.iris("logs", job, "3", user="bob").stdout == "ann at work, task 3\n"
@@ -106,6 +106,6 @@ def test_everybody_may_read(cluster: ClusterInProcess) -> None:
     ("more", "said"), [(("-f", "--json"), "--json is for one task"), (("0", "--all-tasks"), "not both")]
 )
 def test_options_that_exclude_each_other_are_refused(
-    cluster: ClusterInProcess, job: str, more: tuple[str, ...], said: str
+    cluster: ControllerInProcess, job: str, more: tuple[str, ...], said: str
 ) -> None:
     assert said in cluster.iris("logs", job, *more, code=USAGE).stderr

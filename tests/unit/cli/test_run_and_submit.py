@@ -9,7 +9,7 @@ from iris_ray.cli.exits import FAILED, INTERRUPTED, OK
 from iris_ray.model.jobs import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal
-from tests.support.controller_in_process import ClusterInProcess, wait_until
+from tests.support.controller_in_process import ControllerInProcess, wait_until
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def script(tmp_path: Path) -> str:
 # -- run ---------------------------------------------------------------------------------------------------------------
 
 
-def test_run_waits_for_its_job_and_has_passed_its_options_on(cluster: ClusterInProcess, script: str) -> None:
+def test_run_waits_for_its_job_and_has_passed_its_options_on(cluster: ControllerInProcess, script: str) -> None:
     seen = []
 
     def ends() -> None:
@@ -40,7 +40,7 @@ def test_run_waits_for_its_job_and_has_passed_its_options_on(cluster: ClusterInP
     assert [j["state"] for j in cluster.json("ls", "--all")] == ["SUCCEEDED"]
 
 
-def test_run_ends_as_its_job_does(cluster: ClusterInProcess, script: str) -> None:
+def test_run_ends_as_its_job_does(cluster: ControllerInProcess, script: str) -> None:
     def ends() -> None:
         wait_until(cluster.has_running_job)
         cluster.fail(cluster.only_job(), 1, "exited with code 3")
@@ -51,7 +51,7 @@ def test_run_ends_as_its_job_does(cluster: ClusterInProcess, script: str) -> Non
     assert [(job["name"], job["state"]) for job in cluster.json("ls", "--all")] == [("work", "FAILED")]
 
 
-def test_ctrl_c_without_a_terminal_cancels_what_runs(cluster: ClusterInProcess, script: str) -> None:
+def test_ctrl_c_without_a_terminal_cancels_what_runs(cluster: ControllerInProcess, script: str) -> None:
     cluster.ray.has_pressed_ctrl_c = Terminal((cluster.has_running_job, CTRL_C)).has_pressed_ctrl_c
     done = cluster.iris("run", script, "v4-16", code=INTERRUPTED, quotes=True)
     assert "work is cancelled" in done.stderr
@@ -60,7 +60,7 @@ def test_ctrl_c_without_a_terminal_cancels_what_runs(cluster: ClusterInProcess, 
     wait_until(lambda: {view["state"] for view in cluster.json("workers")} == {"FREE"})
 
 
-def test_ctrl_c_on_a_terminal_asks_and_a_second_one_cancels_what_runs(cluster: ClusterInProcess, script: str) -> None:
+def test_ctrl_c_on_a_terminal_asks_and_a_second_one_cancels_what_runs(cluster: ControllerInProcess, script: str) -> None:
     goes_on = []
 
     def still_runs() -> bool:
@@ -77,7 +77,7 @@ def test_ctrl_c_on_a_terminal_asks_and_a_second_one_cancels_what_runs(cluster: C
     wait_until(lambda: [job["state"] for job in cluster.json("ls", "--all")] == ["KILLED"])
 
 
-def test_run_on_a_terminal_goes_on_after_no_to_its_end(cluster: ClusterInProcess, script: str) -> None:
+def test_run_on_a_terminal_goes_on_after_no_to_its_end(cluster: ControllerInProcess, script: str) -> None:
     person = Terminal((cluster.has_running_job, CTRL_C), ("[Y/n]", "n\n"))
 
     def ends() -> None:
@@ -91,7 +91,7 @@ def test_run_on_a_terminal_goes_on_after_no_to_its_end(cluster: ClusterInProcess
 # -- submit ------------------------------------------------------------------------------------------------------------
 
 
-def test_submitted_job_goes_on_without_its_command(cluster: ClusterInProcess, script: str) -> None:
+def test_submitted_job_goes_on_without_its_command(cluster: ControllerInProcess, script: str) -> None:
     job = cluster.iris("submit", script, "--cpu", "0.5", "--replicas", "2").stdout.strip()
     wait_until(lambda: [task["state"] for task in cluster.json("tasks", job)] == ["RUNNING"] * 2)
     assert [(j["job_id"], j["state"]) for j in cluster.json("ls")] == [(job, "RUNNING")]
@@ -102,7 +102,7 @@ def test_submitted_job_goes_on_without_its_command(cluster: ClusterInProcess, sc
     assert sorted(followed) == ["task-0| hello 0", "task-1| hello 1"]
 
 
-def test_followed_job_is_its_command_to_the_end(cluster: ClusterInProcess, script: str) -> None:
+def test_followed_job_is_its_command_to_the_end(cluster: ControllerInProcess, script: str) -> None:
     def works() -> None:
         wait_until(cluster.has_running_job)
         job = cluster.only_job()
@@ -117,14 +117,14 @@ def test_followed_job_is_its_command_to_the_end(cluster: ClusterInProcess, scrip
     assert cluster.json("status", job)["state"] == "SUCCEEDED"
 
 
-def test_followed_job_that_fails_is_the_commands_failure(cluster: ClusterInProcess, script: str) -> None:
+def test_followed_job_that_fails_is_the_commands_failure(cluster: ControllerInProcess, script: str) -> None:
     def fails() -> None:
         wait_until(cluster.has_running_job)
         cluster.fail(cluster.only_job(), 0, "exited with code 3")
 
     with cluster.meanwhile(fails):
         done = cluster.iris("submit", script, "--max-retries-failure", "0", "--follow", code=FAILED)
-    assert "has ended: failed: exited with code 3" in done.stderr
+    assert "has ended: failed: task 0 on 10.0.0.1: the task process exited with code 3" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_followed_job_that_fails_is_the_commands_failure(cluster: ClusterInProce
     ],
 )
 def test_submitting_for_what_the_cluster_has_not_says_what_it_has(
-    cluster: ClusterInProcess, script: str, need: tuple[str, ...], said: str
+    cluster: ControllerInProcess, script: str, need: tuple[str, ...], said: str
 ) -> None:
     done = cluster.iris("submit", script, *need)
     job = done.stdout.strip()
@@ -144,20 +144,20 @@ def test_submitting_for_what_the_cluster_has_not_says_what_it_has(
     assert cluster.json("status", job)["state"] == "PENDING"
 
 
-def test_submitting_for_what_the_cluster_has_says_nothing_more(cluster: ClusterInProcess, script: str) -> None:
+def test_submitting_for_what_the_cluster_has_says_nothing_more(cluster: ControllerInProcess, script: str) -> None:
     cluster.start("train", slices=(3,))
     done = cluster.iris("submit", script, "--tpu", "v4-16", "--num-slices", "3", "--json")
     assert done.stderr == ""
     assert re.fullmatch(r'\{\s*"job_id": "work-[0-9a-f]{8}"\s*\}\s*', done.stdout)
 
 
-def print_up(cluster: ClusterInProcess) -> None:
+def print_up(cluster: ControllerInProcess) -> None:
     """The only job prints a word as soon as it runs."""
     wait_until(cluster.has_running_job)
     cluster.prints(cluster.only_job(), 0, "up\n")
 
 
-def test_ctrl_c_leaves_a_submitted_job_running_if_nobody_is_asked(cluster: ClusterInProcess, script: str) -> None:
+def test_ctrl_c_leaves_a_submitted_job_running_if_nobody_is_asked(cluster: ControllerInProcess, script: str) -> None:
     pressed = Terminal((lambda: cluster.ray.calls["fetch_logs"] > 1, CTRL_C))  # it follows the job by then
     cluster.ray.has_pressed_ctrl_c = pressed.has_pressed_ctrl_c
     done = cluster.iris("submit", script, "-f", code=INTERRUPTED, quotes=True)
@@ -177,7 +177,7 @@ def test_ctrl_c_leaves_a_submitted_job_running_if_nobody_is_asked(cluster: Clust
     ids=["Enter", "Ctrl-C", "n", "y"],
 )
 def test_ctrl_c_on_a_terminal_leaves_a_submitted_job_running_unless_the_answer_is_yes(
-    cluster: ClusterInProcess, script: str, answer: str, said: str, state: JobState
+    cluster: ControllerInProcess, script: str, answer: str, said: str, state: JobState
 ) -> None:
     person = Terminal(("task-0| up\n", CTRL_C), ("Cancel the job? No: leave it running. [y/N]", answer))
     with cluster.meanwhile(lambda: print_up(cluster)):
