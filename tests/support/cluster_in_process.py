@@ -96,13 +96,15 @@ class Task:
 
     Attributes:
         info: its place in its gang.
+        process: what it runs in.
         notice: the latest notice, or None.
         told: set once there is a notice.
         end: what the default task waits for; tests set its result or exception.
     """
 
-    def __init__(self, info: JobInfo, host: "NodeProcesses") -> None:
+    def __init__(self, info: JobInfo, host: "NodeProcesses", process: "Process") -> None:
         self.info = info
+        self.process = process
         self.notice: Notice | None = None
         self.told = asyncio.Event()
         self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -149,33 +151,37 @@ class Process:
 
     Attributes:
         pid: its number.
+        group: what it runs in.
         task: what runs in it, or None while it waits.
         gone: how it ended, once it has.
     """
 
-    def __init__(self, cluster: "ClusterInProcess", host: "NodeProcesses") -> None:
+    def __init__(self, cluster: "ClusterInProcess", host: "NodeProcesses", group: "Reservation") -> None:
+        self.group = group
         self.pid = next(_pids)
         self.task: Task | None = None
         self.gone: asyncio.Future[TaskEnd] = asyncio.get_running_loop().create_future()
-        self.stopped_for: str | None = None
         self.handle: Handle = ray.get_runtime_context().current_actor
         self._cluster = cluster
+        self._born = asyncio.get_running_loop().time()
         self._host = host
         host.processes[self.pid] = self
 
-    def ready(self) -> StandbyReady:
+    async def ready(self) -> StandbyReady:
+        await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
         first = 20_000 + 3 * (self.pid % 4000)
         return StandbyReady(self.pid, 1, f"token {self.pid}", (first, first + 1, first + 2))
 
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before."""
         for process in self._host.running():
-            process.kill("its host's actor is gone")
+            if exclusive or process.group is self.group:
+                process.kill("its host's actor is gone")
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         """How the task ended. If it crashes, this process is gone before it can answer."""
         self._host.log_of(launch.info).begin()
-        self.task = self._cluster.begun(Task(launch.info, self._host))
+        self.task = self._cluster.begun(Task(launch.info, self._host, self))
         try:
             result = await self._cluster.work_of(launch.info.job_id)(self.task)
         except asyncio.CancelledError:
@@ -198,7 +204,6 @@ class Process:
 
     def kill(self, reason: str) -> None:
         """Have it end by us, for that reason."""
-        self.stopped_for = reason
         self._end(TaskEnd(EndKind.STOPPED, time.time(), error=reason))
         ray.kill(self.handle)
 
@@ -243,6 +248,8 @@ class Host:
     """Stands for a TPUHostActor."""
 
     def __init__(self, node: NodeProcesses, place: HostPlace, exclusive: bool, pool: Handle) -> None:
+        self.handle: Handle = ray.get_runtime_context().current_actor
+        self.adopted: set[int] = set()
         self._node = node
         self._place = place
 
@@ -250,6 +257,7 @@ class Host:
         return True
 
     async def adopt(self, standby: Handle, pid: int, started: int, token: str) -> ChipsHeld | None:
+        self.adopted.add(pid)
         if self._node.held_by is None:
             return None
         name = f"{self._place.slice_name} host {self._place.host_index}"
@@ -282,8 +290,9 @@ class Host:
     async def dump_stacks(self, pid: int) -> None: ...
 
     async def teardown(self) -> None:
-        for process in self._node.running():
-            process.kill("the slice is released")
+        for pid in self.adopted:
+            if not self._node.processes[pid].gone.done():
+                self._node.processes[pid].kill("the slice is released")
 
 
 @dataclass(eq=False)
@@ -316,6 +325,7 @@ class ClusterInProcess:
         store: what the Controller has recorded.
         tasks: all that have begun, in their order.
         works: what the tasks of a job do, by job id; without an entry, `wait_for_end`.
+        process_start_s: how long a task process takes to start; seconds.
     """
 
     def __init__(
@@ -325,11 +335,13 @@ class ClusterInProcess:
         self.ray = RayInProcess(self._make, loop)
         self.tasks: list[Task] = []
         self.works: dict[str, Work] = {}
+        self.process_start_s = 0.0
         self._directory = directory
         self._table = {HEAD_NODE: _node(HEAD_NODE, "10.0.0.1", {"CPU": 8.0, "node:__internal_head__": 1.0})}
         self._nodes: dict[str, NodeProcesses] = {}
         self._draining: dict[str, int] = {}
         self._groups: dict[str, Reservation] = {}
+        self._hosts: list[Host] = []
         self._actors: dict[str, list[Handle]] = {}  # by node id
         for tpu_type, count in slices.items():
             for number in range(count):
@@ -395,6 +407,10 @@ class ClusterInProcess:
         for actor in self._actors.get(self.node_id(slice_name, number), []):
             self.ray.freeze(actor)
 
+    def thaw_host(self, slice_name: str, number: int) -> None:
+        for actor in self._actors.get(self.node_id(slice_name, number), []):
+            self.ray.thaw(actor)
+
     def drain(self, slice_name: str, notice_s: float) -> None:
         """Ray drains its hosts, as before a preemption."""
         for node_id, node in self._table.items():
@@ -405,6 +421,11 @@ class ClusterInProcess:
         """The process of one of our actors on a host dies; the host stays."""
         found = [a for a in self._actors[self.node_id(slice_name, number)] if self.ray.is_alive(a, actor_class)]
         self.ray.kill(found[-1])
+
+    def kill_host_actor_of(self, task: Task) -> None:
+        """The process dies that watches this task; others on its host have their own."""
+        (found,) = (host for host in self._hosts if task.process.pid in host.adopted)
+        self.ray.kill(found.handle)
 
     # -- actors ----------------------------------------------------------------------------------------------------
 
@@ -427,9 +448,10 @@ class ClusterInProcess:
         group.actors.append(handle)
         self._actors.setdefault(node.node_id, []).append(handle)
         if issubclass(actor_class, TPUHostActor):
-            return Host(node, *args)
+            self._hosts.append(Host(node, *args))
+            return self._hosts[-1]
         if issubclass(actor_class, TaskProcess):
-            return Process(self, node)
+            return Process(self, node, group)
         return actor_class(*args)
 
     def _reserve(
@@ -468,6 +490,16 @@ class ClusterInProcess:
     def begun(self, task: Task) -> Task:
         self.tasks.append(task)
         return task
+
+    def is_running(self, task: Task) -> bool:
+        """Whether its process is there."""
+        return not task.process.gone.done()
+
+    def last_attempt(self, job_id: str, count: int) -> list[Task]:
+        """The tasks of the latest attempt, if that many have begun and run; else none."""
+        tasks = self.tasks_of(job_id)
+        found = [task for task in tasks if task.info.attempt == tasks[-1].info.attempt and self.is_running(task)]
+        return found if len(found) == count else []
 
     def tasks_of(self, job_id: str, attempt: int | None = None) -> list[Task]:
         """Those that have begun, of one attempt or of all; by attempt and index."""
