@@ -115,21 +115,25 @@ class Handle:
             await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
             if self._is_dead:
                 raise ActorDiedError
-            return cloudpickle.loads(work.result())
+            result = cloudpickle.loads(work.result())
         finally:
             work.cancel()
             death.cancel()
+        if isinstance(result, RayTaskError):
+            raise result.as_instanceof_cause()
+        return result
 
     async def _run(self, name: str, sent: bytes) -> bytes:
+        """The pickled result, or a pickled `RayTaskError`."""
         await self._answers.wait()
         try:
             result = getattr(self._object, name)(*cloudpickle.loads(sent))
             if asyncio.iscoroutine(result):
                 result = await result
-        except RayTaskError:
-            raise
+        except RayTaskError as error:
+            result = error
         except Exception as error:
-            raise RayTaskError(name, traceback.format_exc(), error).as_instanceof_cause() from None
+            result = RayTaskError(name, traceback.format_exc(), error)
         pickled: bytes = cloudpickle.dumps(result)
         return pickled
 

@@ -144,7 +144,7 @@ def test_job_waits_for_slices_that_come_later(stage: Stage, there: int) -> None:
     stage.play(story, slices=there)
 
 
-MOMENTS = [n / 4 for n in range(1, 33)]
+MOMENTS = [n / 2 for n in range(1, 17)]
 """Before, during and after a launch, a task's end, and the next launch; seconds."""
 
 
