@@ -109,7 +109,7 @@ class VirtualCluster(ClusterInProcess):
             if value:
                 return value
             assert time.monotonic() < deadline, "it never happens"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.1)
 
 
 Story = Callable[[VirtualCluster], Coroutine[Any, Any, None]]
