@@ -370,12 +370,12 @@ class ClusterInProcess:
         claimed: dict[str, float] = {}
         for group in list(self._groups.values()):
             for node_id, bundle in zip(group.node_ids, group.bundles, strict=True):
-                claimed[node_id] = claimed.get(node_id, 0.0) + bundle.get("TPU", 0.0)
+                if "TPU" in bundle:
+                    claimed[node_id] = claimed.get(node_id, 0.0) + bundle["TPU"]
         nodes = tuple(dict(node) for node in self._table.values())
-        available = {
-            node["NodeID"]: {**node["Resources"], "TPU": node["Resources"].get("TPU", 0.0) - claimed.get(node["NodeID"], 0)}
-            for node in nodes
-        }
+        available = {node["NodeID"]: dict(node["Resources"]) for node in nodes}
+        for node_id in claimed:
+            available[node_id]["TPU"] -= claimed[node_id]
         return NodeTable(nodes, dict(self._draining), available)
 
     def add_slice(self, name: str, tpu_type: str = "v4-16") -> None:

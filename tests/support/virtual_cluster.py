@@ -1,4 +1,4 @@
-"""A cluster in this process and in virtual time: whole jobs with their losses take milliseconds, and seconds are exact."""
+"""A cluster in this process and in virtual time: whole jobs take milliseconds, and seconds are exact."""
 
 import asyncio
 import time

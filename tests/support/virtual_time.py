@@ -55,9 +55,13 @@ class _Jump(selectors.DefaultSelector):
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run, in virtual time."""
+
+    def wall_clock() -> float:
+        return BEGAN + loop.time()
+
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         loop = runner.get_loop()
-        with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "time", lambda: BEGAN + loop.time()):
+        with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "time", wall_clock):
             return runner.run(scenario)
 
 

@@ -51,9 +51,7 @@ def test_shell_completes_nothing_of_a_cluster_that_does_not_answer(answering: Co
     assert completed("logs", "tab") == []
 
 
-def test_shell_does_not_wait_for_a_slow_answer(
-    answering: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shell_does_not_wait_for_a_slow_answer(answering: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     answering.start("tabbed")
     monkeypatch.setattr(completion, "PATIENCE_S", 0.01)
     assert completed("logs", "--address", ADDRESS, "tab") == []

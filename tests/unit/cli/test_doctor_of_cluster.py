@@ -12,7 +12,7 @@ from iris_ray.cli.exits import FAILED
 from iris_ray.cli.host_checks import Answer, Host, claimed_nodes, tpu_hosts
 from iris_ray.cli.host_look import versions
 from tests.support.command_line import address_of_nobody
-from tests.support.controller_in_process import ControllerInProcess
+from tests.support.controller_in_process import ControllerInProcess, wait_until
 
 SOUND: Answer = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": False, "versions": versions()}
 
@@ -70,9 +70,13 @@ def test_chips_that_are_claimed_may_be_held(cluster: ControllerInProcess, hosts:
     assert claimed_nodes(NodeTable.read()) == set()
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
     cluster.start("train", slices=(2,))
-    cluster.claimed = {cluster.node_id(f"v4-16-{number}", host) for number in (0, 1) for host in (0, 1)}
-    assert claimed_nodes(NodeTable.read()) == cluster.claimed
-    assert found_by(cluster)["chips held"]["found"] == "by no process without a claim, 4 hosts with claimed ones left aside"
+    assert claimed_nodes(NodeTable.read()) == {
+        cluster.node_id(f"v4-16-{number}", host) for number in (0, 1) for host in (0, 1)
+    }
+    found = found_by(cluster)["chips held"]["found"]
+    assert found == "by no process without a claim, 4 hosts with claimed ones left aside"
+    cluster.succeed("train")
+    wait_until(lambda: claimed_nodes(NodeTable.read()) == set())
 
 
 def test_doctor_names_silent_hosts_and_incomplete_slices(cluster: ControllerInProcess, hosts: Hosts) -> None:

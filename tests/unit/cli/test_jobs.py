@@ -71,7 +71,11 @@ def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(cluster: Contr
     assert cluster.json("status", sweep)["error"] == "cancelled by bob"
 
 
-@pytest.mark.parametrize(("pressed", "code", "says"), [(CTRL_C, INTERRUPTED, "interrupted"), ("n\n", FAILED, "nothing is done")])
+@pytest.mark.parametrize(
+    ("pressed", "code", "says"),
+    [(CTRL_C, INTERRUPTED, "interrupted"), ("n\n", FAILED, "nothing is done")],
+    ids=["Ctrl-C", "n"],
+)
 def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is_yes(
     cluster: ControllerInProcess, pressed: str, code: int, says: str
 ) -> None:

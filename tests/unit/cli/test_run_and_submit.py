@@ -60,7 +60,9 @@ def test_ctrl_c_without_a_terminal_cancels_what_runs(cluster: ControllerInProces
     wait_until(lambda: {view["state"] for view in cluster.json("workers")} == {"FREE"})
 
 
-def test_ctrl_c_on_a_terminal_asks_and_a_second_one_cancels_what_runs(cluster: ControllerInProcess, script: str) -> None:
+def test_ctrl_c_on_a_terminal_asks_and_a_second_one_cancels_what_runs(
+    cluster: ControllerInProcess, script: str
+) -> None:
     goes_on = []
 
     def still_runs() -> bool:

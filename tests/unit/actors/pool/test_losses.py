@@ -96,7 +96,9 @@ def test_flexible_job_goes_on_with_fewer_slices(stage: Stage, lost: int) -> None
 
 
 @pytest.mark.parametrize("host", [0, 1])
-@pytest.mark.parametrize("ends", [ConnectionError("peer went away"), Crash("was killed by SIGABRT"), SystemExit(1)], ids=repr)
+@pytest.mark.parametrize(
+    "ends", [ConnectionError("peer went away"), Crash("was killed by SIGABRT"), SystemExit(1)], ids=repr
+)
 def test_announced_preemption_is_no_failure_of_the_user(stage: Stage, host: int, ends: BaseException) -> None:
     """Even if the user's code ends because of it, before the host is gone."""
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
@@ -107,7 +106,7 @@ def test_gang_that_returns_before_the_deadline_does_not_move(stage: Stage, after
 def test_task_that_its_sigterm_ends_costs_no_failure_on_whichever_host(
     stage: Stage, end: Callable[[], BaseException], index: int, doomed: int
 ) -> None:
-    """Every task of the gang gets the signal, also on the slice that stays; it must not look like a crash of its own."""
+    """Every task of the gang gets the signal, also on the slice that stays; it must not look like a crash."""
 
     async def work(task: Task) -> int:
         if task.info.attempt == 1:
@@ -166,7 +165,7 @@ async def no_spares(cluster: VirtualCluster) -> bool:
     return not [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
 
 
-@pytest.mark.parametrize("kind", [SliceActor, TPUHostActor, TaskProcess])
+@pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
 def test_spare_whose_slice_breaks_gets_another_attempt(stage: Stage, kind: type) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", spares=1)
@@ -179,8 +178,7 @@ def test_spare_whose_slice_breaks_gets_another_attempt(stage: Stage, kind: type)
             (job,) = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
             return job.attempt > before and job.state is JobState.RUNNING
 
-        if kind is not TaskProcess:
-            await cluster.until(another)
+        await cluster.until(another)
         for task in first:
             task.end.set_result(None)
         await results
