@@ -113,7 +113,8 @@ class ControllerInProcess(ClusterInProcess):
 
     def submit(self, job_id: str, slices: tuple[int, ...] = (1,), **changes: Any) -> str:
         """A job on v4-16 slices, by a pool of its own; returns when the Controller has it."""
-        return self._submitted(gang_spec(job_id, slices=slices, **{"user": "ann", "max_retries_failure": 0} | changes))
+        values: dict[str, Any] = {"user": "ann", "max_retries_failure": 0} | changes
+        return self._submitted(gang_spec(job_id, slices=slices, **values))
 
     def _submitted(self, spec: JobSpec) -> str:
         pool = self.ray.create(SlicePoolManager, (), {})
@@ -185,10 +186,10 @@ class ControllerInProcess(ClusterInProcess):
 
     def _ask(self, method: str, *args: Any) -> Any:
         """The answer of the Controller, or of the next one, if none runs."""
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + 60.0
         while True:
             try:
-                return getattr(self.controller(), method).remote(*args).future().result(20)
+                return getattr(self.controller(), method).remote(*args).future().result(60)
             except (ValueError, ActorDiedError):
                 assert time.monotonic() < deadline, "no Controller came"
                 time.sleep(0.02)
@@ -197,7 +198,7 @@ class ControllerInProcess(ClusterInProcess):
         async def call() -> None:
             function(*args)
 
-        self.ray.in_loop(call()).result(20)
+        self.ray.in_loop(call()).result(60)
 
     # -- the command line ------------------------------------------------------------------------------------------
 
@@ -233,7 +234,7 @@ class ControllerInProcess(ClusterInProcess):
             return person.run(*arguments)
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = 20.0) -> Any:
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
     """The condition's first true value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):

@@ -182,7 +182,7 @@ class RayInProcess:
         self._make = make
         self._named: dict[str, Handle] = {}
         self._loop = loop or asyncio.new_event_loop()
-        self._loop.set_task_factory(_new_task)
+        self._loop.set_task_factory(_new_task)  # type: ignore[arg-type]  # called with one loop only
         self._thread = threading.current_thread()
         if loop is None:
             self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -216,7 +216,7 @@ class RayInProcess:
 
     def end(self) -> None:
         """End every actor and the thread."""
-        self.in_loop(self.end_actors()).result(20)
+        self.in_loop(self.end_actors()).result(60)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
         self._loop.close()
@@ -282,7 +282,7 @@ class RayInProcess:
         if threading.current_thread() is self._thread:
             handle = Handle(self, actor_class, lambda: self._make(actor_class, args, options))
         else:
-            handle = self.in_loop(made()).result(20)
+            handle = self.in_loop(made()).result(60)
         if name is not None:
             self._named[name] = handle
         return handle

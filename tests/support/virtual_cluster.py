@@ -91,7 +91,8 @@ class VirtualCluster(ClusterInProcess):
 
     async def started(self, job_id: str, count: int, attempt: int = 1) -> list[Task]:
         """The tasks of an attempt, once that many have begun."""
-        return await self.until(lambda: len(tasks := self.tasks_of(job_id, attempt)) == count and tasks)
+        await self.until(lambda: len(self.tasks_of(job_id, attempt)) == count)
+        return self.tasks_of(job_id, attempt)
 
     async def runs(self, job_id: str, count: int, attempt: int = 1) -> list[Task]:
         """The same, when they have run for long enough that a loss is no break from before."""

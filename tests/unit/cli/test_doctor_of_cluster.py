@@ -14,7 +14,7 @@ from iris_ray.cli.host_look import versions
 from tests.support.command_line import address_of_nobody
 from tests.support.controller_in_process import ControllerInProcess, wait_until
 
-SOUND: Answer = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": False, "versions": versions()}
+SOUND: dict[str, Any] = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": False, "versions": versions()}
 
 
 class Hosts:
