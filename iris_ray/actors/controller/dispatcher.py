@@ -37,7 +37,7 @@ class Dispatcher:
     Args:
         state: read only; what becomes of the calls comes to it as events.
         journal: knows the epoch that orders carry.
-        pools: who is called.
+        pools: the pools to call.
         logs: is told where attempts run.
         apply: takes events.
         background: runs the calls.
@@ -102,7 +102,7 @@ class Dispatcher:
                 self._background.start(pool.job_ended(job_id), f"telling a pool of the end of {job_id}")
 
     async def _dispatch(self, order: AttemptOrder, owner: str, reclaim: list[ReclaimSlice]) -> None:
-        """Get the slices from whoever keeps them warm, then hand them to the job's pool.
+        """Reclaim the slices from the pools that keep them warm, then give the order to the job's pool.
 
         The pool may have the order already, from an earlier Controller; then it ignores this one.
         """

@@ -1,7 +1,7 @@
 """Where the Controller looks up what a task has printed: on its host, through a small actor there, or in its memory.
 
-The job's own actors may be gone, so the reader is the Controller's. It starts when somebody asks, in a second or two,
-and ends when nobody has asked for a minute.
+The job's own actors may be gone, so the reader is the Controller's. It starts with the first question, in a second or
+two, and ends after a minute without one.
 """
 
 import asyncio

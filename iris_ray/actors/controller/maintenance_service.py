@@ -1,7 +1,7 @@
 """Whether the announced maintenance of hosts that no pool holds any more is still planned.
 
-A TPUHostActor listens to the metadata server of its host, but ends with its slice: once a gang has moved away, nobody
-would hear that the maintenance is called off. So the Controller keeps a small actor of its own on such hosts.
+A TPUHostActor listens to the metadata server of its host, but ends with its slice. Once a gang has moved away, the
+calling off of the maintenance would be missed. So the Controller keeps a small actor of its own on such hosts.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ _MaintenanceListener = ray.remote(MaintenanceListener)
 
 
 class MaintenanceService:
-    """Has a listener on every host that is set aside for a maintenance and that nobody else listens to.
+    """Keeps a listener on every host that is set aside for a maintenance and whose slice no pool holds.
 
     Args:
         called_off: gets the id of a host whose maintenance is not planned any more.

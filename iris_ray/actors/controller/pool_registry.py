@@ -35,10 +35,10 @@ class PoolRegistry(Mapping[str, PoolStub]):
     """Handles by owner, and which process each of them is.
 
     Args:
-        journal: where they are put down.
+        journal: records them.
         state: read only; what the pools have comes to it as events.
         apply: takes these events.
-        background: runs what nobody waits for.
+        background: runs the watching.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ async def gather_evidence(
 
     Args:
         place: the hosts.
-        slices, controller: who is asked.
+        slices, controller: are asked.
         silent: slices whose SliceActor has stopped answering, and for how long; they are not asked.
         silence_s: how long a host may take to answer; seconds.
     """

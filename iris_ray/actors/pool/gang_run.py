@@ -52,7 +52,7 @@ class GangRun:
 
     Args:
         slices: what its attempts run on.
-        controller: who is told how they end.
+        controller: is told how they end.
         request: the job.
         first_task: the index of the gang's first task.
     """
@@ -228,7 +228,7 @@ class GangRun:
         elif attempt.never_started(verdict.cause):
             events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0))
         else:
-            events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
+            events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
@@ -285,7 +285,7 @@ class GangRun:
         return events
 
     def abandoned(self) -> None:
-        """The Controller has been told; whoever waits for the attempt's end need not wait any more."""
+        """The Controller has been told: the attempt is over."""
         if self._attempt is not None:
             self._attempt.over.set()
 

@@ -22,7 +22,7 @@ class HangWatch:
 
     Args:
         place: whose tasks are asked.
-        slices: through whom.
+        slices: ask the tasks.
         notices: what they were told; to save takes time, too.
         stop: is asked to end the attempt.
         limit_s: seconds without progress of any task after which the attempt hangs; None: never.

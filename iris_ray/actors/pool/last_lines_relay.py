@@ -14,10 +14,10 @@ GATHERED_S = 0.5
 
 
 class LastLinesRelay:
-    """Gathers what hosts report, and passes it on; never in anybody's way.
+    """Gathers what hosts report and passes it on in batches, beside all other work.
 
     Args:
-        controller: who gets it.
+        controller: gets it.
     """
 
     def __init__(self, controller: ControllerClient) -> None:

@@ -24,7 +24,8 @@ class NoticeDelivery:
 
     Args:
         place: whose tasks are told.
-        slices, controller: through whom.
+        slices: tell the tasks.
+        controller: knows whether slices to grow to are still there.
         stop: is asked to move the attempt.
 
     Attributes:

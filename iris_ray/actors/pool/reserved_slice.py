@@ -186,7 +186,7 @@ def _prepare(
     hosts: tuple[HostPlace, ...], actor: ActorHandle, standbys: Sequence[ActorHandle]
 ) -> "asyncio.Future[tuple[int, ...] | Unreachable]":
     ready = asyncio.ensure_future(SliceStub(actor, hosts[0].slice_name).prepare(standbys, START_TIMEOUT_S))
-    ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever launches next will see it
+    ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
     return ready
 
 

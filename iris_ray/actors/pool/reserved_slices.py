@@ -29,7 +29,7 @@ class SpareFailed(Exception):
     """Slices could not be got ready.
 
     Attributes:
-        broken: those that are at fault and that nobody uses.
+        broken: those that are at fault and not in use.
     """
 
     def __init__(self, reason: str, broken: tuple[str, ...]) -> None:
@@ -190,7 +190,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         return all(one is not None and one.ready.done() and not one.needs_standbys for one in held)
 
     def use_standbys(self, names: Sequence[str]) -> None:
-        """The standbys of these slices run tasks now; nobody else gets them."""
+        """The standbys of these slices run tasks now; they are not used again."""
         for name in names:
             self._held[name].needs_standbys = True
 
@@ -220,7 +220,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         return [SliceReleasedEvent(name, self.owner) for name in names]
 
     def retire_idle(self, names: Sequence[str]) -> list[Event]:
-        """Drop slices that broke while nobody used them. Whoever held one ready needs another."""
+        """Drop slices that broke while idle. A gang that held one as a spare needs another."""
         spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
         events = list[Event](self.retire(names))
         for attempt in spares:

@@ -39,13 +39,13 @@ REPEATED_WITHIN_S = 60.0
 DROPPED_KEPT = 100
 """Spares that were dropped, of which an order may still come."""
 LAST_ANSWERS_S = 2.0
-"""How long a pool without a caller stays after its job, for whoever waits for the results."""
+"""How long a pool without a caller stays after its job, so that the results can be fetched."""
 
 
 class SlicePoolManager:
     """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while.
 
-    If its process dies, Ray starts it anew, and whoever waits for a run has it repeated there: the Controller knows the
+    If its process dies, Ray starts it anew and repeats the calls of callers that wait: the Controller knows the
     job by its id and lets it go on with another attempt.
 
     Args:
@@ -176,7 +176,7 @@ class SlicePoolManager:
     # -- called by the Controller ----------------------------------------------------------------------------------
 
     async def watched(self) -> None:
-        """Never returns; whoever waits for it learns of this process's end."""
+        """Never return: a caller that waits learns of this process's end."""
         await asyncio.Event().wait()
 
     async def reconnect(self, epoch: int) -> PoolView:
@@ -194,7 +194,7 @@ class SlicePoolManager:
             the process before this one, or for a spare that is not wanted any more.
 
         Raises:
-            NotYetError: this process has just begun; whoever waits for the job may still repeat it here.
+            NotYetError: this process has just begun; the caller that waits for the job may still repeat it here.
         """
         self._obey(order.epoch)
         if order.incarnation != self._incarnation or order.attempt.job_id in self._dropped:
@@ -234,7 +234,7 @@ class SlicePoolManager:
             run.wake()
 
     async def give_up_slice(self, name: str, epoch: int) -> bool:
-        """Let go of an idle slice that somebody else needs; False if it is in use after all."""
+        """Release an idle slice that another pool needs; return False if it is in use after all."""
         self._obey(epoch)
         if name in self._slices and not self._slices[name].in_use:
             logger.info("%s goes to another job", name)
@@ -291,7 +291,7 @@ class SlicePoolManager:
         return held.used_by not in self._runs and idle_s > held.keep_warm
 
     async def _give_back(self, condition: Callable[[ReservedSlice], bool]) -> None:
-        """Release idle slices and tell the Controller. Never raises: nobody's result depends on it."""
+        """Release idle slices and tell the Controller. Never raises: no result depends on it."""
         try:
             released = await self._slices.release_if(condition)
             if released:

@@ -11,7 +11,7 @@ class StopRequest:
 
     Attributes:
         reason: done when the attempt is to end; why, for people.
-        cause: the task because of which we end the attempt, and its outcome; None if somebody else asked for the end.
+        cause: the task because of which we end the attempt, and its outcome; None if the end was requested.
         moved_for: the notice because of which all tasks were ended, if nothing else was the matter.
     """
 

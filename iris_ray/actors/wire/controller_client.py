@@ -1,4 +1,4 @@
-"""The way to the cluster's Controller: finding it, starting it if nobody has, and asking it."""
+"""The way from a pool to the cluster's Controller: find it, start it if none runs, and ask it."""
 
 import asyncio
 import os
@@ -133,11 +133,11 @@ class ControllerClient:
         except (ControllerUnavailableError, VersionMismatchError) as error:
             if not self._has_met_one:
                 raise
-            return Unreachable(str(error))  # for now: somebody may be about to put it right
+            return Unreachable(str(error))  # for now: it may be about to come back
         try:
             reply = await answer(getattr(controller, method).remote(*args), "the Controller", timeout_s)
         except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
-            reply = Unreachable(str(error))  # this one can't serve anybody; another one may
+            reply = Unreachable(str(error))  # this one can't answer; another one may
         if isinstance(reply, Unreachable) and self._controller is controller:
             self._controller = None  # it may have been replaced: look for it before the next question
         return reply
@@ -149,7 +149,7 @@ def _give_up(state: RetryCallState) -> NoReturn:
 
 
 async def get_or_start_controller() -> ActorHandle:
-    """The Controller's handle. Whoever comes first starts it; who comes a little later waits for the same one.
+    """Return the Controller's handle. The first caller starts it; callers that come a little later get the same one.
 
     Raises:
         ControllerUnavailableError: it could not be started; the message has what was printed last.

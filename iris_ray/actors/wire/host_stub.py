@@ -35,7 +35,7 @@ class HostStub:
         return there
 
     async def adopt(self, standby: ActorHandle, ready: StandbyReady, timeout_s: float) -> Unreachable | None:
-        """Have a standby watched from now on; `ChipsHeld` if somebody holds the host's chips."""
+        """Have a standby watched from now on; `ChipsHeld` if another process holds the chips."""
         call = self._handle.adopt.remote(standby, ready.pid, ready.started, ready.token)
         held: ChipsHeld | Unreachable | None = await answer(call, self.name, timeout_s)
         return held
@@ -46,7 +46,7 @@ class HostStub:
         return end
 
     async def stop(self, pid: int, reason: str | None) -> TaskEnd | Unreachable | None:
-        """End a task; return how it ended, or None if somebody holds the chips after it."""
+        """End a task; return how it ended, or None if another process holds the chips after it."""
         end: TaskEnd | Unreachable | None = await answer(
             self._handle.stop.remote(pid, reason), self.name, STOP_TIMEOUT_S
         )
