@@ -181,9 +181,9 @@ def _slices_found(slices: Mapping[str, list[Worker]]) -> Iterator[Finding]:
     complete = 0
     for name, workers in sorted(slices.items()):
         group = Group(name, workers, is_slice=True)
-        if group.flaw:
+        if group.defect:
             advice = "start the missing host's node again, or replace the slice; jobs pass it by until then"
-            yield Finding(Level.WARNING, "incomplete slice", f"{name}: {group.flaw}", advice)
+            yield Finding(Level.WARNING, "incomplete slice", f"{name}: {group.defect}", advice)
         else:
             complete += 1
         for taint in group.taints:

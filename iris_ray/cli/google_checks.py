@@ -4,7 +4,8 @@ import threading
 import warnings
 from collections.abc import Mapping
 
-from iris_ray.actors.host.chips import Devices, blocks, find_holders
+from iris_ray.actors.host.chips import Devices, find_holders
+from iris_ray.actors.host.libtpu_lock import blocks
 from iris_ray.cli.checks import Finding, Level
 from iris_ray.cli.tables import counted
 

@@ -128,14 +128,14 @@ def why(job: str, as_json: bool) -> None:
     if waiting is None or waiting.shortage is None:
         return
     shortage = waiting.shortage
-    if shortage.removed:
+    if shortage.excluded:
         click.echo("\nWhat each condition leaves out:")
-        for what, hosts in shortage.removed:
+        for what, hosts in shortage.excluded:
             click.echo(f"  {one_line(what)}: {counted(hosts, 'host')}")
     if shortage.closest:
         click.echo("\nWhat comes closest:")
         for obstacle in shortage.closest:
-            unnamed = [user for user in obstacle.users if user not in obstacle.why]
+            unnamed = [user for user in obstacle.used_by if user not in obstacle.why]
             users = f" (used by {', '.join(unnamed)})" if unnamed else ""
             click.echo(f"  {one_line(obstacle)}{users}")
         if shortage.more:

@@ -71,7 +71,7 @@ def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
     group = Group(name, [_worker(host) for host in hosts], is_slice=hosts[0].slice_name is not None)
     jobs = tuple(dict.fromkeys(job_of(task_id) for host in hosts for task_id in host.tasks))
     closed = _reason(hosts)
-    if group.flaw:
+    if group.defect:
         state = SliceState.INCOMPLETE
     elif jobs:
         state = SliceState.BUSY
@@ -81,7 +81,7 @@ def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
         state = SliceState.WARM
     else:
         state = SliceState.FREE
-    reason = "; ".join(filter(None, [group.flaw, closed])) or None
+    reason = "; ".join(filter(None, [group.defect, closed])) or None
     return SliceView(name, hosts[0].device, state, group.size, jobs, reason, tuple(hosts))
 
 

@@ -118,7 +118,7 @@ def _say_if_it_can_not_run(job_id: str) -> None:
         status = ControllerConnection().job_status(job_id)
     except ControllerUnavailableError:
         return  # the job has got there, which is what matters
-    if (waiting := status.waiting) is not None and waiting.reason in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
+    if (waiting := status.waiting) is not None and waiting.kind in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
         say_error(
             f"{job_id} can't run on the cluster as it is: {one_line(waiting)}; to end it: iris-ray cancel {job_id}"
         )

@@ -58,13 +58,13 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]]) -> dict[str, int]
     """
     needs: dict[tuple[TPUConfig, Requirement], tuple[int, int]] = {}
     for job, waiting in waits:
-        if waiting.reason is PendingKind.PAUSED or job.spec.device is None:
+        if waiting.kind is PendingKind.PAUSED or job.spec.device is None:
             continue
         config = get_tpu_config(job.spec.device)
         if not _new_slice_would_do(job.requirement, config):
             continue
         key = config, job.requirement
-        needed = waiting.counts[0] if job.spec.coscheduling else len(job.pending)
+        needed = waiting.num_groups[0] if job.spec.coscheduling else len(job.pending)
         needs[key] = needs.get(key, (0, 0))[0] + needed, waiting.free
     missing: dict[str, int] = {}
     for (config, requirement), (needed, free) in needs.items():
@@ -94,7 +94,7 @@ def slices_in(fleet: Fleet) -> dict[str, tuple[str, bool]]:
     """The type of each slice that has hosts, and whether it has all of them, once each."""
     grouping = fleet.grouping(TPU_NAME)
     groups = filter(None, map(grouping.get, grouping))
-    return {g.name: (string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "", not g.flaw) for g in groups}
+    return {g.name: (string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "", g.defect is None) for g in groups}
 
 
 @dataclass(slots=True)

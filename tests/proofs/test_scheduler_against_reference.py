@@ -309,9 +309,9 @@ def commit_what_both_plan(world: World) -> None:
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
-    assert result.waiting.keys() == reference.waiting
+    assert result.pending_reasons.keys() == reference.pending_reasons
     assert set(result.starving) == reference.starving
-    assert {i: list(waiting.kept) for i, waiting in result.waiting.items() if waiting.kept} == {
+    assert {i: list(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
         job_id: names for job_id, names in reference.kept.items() if names
     }
     world.scheduler.check(world.now)

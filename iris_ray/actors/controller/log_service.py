@@ -13,8 +13,8 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.controller.log_memory import LogMemory
+from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.log_files import AttemptLog, Piece, logs_directory
-from iris_ray.actors.host.process_ledger import host_directory
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import AttemptOrder
 from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, TaskLog

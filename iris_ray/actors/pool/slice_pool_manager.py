@@ -17,6 +17,7 @@ from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.last_lines_relay import LastLinesRelay
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.wire.task_log import LastLines
@@ -61,12 +62,12 @@ class SlicePoolManager:
         self._runs: dict[str, JobRun] = {}
         self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
-        self._settling: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._epoch = 0
         self._done = 0
         self._idle_s = 0.0
         self._changed = asyncio.Condition()
-        self._keeper: asyncio.Task[None] | None = None
+        self._watches_idle_slices = False
         self._dropped: deque[str] = deque(maxlen=DROPPED_KEPT)
         self._had: set[str] = set()  # jobs that this process has run
         self._began = time.monotonic()
@@ -80,7 +81,7 @@ class SlicePoolManager:
 
     async def run(self, request: RunRequest) -> list[Any]:
         """Run one job to its end; its tasks' results by index, or the job's own error."""
-        self._start_keeper()
+        self._watch_idle_slices()
         accepted = self._acceptance(request.spec.job_id)
         run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
         self._runs[run.job_id] = run
@@ -93,9 +94,7 @@ class SlicePoolManager:
                 accepted.set_result(False)
             asyncio.get_running_loop().call_later(LATEST_QUESTION_S, self._acceptances.pop, run.job_id)
             self._unsettled[run.job_id] = self._runs.pop(run.job_id)
-            settling = asyncio.ensure_future(self._settle(run))
-            self._settling.add(settling)
-            settling.add_done_callback(self._settling.discard)
+            self._background.start(self._settle(run), f"reporting the end of {run.job_id}")
             await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
             self._done += 1
             await self._notify()
@@ -113,8 +112,7 @@ class SlicePoolManager:
         try:
             return await self.run(request)
         finally:
-            ending = asyncio.ensure_future(self._end())
-            self._settling.add(ending)
+            self._background.start(self._end(), "ending this pool with its only job")
 
     async def _end(self) -> None:
         await self.release()
@@ -141,7 +139,7 @@ class SlicePoolManager:
         A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
         """
 
-        self._start_keeper()
+        self._watch_idle_slices()
 
         def idle() -> bool:
             quiet = not self._runs and not self._unsettled and not len(self._slices)
@@ -161,19 +159,19 @@ class SlicePoolManager:
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
         async with self._passing_on:
-            await self._controller.ask("report", None, [drained(node_id, notice)])
+            await self._controller.report(None, [drained(node_id, notice)])
 
     async def maintenance_called_off(self, node_id: str) -> None:
         """The maintenance of which a host gave notice is not planned any more."""
         logger.info("host %s: the metadata server of the host has called its maintenance off", node_id[:8])
         self._notices.pop((node_id, NoticeKind.MAINTENANCE), None)
         async with self._passing_on:
-            await self._controller.ask("report", None, [MaintenanceCalledOffEvent(node_id)])
+            await self._controller.report(None, [MaintenanceCalledOffEvent(node_id)])
 
     async def _repeat_notices(self) -> None:
         async with self._passing_on:
             if known := [drained(node_id, notice) for (node_id, _), notice in self._notices.items()]:
-                await self._controller.ask("report", None, known)
+                await self._controller.report(None, known)
 
     # -- called by the Controller ----------------------------------------------------------------------------------
 
@@ -185,9 +183,7 @@ class SlicePoolManager:
         """A new Controller has taken over: from now on it is obeyed, and no earlier one."""
         self._obey(epoch)
         if self._notices:  # it does not know them; it listens when it has our answer
-            repeating = asyncio.ensure_future(self._repeat_notices())
-            self._settling.add(repeating)
-            repeating.add_done_callback(self._settling.discard)
+            self._background.start(self._repeat_notices(), "repeating the notices of hosts")
         return PoolView(self._incarnation, self._slices.slice_names())
 
     async def assign(self, order: AttemptOrder) -> bool | None:
@@ -264,11 +260,12 @@ class SlicePoolManager:
 
     # -- idle slices -----------------------------------------------------------------------------------------------
 
-    def _start_keeper(self) -> None:
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep_idle_slices())
+    def _watch_idle_slices(self) -> None:
+        if not self._watches_idle_slices:
+            self._watches_idle_slices = True
+            self._background.start(self._give_back_idle_slices(), "watching idle slices")
 
-    async def _keep_idle_slices(self) -> None:
+    async def _give_back_idle_slices(self) -> None:
         look_at = 0.0
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
@@ -285,7 +282,7 @@ class SlicePoolManager:
         try:
             if lost := await self._slices.lost_while_idle():
                 logger.info("%s: lost while idle", ", ".join(lost))
-                await self._controller.ask("report", None, self._slices.retire_idle(lost))
+                await self._controller.report(None, self._slices.retire_idle(lost))
         except Exception:
             logger.exception("looking at idle slices failed")
 
@@ -298,7 +295,7 @@ class SlicePoolManager:
         try:
             released = await self._slices.release_if(condition)
             if released:
-                await self._controller.ask("report", None, released)
+                await self._controller.report(None, released)
                 await self._notify()
         except Exception:
             logger.exception("giving slices back failed")

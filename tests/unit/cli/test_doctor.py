@@ -26,11 +26,11 @@ from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 
 
 def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
-    from iris_ray.actors.host import task_process
+    from iris_ray.actors.host import free_ports
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
     assert any(f"ray[default]>={checks.CHECKED_RAY}" in needed for needed in project["dependencies"])
-    assert task_process._PORTS == checks.TASK_PORTS
+    assert free_ports.PORTS == checks.TASK_PORTS
 
 
 def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:

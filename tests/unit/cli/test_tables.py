@@ -20,7 +20,7 @@ WAITING = PendingReason(
     make_requirement(
         "tpu-name", 2, True, (Constraint("tpu-topology", ConstraintOp.EQ, "v4-16"),), (), (), {"TPU": 4.0}, True
     ),
-    counts=(2,),
+    num_groups=(2,),
     free=1,
     shortage=Shortage((), (Obstacle("v4-16-0", 2, "in use by other-1", ("other-1",)),), 0, {}),
 )

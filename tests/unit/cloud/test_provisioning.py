@@ -38,7 +38,7 @@ FREE, BUSY, PARTLY = Joined(True, False), Joined(True, True), Joined(False, Fals
 
 
 def missing(world: World) -> dict[str, int]:
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     return missing_slices((world.state.jobs[job_id], why) for job_id, why in waiting.items())
 
 

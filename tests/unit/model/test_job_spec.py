@@ -163,7 +163,7 @@ def test_job_takes_a_list_like_a_tuple_or_refuses_it_at_once(option: str) -> Non
         return
     world = World()
     world.submit_tasks(**{option: value})
-    assert world.plan().waiting.keys() == {"job"}
+    assert world.plan().pending_reasons.keys() == {"job"}
     world.state.check()
 
 

@@ -343,7 +343,7 @@ def test_spare_waits_though_no_host_can_be_compared_with_what_its_job_asks_for(w
     for number in range(2):
         world.do(tagged(host("d", number), {"generation": "four"}))
     assert world.plan().unschedulable == []
-    assert world.plan().waiting.keys() == {spare(world).spec.job_id}
+    assert world.plan().pending_reasons.keys() == {spare(world).spec.job_id}
 
 
 def test_job_that_has_the_name_of_a_spare_is_left_alone(world: World) -> None:
