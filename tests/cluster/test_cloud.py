@@ -15,7 +15,7 @@ from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, 
 from iris_ray.actors.wire.controller_connection import find_controller
 from iris_ray.actors.wire.ray_internals import pending_gang_demand
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.cloud.provisioning import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.conftest import Terminal

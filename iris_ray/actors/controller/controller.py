@@ -36,8 +36,8 @@ from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import LastLines, LogPosition, TaskLog
-from iris_ray.cloud.cloud_tpu import ProviderWords
-from iris_ray.cloud.provisioning import missing_slices, slices_in
+from iris_ray.cloud.demand import missing_slices, slices_in
+from iris_ray.cloud.provider_words import ProviderWords
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job, JobSpec

@@ -1,15 +1,16 @@
 """Runs one command and owns every process that descends from it: the power switch of a simulated machine.
 
-Run as a script, never imported: ``python -I -S keeper.py LIFELINE_FD DRIVER_PID COMMAND [ARG ...]``. It uses nothing
-but the standard library, and little of that, because every simulated host starts one (about 15 ms, 9 MB).
+Run as a script, never imported: ``python -I -S process_supervisor.py LIFELINE_FD DRIVER_PID COMMAND [ARG ...]``. It
+uses only the standard library, and little of that, because every simulated host starts one (about 15 ms, 9 MB).
 
-- It is the *subreaper* of its descendants: one that outlives its parent, or calls ``setsid``, becomes a child of the
-  keeper instead of escaping, and is reaped by it.
-- It ends when the command ends, when its standard input is closed or written to, on SIGTERM, or when the driver process
-  is gone (a pidfd notices even if a forked child of the driver still holds the pipe). Before it ends it
-  SIGKILLs all descendants and waits until they are gone. Exit code: 0, or 3 if some would not go within 10 s.
-- ``LIFELINE_FD`` is held open, and not passed on, for as long as the keeper lives: whoever reads the other end of
-  that pipe learns when all keepers are gone.
+- The supervisor is the *subreaper* of its descendants: a process that outlives its parent, or calls ``setsid``, becomes
+  a child of the supervisor instead of escaping, and the supervisor reaps it.
+- The supervisor ends when the command ends, when its standard input is closed or written to, on SIGTERM, or when the
+  driver process is gone (a pidfd reports that even if a forked child of the driver still holds the pipe). Before it
+  ends, it sends SIGKILL to all descendants and waits until they are gone. Exit code: 0, or 3 if some are still there
+  after 10 s.
+- The supervisor holds ``LIFELINE_FD`` open for as long as it lives, and passes it to no child: the reader at the other
+  end of that pipe learns when all supervisors are gone.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ LEFTOVERS = 3
 
 
 def descendants(root: int) -> list[int]:
-    """Pids of all living and dead-but-unreaped descendants of ``root``, from one pass over /proc."""
+    """Return the pids of all descendants of ``root``, zombies included, from one pass over /proc."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -36,7 +37,7 @@ def descendants(root: int) -> list[int]:
                 with open(f"/proc/{name}/stat", "rb") as stat:
                     fields = stat.read()
             except OSError:
-                continue  # ended while we looked
+                continue  # the process has ended meanwhile
             # The second field, the command's name, may hold anything, parentheses included: count from the last one.
             parent = int(fields[fields.rindex(b")") + 2 :].split()[1])
             children.setdefault(parent, []).append(int(name))
@@ -49,7 +50,7 @@ def descendants(root: int) -> list[int]:
 
 
 def reap() -> dict[int, int]:
-    """Collects the exit code of every child that has ended, by pid; that of a signal is its number, negative."""
+    """Reap every child that has ended. Return exit codes by pid; the code of a signal is its number, negative."""
     codes: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -61,7 +62,7 @@ def reap() -> dict[int, int]:
 
 
 def kill_descendants() -> bool:
-    """SIGKILLs and reaps all descendants, also those born meanwhile. Returns whether all are gone."""
+    """Kill and reap all descendants, those that start meanwhile included. Return whether all are gone."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while True:
         pids = descendants(os.getpid())
@@ -77,7 +78,7 @@ def kill_descendants() -> bool:
 
 
 def start(command: list[str], prctl: Callable[..., int]) -> int:
-    """Forks and executes ``command``, which the kernel kills should the keeper itself be killed. Returns its pid."""
+    """Fork and execute ``command``; the kernel kills it if the supervisor is killed. Return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -103,11 +104,11 @@ def main(argv: list[str]) -> int:
     try:
         poll.register(os.pidfd_open(driver), select.POLLIN)
     except ProcessLookupError:
-        return 0  # gone before we began
+        return 0  # the driver was gone before we began
     except (OSError, AttributeError):
-        pass  # no pidfd on this kernel: the pipe alone has to do
+        pass  # this kernel has no pidfd: the pipe alone must do
 
-    # A signal interrupts poll() only through this pipe; without it, one that arrives just before the call is missed.
+    # A signal interrupts poll() only through this pipe; without it, a signal just before the call would be missed.
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake)
     stop = False
