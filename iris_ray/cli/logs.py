@@ -91,7 +91,7 @@ def _pieces(
     end = piece.end
     yield piece
     while piece.next_offset < end and piece.data:
-        piece = controller.fetch_task_logs(job, task, piece.attempt, piece.next_offset, PIECE_BYTES, None)
+        piece = controller.fetch_task_logs(job, task, piece.attempt, piece.next_offset, PIECE_BYTES)
         yield piece
 
 

@@ -5,7 +5,6 @@ from iris_ray.actors.wire.messages import RunRequest, TaskLaunch
 from iris_ray.model.ids import task_id
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
-from iris_ray.model.outcomes import TaskKey
 
 
 def launch_plan(request: RunRequest, place: AttemptPlace, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
@@ -35,12 +34,15 @@ def launch_plan(request: RunRequest, place: AttemptPlace, ports: tuple[int, ...]
             coordinator_address=f"{address}:{coordinator_port}",
         )
         multislice = MultisliceInfo(address, key.slice_id, len(slices), megascale_port, debug_port)
-        cpus, label = spec.resources.get("CPU"), f"{spec.name} {_label(key, index, spec.coscheduling is not None)}"
+        label = f"slice={key.slice_id} worker={key.host_index}" if spec.coscheduling else f"task={index}"
         launches[place.name(key)].append(
-            TaskLaunch(request.pickled_function, request.env, info, multislice, cpus, label)
+            TaskLaunch(
+                request.pickled_function,
+                request.env,
+                info,
+                multislice,
+                spec.resources.get("CPU"),
+                f"{spec.name} {label}",
+            )
         )
     return launches
-
-
-def _label(key: TaskKey, index: int, in_gang: bool) -> str:
-    return f"slice={key.slice_id} worker={key.host_index}" if in_gang else f"task={index}"

@@ -76,13 +76,12 @@ class Story:
     def finished(self) -> bool:
         return self.attempt == len(self.attempts) and self.told > max(map(len, self.attempts[-1]))
 
-    def log(self, index: int, at: object, limit: int) -> TaskLog:
-        attempt = at.attempt or self.attempt  # type: ignore[attr-defined]
+    def log(self, index: int, at: LogPosition, limit: int) -> TaskLog:
+        attempt = at.attempt or self.attempt
         pieces = self.attempts[attempt - 1][index]
         there = b"".join(pieces if attempt < self.attempt else pieces[: self.told])
-        offset = at.offset  # type: ignore[attr-defined]
         return TaskLog(
-            "job", index, attempt, offset, there[offset : offset + limit], len(there),
+            "job", index, attempt, at.offset, there[at.offset : at.offset + limit], len(there),
             attempt < self.attempt or self.finished, self.attempt, self.finished, True,
         )  # fmt: skip
 
