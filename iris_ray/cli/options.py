@@ -80,7 +80,7 @@ class JobFlags:
         return {"runtime_env": {"working_dir": self.working_dir}} if self.working_dir else {}
 
 
-def slice_counts(_: click.Context, __: click.Parameter, value: str | None) -> int | list[int] | None:
+def parse_num_slices(_: click.Context, __: click.Parameter, value: str | None) -> int | list[int] | None:
     """Return 2 for ``"2"`` and [2, 4] for ``"2,4"``."""
     if value is None:
         return None
@@ -110,7 +110,7 @@ def priority_band(_: click.Context, __: click.Parameter, value: str) -> Priority
 _JOB_OPTIONS = (
     click.option("--tpu", "tpu_type", metavar="TPU_TYPE", shell_complete=tpu_types,
                  help="On slices of this type."),
-    click.option("--num-slices", metavar="N[,N...]", callback=slice_counts,
+    click.option("--num-slices", metavar="N[,N...]", callback=parse_num_slices,
                  help="How many slices; 2,4 means 4 if they are free now, else 2.  [default: 1]"),
     click.option("--name", metavar="NAME", help="What to call the job.  [default: the script's or function's name]"),
     click.option("--priority", type=click.Choice([band.name.lower() for band in PriorityBand]),

@@ -59,7 +59,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], options: Jo
 
     # This refuses what can't work, before anything is connected.
     num_slices = 1 if options.num_slices is None else options.num_slices
-    request = make_pod_request(task, tpu_type, num_slices, keep_warm=0, preload=(), **options.for_job())
+    request = make_pod_request(task, tpu_type, num_slices, keep_warm=0, **options.for_job())
     with cluster(show_logs=True, **options.for_ray()):
         ref, _ = pool_of_this_process.submit(request)
         results = _wait(ref, options.name or called)
