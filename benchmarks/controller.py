@@ -44,6 +44,7 @@ from iris_ray.actors.controller.node_table import (
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.topology import get_tpu_config
@@ -184,7 +185,7 @@ class FakePool:
         return PoolView(INCARNATION, tuple(self._held))
 
     async def assign(self, order: AttemptOrder) -> bool:
-        ordered = self._orders.get(order.job_id)
+        ordered = self._orders.get(order.attempt.job_id)
         if ordered is not None and not ordered.done():
             self._held.update(dict.fromkeys(hosts[0].slice_name for hosts in order.slices))
             ordered.set_result(order)
@@ -255,15 +256,13 @@ class FakePool:
             up.set()
             await finish.wait()
         await self._report(order, TaskState.SUCCEEDED, timing)
-        await self._tell(job.job_id, [AttemptEndConfirmedEvent(job.job_id, order.attempt)], timing)
+        await self._tell(job.job_id, [AttemptEndConfirmedEvent(order.attempt)], timing)
         del self._orders[job.job_id]
         return timing
 
     async def _report(self, order: AttemptOrder, state: TaskState, timing: Timing) -> None:
         tasks = range(len(order.slices) * order.hosts_per_slice)
-        await self._tell(
-            order.job_id, [TaskStateChangedEvent(order.job_id, i, order.attempt, state) for i in tasks], timing
-        )
+        await self._tell(order.attempt.job_id, [TaskStateChangedEvent(order.attempt, i, state) for i in tasks], timing)
 
     async def _tell(self, job_id: str, events: list[Event], timing: Timing) -> None:
         started = time.perf_counter()
@@ -461,7 +460,7 @@ def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
         writing.append(1000 * (time.perf_counter() - start))
         ClusterStore().delete(f"job/{journal.epoch}/{job.job_id}")
         state.handle_event(JobCancelledEvent(job.job_id, "measured"))
-        state.handle_event(AttemptEndConfirmedEvent(job.job_id, 1))
+        state.handle_event(AttemptEndConfirmedEvent(AttemptId(job.job_id, 1)))
         state.unrecorded.clear()
     loop.close()
     tasks = slices * hosts_of(LARGE)

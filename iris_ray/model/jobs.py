@@ -13,8 +13,9 @@ from typing import Any
 
 from iris_ray.errors import InvalidJobError
 from iris_ray.model.constraints import Constraint
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.multislice import slice_counts
+from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
@@ -31,31 +32,28 @@ class PriorityBand(IntEnum):
     BATCH = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class CoschedulingConfig:
     """All tasks of a group share one value of ``group_by``; a gang has one or several groups.
 
     Args:
         group_by: the attribute that names a group; for TPUs the slice's name.
-        num_groups: how many groups (slices) the job needs, or the counts that it can use; kept as an ascending tuple.
+        num_groups: how many groups (slices) the job needs, or the numbers of groups that it can use; kept as an
+            ascending tuple.
 
     Raises:
         InvalidSliceCountError: ``num_groups`` is not made of distinct positive ints.
-        InvalidJobError: ``group_by`` is no name.
+        InvalidJobError: ``group_by`` is not the name of an attribute.
     """
 
-    group_by: str = TPU_NAME
-    num_groups: int | Sequence[int] = (1,)
+    group_by: str
+    num_groups: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.group_by, str) or not self.group_by:
-            raise InvalidJobError(f"group_by is {self.group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
-        object.__setattr__(self, "num_groups", slice_counts(self.num_groups))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The numbers of groups that the job can use, ascending."""
-        return tuple(self.num_groups)  # type: ignore[arg-type]
+    def __init__(self, group_by: str = TPU_NAME, num_groups: int | Sequence[int] = (1,)) -> None:
+        if not isinstance(group_by, str) or not group_by:
+            raise InvalidJobError(f"group_by is {group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
+        object.__setattr__(self, "group_by", group_by)
+        object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
 
 
 GROW_AFTER_S = 12 * 3600.0
@@ -212,6 +210,11 @@ class Gang:
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first speaks for all.
 
     @property
+    def position(self) -> int:
+        """Its place among the gangs of its job, which is the index of its first task."""
+        return self.tasks[0].index
+
+    @property
     def pending(self) -> bool:
         return self.tasks[0].state is _S.PENDING
 
@@ -228,7 +231,6 @@ class Gang:
         return self.notice is not None and self.notice.kind is NoticeKind.GROWTH
 
 
-AllocationKey = tuple[int, int]  # position of the gang in its job, attempt
 Allocation = tuple[tuple[str, str, dict[str, float]], ...]
 """What an attempt holds until its end is confirmed: (worker id, task id, resources) of every task."""
 
@@ -270,13 +272,13 @@ class Job:
         """All tasks by index."""
         return [task for gang in self.gangs for task in gang.tasks]
 
-    def position_of(self, task_index: int) -> int:
-        """The position in ``gangs`` of the gang that a task belongs to."""
-        return 0 if self.spec.coscheduling else task_index
+    def gang_of(self, task_index: int) -> Gang:
+        """The gang that a task belongs to."""
+        return self.gangs[0 if self.spec.coscheduling else task_index]
 
-    def first_index(self, position: int) -> int:
-        """The index of the first task of a gang."""
-        return 0 if self.spec.coscheduling else position
+    def current_attempt(self, gang: Gang) -> AttemptId:
+        """The latest attempt of one of its gangs."""
+        return AttemptId(self.spec.job_id, gang.attempt, gang.position)
 
     @property
     def state(self) -> JobState:

@@ -1,12 +1,12 @@
-"""Advance word: a host or a gang is about to be ended, by the provider or by ourselves."""
+"""Notices: a host is about to go, or a gang about to be moved, by the provider or by iris_ray."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 NOTICE_S = 30.0
-"""What a spot VM gets, where nobody says how long a notice is."""
+"""Seconds from a notice to its deadline if none is given: what a spot VM gets."""
 GROWTH_NOTICE_S = 60.0
-"""How long a gang that is to move to more slices has to save its state."""
+"""Seconds that a gang which is to move to more slices has to save its state."""
 
 
 class NoticeKind(StrEnum):
@@ -14,7 +14,7 @@ class NoticeKind(StrEnum):
 
     PREEMPTION = "preemption"
     MAINTENANCE = "maintenance"
-    GROWTH = "growth"  # more slices are there for it
+    GROWTH = "growth"  # more slices are free for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class HostNotice:
     Attributes:
         kind: what is going to happen to it.
         reason: the same in words, for people.
-        deadline: from when on it may be gone, in seconds since the epoch on the host's clock; None if nobody said.
+        deadline: when it may be gone, in seconds since the epoch on the host's clock; None if unknown.
     """
 
     kind: NoticeKind
@@ -34,12 +34,12 @@ class HostNotice:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What every task of a gang is told when one of its hosts is to go.
+    """What every task of a gang is told when the gang is to move.
 
     Attributes:
         kind: why.
         reason: the same in words, with the host.
-        deadline: when it will happen at the latest; seconds since the epoch.
+        deadline: when the gang is moved at the latest, in seconds since the epoch.
     """
 
     kind: NoticeKind
@@ -48,9 +48,9 @@ class Notice:
 
 
 SAME_DEADLINE_S = 1.0
-"""Deadlines that differ by less are the same."""
+"""Deadlines that differ by less than this many seconds count as the same."""
 
 
 def is_as_urgent(known: Notice, deadline: float | None) -> bool:
-    """Whether whoever knows of a notice learns nothing new from one with this deadline (None: nobody knows it)."""
+    """Return whether a known notice is at least as urgent as one with this deadline; None: the deadline is unknown."""
     return deadline is None or known.deadline <= deadline + SAME_DEADLINE_S

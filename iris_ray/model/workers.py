@@ -1,10 +1,11 @@
-"""One host as the scheduler sees it. Pure data; changed by the `Fleet` alone."""
+"""One host as the scheduler sees it. Pure data; only the `Fleet` changes it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
 from iris_ray.model.constraints import Attributes, Scalar
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 
 TPU = "TPU"
@@ -16,7 +17,8 @@ TPU_TOPOLOGY = "tpu-topology"
 TPU_VM_COUNT = "tpu-vm-count"
 
 Resources = Mapping[str, float]
-Occupant = tuple[str, int]  # (task id, attempt)
+Occupant = tuple[str, AttemptId]
+"""Task id, and the attempt that it is of."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,20 +30,20 @@ class Worker:
         address: the host's IP address.
         attributes: typed facts about the host and its slice, and the taints that were set on it.
         resources: what the host has in all, by Ray's resource names.
-        draining: why the host takes nothing new, or None.
-        foreign: who outside iris_ray uses the chips, or None.
-        notice: what gangs on it are told, if it is to go.
-        final: ``draining`` and ``notice`` of a drain or a preemption, if it had such a word; while a maintenance is
-            nearer, they are those of the maintenance, which may be called off.
-        suspected: why the host may be gone, or None.
-        suspected_until: seconds on the caller's clock; later the suspicion counts no more.
-        occupants: tasks that hold resources here until their end is confirmed.
-        ending: those among them that are over and will be confirmed in a moment.
+        draining: why the host takes no new tasks, or None.
+        foreign: which process outside iris_ray uses the chips, or None.
+        notice: what gangs on it are told if the host is to go, or None.
+        final: the ``draining`` and ``notice`` of a drain or a preemption, which can't be called off, or None. Kept
+            while a maintenance comes first: ``draining`` and ``notice`` are then those of the maintenance.
+        suspected: why the host may be lost, or None.
+        suspected_until: when the suspicion ends; seconds on the caller's clock.
+        occupants: the attempts of tasks that hold resources here until their end is confirmed.
+        ending: those of them that have ended and are about to be confirmed.
         reported: the attributes that the host itself reports.
         free: what no occupant holds.
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
-        host_index: its 0-based number within the slice; None if it has none, which is not 0.
+        host_index: its 0-based number within the slice; None if it has none.
         duplicate: whether another live host claims the same number of the same slice.
     """
 
@@ -71,21 +73,22 @@ class Worker:
         self._recount()
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
+        """Give resources to an occupant."""
         self.occupants[occupant] = resources
         self._recount()
 
     def vacate(self, occupant: Occupant) -> None:
-        """The occupant's end is confirmed."""
+        """Free what an occupant held: its end is confirmed."""
         self.occupants.pop(occupant, None)
         self.ending.discard(occupant)
         self._recount()
 
     def free_soon(self) -> Mapping[str, float]:
-        """What will be free once all that is over has been confirmed."""
+        """Return what will be free once the ends of all ended occupants are confirmed."""
         return self._free_beside(set(self.occupants) - self.ending) if self.ending else self.free
 
     def _free_beside(self, occupants: Iterable[Occupant]) -> dict[str, float]:
-        # Counted anew each time: adding and taking away fractions would drift.
+        # Summed up again each time, because adding and subtracting fractions would drift.
         free = dict(self.resources)
         for occupant in occupants:
             for resource, amount in self.occupants[occupant].items():
@@ -98,30 +101,20 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name in messages."""
         return f"host {self.node_id}" if self.host_index is None else f"host {self.host_index}"
 
 
 def rounded(amount: float) -> float:
-    """To ten-thousandths, in which Ray counts: 0.3 - 0.1 - 0.1 is to be 0.1."""
+    """Round to ten-thousandths, the unit in which Ray counts: 0.3 - 0.1 - 0.1 becomes 0.1."""
     return round(amount, 4)
 
 
 def string_attribute(attributes: Attributes, key: str) -> str | None:
-    """The attribute's value if it is a str."""
+    """Return an attribute's value if it is a str, else None."""
     found = attributes.get(key)
     return found.value if found is not None and isinstance(found.value, str) else None
 
 
 def _is_host_index(value: Scalar) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def job_of(task_id: str) -> str:
-    """The job that a task belongs to."""
-    return task_id.rpartition("/")[0]
-
-
-def index_of(task_id: str) -> int:
-    """The index of a task in its job."""
-    return int(task_id.rpartition("-")[2])

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from iris_ray.model.jobs import Allocation, AllocationKey, Job
-from iris_ray.model.workers import index_of
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Allocation, Job
 from iris_ray.state.fleet import Fleet
 
 
@@ -18,48 +18,50 @@ class Allocations:
     def __init__(self, fleet: Fleet) -> None:
         self.usage: dict[str, Counter[str]] = {}
         self._fleet = fleet
-        self._of: dict[
-            str, dict[AllocationKey, Allocation]
-        ] = {}  # job id → (position of its gang, attempt) → what it holds
+        self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
 
-    def of(self, job_id: str) -> Mapping[AllocationKey, Allocation]:
-        """Those of a job, by the position of the gang and the attempt."""
+    def of(self, job_id: str) -> Mapping[AttemptId, Allocation]:
+        """Return what a job's attempts hold."""
         return self._of.get(job_id, {})
 
-    def __iter__(self) -> Iterator[tuple[str, AllocationKey]]:
-        return ((job_id, key) for job_id, allocations in self._of.items() for key in allocations)
+    def __iter__(self) -> Iterator[AttemptId]:
+        return (attempt for allocations in self._of.values() for attempt in allocations)
 
-    def add(self, job: Job, key: AllocationKey, allocation: Allocation) -> None:
+    def of_owner(self, jobs: Mapping[str, Job], owner: str) -> list[AttemptId]:
+        """Return the attempts of one owner's jobs."""
+        return [attempt for attempt in self if jobs[attempt.job_id].spec.owner == owner]
+
+    def add(self, job: Job, attempt: AttemptId, allocation: Allocation) -> None:
         """An attempt holds this from now on."""
-        self._of.setdefault(job.spec.job_id, {})[key] = allocation
+        self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
         usage = self.usage.setdefault(job.spec.user, Counter())
         for node_id, task_id, demand in allocation:
-            self._fleet.occupy(node_id, (task_id, key[1]), demand)
+            self._fleet.occupy(node_id, (task_id, attempt), demand)
             usage.update(demand)
 
-    def end(self, job: Job, key: AllocationKey) -> bool:
+    def end(self, job: Job, attempt: AttemptId) -> bool:
         """All that an attempt holds is free; whether it held anything."""
         allocations = self._of.get(job.spec.job_id, {})
-        allocation = allocations.pop(key, None)
+        allocation = allocations.pop(attempt, None)
         if allocation is None:
             return False
         if not allocations:
             del self._of[job.spec.job_id]
         for node_id, task_id, demand in allocation:
-            self._fleet.vacate(node_id, (task_id, key[1]))
+            self._fleet.vacate(node_id, (task_id, attempt))
             self._give_back(job.spec.user, demand)
         return True
 
-    def let_go(self, job: Job, node_id: str, task_id: str, attempt: int) -> None:
-        """What a task held of a lost worker is gone with it."""
-        allocations, key = self._of[job.spec.job_id], (job.position_of(index_of(task_id)), attempt)
-        self._give_back(job.spec.user, next(demand for place, _, demand in allocations[key] if place == node_id))
-        allocations[key] = tuple(held for held in allocations[key] if held[0] != node_id)
+    def let_go(self, job: Job, node_id: str, attempt: AttemptId) -> None:
+        """What an attempt held of a lost worker is gone with it."""
+        allocations = self._of[job.spec.job_id]
+        self._give_back(job.spec.user, next(demand for place, _, demand in allocations[attempt] if place == node_id))
+        allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
 
-    def mark_ending(self, job: Job, key: AllocationKey) -> None:
+    def mark_ending(self, attempt: AttemptId) -> None:
         """The attempt is over: what it holds will be free in a moment."""
-        for node_id, task_id, _ in self.of(job.spec.job_id).get(key, ()):
-            self._fleet.mark_ending(node_id, (task_id, key[1]))
+        for node_id, task_id, _ in self.of(attempt.job_id).get(attempt, ()):
+            self._fleet.mark_ending(node_id, (task_id, attempt))
 
     def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
         usage = self.usage.get(user, Counter())  # whose tasks ask for nothing has none
@@ -67,6 +69,6 @@ class Allocations:
         if not any(amount > 1e-9 for amount in usage.values()):
             self.usage.pop(user, None)  # and with it what fractions have left behind
 
-    def all_of(self) -> Mapping[str, Mapping[AllocationKey, Allocation]]:
+    def all_of(self) -> Mapping[str, Mapping[AttemptId, Allocation]]:
         """By job id."""
         return self._of

@@ -1,12 +1,12 @@
 """What can happen to the controller's state. Every change is one of these; times are seconds on the caller's clock.
 
-Reports carry the attempt that they speak of; one about an older attempt changes nothing. Where an event is about a
-gang, ``task_index`` is any of its tasks; a coscheduled job has one gang, any other one for every task.
+Reports carry the attempt that they speak of; one about an older attempt changes nothing.
 """
 
 from dataclasses import dataclass
 
 from iris_ray.model.constraints import Attributes
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
@@ -161,20 +161,17 @@ class TaskUnschedulableEvent:
 class TaskDispatchFailedEvent:
     """An attempt could not be started whole: the gang goes back to the queue, uncharged, after a pause."""
 
-    job_id: str
-    attempt: int
+    attempt: AttemptId
     error: str
     now: float
-    task_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TaskStateChangedEvent:
     """One task of an attempt reports RUNNING, SUCCEEDED, FAILED or WORKER_FAILED."""
 
-    job_id: str
+    attempt: AttemptId
     task_index: int
-    attempt: int
     new_state: TaskState
     error: str | None = None
 
@@ -183,19 +180,15 @@ class TaskStateChangedEvent:
 class GangMovedEvent:
     """An attempt was ended so that the gang can run elsewhere, by its own leave: back to the queue, uncharged."""
 
-    job_id: str
-    attempt: int
+    attempt: AttemptId
     reason: str
-    task_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GangReturnedEvent:
     """Its caller has the results of an attempt that was taken back: a host was lost after its task had returned."""
 
-    job_id: str
-    attempt: int
-    task_index: int = 0
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +212,7 @@ class WorkerBlamedEvent:
 class AttemptEndConfirmedEvent:
     """No process of the attempt is left on any host: its capacity is free."""
 
-    job_id: str
-    attempt: int
-    task_index: int = 0
+    attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,16 @@
 
 from dataclasses import dataclass, field
 
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 
 
 @dataclass(frozen=True, slots=True)
 class StopAttempt:
-    """End every task of this attempt; the reason is for people. ``task_index`` is any task of the gang."""
+    """End every task of this attempt; the reason is for people."""
 
-    job_id: str
-    attempt: int
+    attempt: AttemptId
     reason: str
-    task_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +24,10 @@ class ReclaimSlice:
 
 @dataclass(frozen=True, slots=True)
 class NotifyGang:
-    """Tell every task of this attempt that it is to move. ``task_index`` is any task of the gang."""
+    """Tell every task of this attempt that it is to move."""
 
-    job_id: str
-    attempt: int
+    attempt: AttemptId
     notice: Notice
-    task_index: int = 0
 
 
 @dataclass(frozen=True, slots=True)

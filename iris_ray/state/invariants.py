@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 
-from iris_ray.model.jobs import Allocation, AllocationKey, Gang, Job
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Allocation, Gang, Job
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.model.workers import Worker, index_of, job_of
+from iris_ray.model.workers import Worker
 from iris_ray.state.fleet import Fleet
 
-Allocations = Mapping[str, Mapping[AllocationKey, Allocation]]
+Allocations = Mapping[str, Mapping[AttemptId, Allocation]]
 
 
 def check_state(
@@ -79,7 +80,7 @@ def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
     for number, task in enumerate(gang.tasks):
         worker = fleet.workers.get(task.node_id or "")
         assert worker is not None, f"{task.task_id}: its worker is gone and it does not know"
-        assert (task.task_id, gang.attempt) in worker.occupants, f"{task.task_id}: holds nothing"
+        assert (task.task_id, job.current_attempt(gang)) in worker.occupants, f"{task.task_id}: holds nothing"
         if job.spec.coscheduling:
             group = fleet.grouping(job.spec.coscheduling.group_by).name_of(worker)
             assert group == gang.groups[number // per_group], f"{task.task_id}: gang is split"
@@ -89,12 +90,10 @@ def _check_worker(worker: Worker, jobs: Mapping[str, Job], allocations: Allocati
     for resource, amount in worker.resources.items():
         free = worker.free[resource]
         assert 0 <= free <= amount, f"{worker.node_id}: {free} of {amount} {resource} is free"
-    using_chips = [task_id for task_id, _ in worker.occupants if jobs[job_of(task_id)].requirement.chips]
+    using_chips = [task_id for task_id, attempt in worker.occupants if jobs[attempt.job_id].requirement.chips]
     assert len(using_chips) <= 1, f"{worker.node_id}: {using_chips} share its chips"
     for task_id, attempt in worker.occupants:
-        job = jobs[job_of(task_id)]
-        position = job.position_of(index_of(task_id))
-        assert (position, attempt) in allocations.get(job.spec.job_id, {}), f"{task_id} holds it without an allocation"
-        gang = job.gangs[position]
-        over = gang.attempt != attempt or not gang.placed
+        assert attempt in allocations.get(attempt.job_id, {}), f"{task_id} holds it without an allocation"
+        gang = jobs[attempt.job_id].gangs[attempt.gang]
+        over = gang.attempt != attempt.number or not gang.placed
         assert ((task_id, attempt) in worker.ending) == over, f"{worker.node_id}: is {task_id} over or not?"

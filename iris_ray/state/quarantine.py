@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from iris_ray.state.fleet import Taint
+from iris_ray.state.fleet import Fleet, Taint
 
 QUARANTINE = "quarantined"
 """The name of the taint."""
@@ -79,3 +79,25 @@ class BlameBook:
         """Those against a host that are no user's own doing."""
         elsewhere = {blame.user for blame in self._blames if blame.by_user_code and blame.node_id != node_id}
         return [b for b in blames if b.node_id == node_id and not (b.by_user_code and b.user in elsewhere)]
+
+
+class Quarantine:
+    """Sets hosts aside, and takes them back when it turns out that they were not at fault."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._blames = BlameBook()
+
+    def blame(self, blame: Blame, reason: str) -> None:
+        """Count a failure against a host."""
+        if (taint := self._blames.add(blame, reason)) is not None:
+            self._fleet.taint(blame.node_id, QUARANTINE, taint)
+        for node_id, taint in self._blames.acquitted().items():
+            if self._fleet.taints.get(node_id, {}).get(QUARANTINE) == taint:
+                self._fleet.lift_taint(node_id, QUARANTINE)
+
+    def taint_lifted(self, target: str, taint: str) -> None:
+        """Somebody lifts a taint. If it is a quarantine, what was counted against the host is forgotten."""
+        self._fleet.lift_taint(target, taint)
+        if taint == QUARANTINE:
+            self._blames.forgive(target)

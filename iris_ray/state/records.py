@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from iris_ray.errors import UnknownRecordError
-from iris_ray.model.jobs import Allocation, AllocationKey, Job
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Allocation, Job
 
 RECORD_VERSION = 3
 """To be raised whenever the fields of a class that records hold change; a test compares them with a list."""
@@ -22,7 +23,7 @@ class JobRecord:
     """A job, and what its attempts hold."""
 
     job: Job
-    allocations: Mapping[AllocationKey, Allocation]
+    allocations: Mapping[AttemptId, Allocation]
 
     def to_bytes(self) -> bytes:
         """A few hundred bytes, and some ten for every task."""

@@ -9,7 +9,7 @@ from iris_ray import get_job_info, release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.chip_holders import ChipHolder, libtpu_library
-from tests.support.gangs import Trace, alive, ask_controller, job_view, wait_until
+from tests.support.gangs import Trace, alive, job_view, the_controller, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -30,7 +30,7 @@ def where() -> str:
 
 def waiting_job() -> Any:
     """The job that waits because somebody holds chips, once there is one."""
-    waiting = [job for job in ask_controller("list_jobs") if job.waiting and "held by" in str(job.waiting)]
+    waiting = [job for job in the_controller().list_jobs() if job.waiting and "held by" in str(job.waiting)]
     return waiting[0] if waiting else None
 
 

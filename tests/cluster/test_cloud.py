@@ -15,11 +15,11 @@ from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, 
 from iris_ray.actors.wire.controller_connection import find_controller
 from iris_ray.actors.wire.ray_internals import pending_gang_demand
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.cloud.provisioning import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.conftest import Terminal
-from tests.support.gangs import Trace, ask_controller, job_view, wait_until
+from tests.support.gangs import Trace, job_view, the_controller, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -50,9 +50,9 @@ def nothing_left(cluster: SimulatedCluster) -> Iterator[None]:
     yield
     if find_controller() is None:
         return
-    for job in ask_controller("list_jobs"):
+    for job in the_controller().list_jobs():
         if not job.state.finished:
-            ask_controller("cancel", job.job_id, "the test is over")
+            the_controller().cancel(job.job_id, "the test is over")
 
 
 def iris_ray(*args: str) -> str:
@@ -108,7 +108,7 @@ def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(cluster: Sim
     running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
     trace.wait_for_tasks(2 * whole, timeout_s=120)
     waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
-    wait_until(lambda: ask_controller("demand") == {"v4-16": 1})
+    wait_until(lambda: the_controller().demand() == {"v4-16": 1})
     wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
     assert gang_demand()[0][HEAD] == 1
     time.sleep(3)
@@ -155,8 +155,8 @@ def test_demand_goes_with_the_job_and_with_the_controller(cluster: SimulatedClus
     wait_until(lambda: not demand_groups())
     iris_ray("controller", "start", "--address", cluster.address)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
-    (job,) = [job for job in ask_controller("list_jobs") if not job.state.finished]
-    ask_controller("cancel", job.job_id, "test")
+    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
+    the_controller().cancel(job.job_id, "test")
     wait_until(lambda: not demand_groups())
     with pytest.raises(RuntimeError, match="cancelled"):
         ray.get(ref)
@@ -171,7 +171,7 @@ def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     command = ["provision", *common, "--address", cluster.address]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
-    wait_until(lambda: ask_controller("demand") == {"v6e-16": 3})
+    wait_until(lambda: the_controller().demand() == {"v6e-16": 3})
     dry = iris_ray(*command, "--dry-run")
     assert dry.count("would create iris-iris-v6e-16-") == 2
     assert "would wait: 3 wanted" in dry
@@ -183,8 +183,8 @@ def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     assert f"ray start --address='{cluster.address}'" in spec.node.metadata["startup-script"]
     assert "create" not in iris_ray(*command, "--once")
 
-    (job,) = [job for job in ask_controller("list_jobs") if not job.state.finished]
-    ask_controller("cancel", job.job_id, "test")
+    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
+    the_controller().cancel(job.job_id, "test")
     iris_ray(*command, "--once")
     provider.advance()
     assert provider.queued_states() == {}

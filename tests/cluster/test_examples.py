@@ -1,4 +1,4 @@
-"""The examples do what the README says they do."""
+"""The examples run, and do what the documents say they do."""
 
 import os
 import re
@@ -58,3 +58,14 @@ def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
     output = run("train_digits.py", "--checkpoints", str(tmp_path), "--steps", "60")
     assert "starts at step 40" in output
     assert "accuracy on unseen images" in output
+
+
+RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py"}
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
+
+
+def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
+    assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()

@@ -22,21 +22,13 @@ from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import TaskCrashedError, UnknownNameError
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line, environment, iris, iris_json
-from tests.support.gangs import Trace, controller_pid, wait_until
+from tests.support.gangs import Trace, controller_pid, the_controller, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
 
 
-def ask(method: str, *args: Any) -> Any:
-    controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-    try:
-        return ray.get(getattr(controller, method).remote(*args), timeout=60)
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-
-
 def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, **more: Any) -> TaskLog:
-    return ask("fetch_task_logs", job_id, task_index, attempt, *more.values())
+    return the_controller().fetch_task_logs(job_id, task_index, attempt, **more)
 
 
 def has_last_lines(key: tuple[str, int, int]) -> bool:
@@ -46,7 +38,7 @@ def has_last_lines(key: tuple[str, int, int]) -> bool:
 
 
 def latest_job(name: str) -> str:
-    return [job.job_id for job in ask("list_jobs") if job.name == name][-1]
+    return [job.job_id for job in the_controller().list_jobs() if job.name == name][-1]
 
 
 def only_task(index: int, function: Callable[[int], Any]) -> Callable[[], Any]:
@@ -124,20 +116,19 @@ def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(t
     job = trace.wait_for_tasks(2)[0]["job"]
     wait_until(lambda: fetch(job, 1).data == b"I am 1\n")
     assert not fetch(job, 1).finished
-    pid = ask("about")["pid"]
+    pid = controller_pid()
     os.kill(pid, signal.SIGKILL)
 
-    def again() -> TaskLog | None:
-        try:
-            return fetch(job, 1) if ask("about")["pid"] != pid else None
-        except (ray.exceptions.RayError, ValueError):
-            return None
-
-    assert wait_until(again).data == b"I am 1\n"
+    wait_until(lambda: controller_pid() != pid)
+    assert fetch(job, 1).data == b"I am 1\n"
     trace.finish()
     ray.get(running)
-    assert [(line.task_index, line.data) for line in stream_logs(ask, job, 1)] == [(1, b"I am 1"), (1, b"the end")]
-    assert {line.task_index for line in stream_logs(ask, job)} == {0, 1}
+    controller = the_controller()
+    assert [(line.task_index, line.data) for line in stream_logs(controller, job, 1)] == [
+        (1, b"I am 1"),
+        (1, b"the end"),
+    ]
+    assert {line.task_index for line in stream_logs(controller, job)} == {0, 1}
 
 
 def test_earlier_attempts_are_found_on_their_hosts_by_a_controller_that_has_seen_none_of_them() -> None:

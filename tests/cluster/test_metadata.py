@@ -12,7 +12,7 @@ from iris_ray import run_on_pod_ray
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, alive, ask_controller, controller_pid, job_view, wait_until
+from tests.support.gangs import Trace, alive, ask_as_a_pool, controller_pid, job_view, the_controller, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +29,7 @@ def two_whole_slices(cluster: SimulatedCluster) -> None:
 def evidence(cluster: SimulatedCluster, slice_name: str, worker_id: int) -> HostEvidence:
     """What the Controller knows about a host."""
     node_id = cluster.node_id(slice_name, worker_id)
-    return ask_controller("evidence", [node_id])[node_id]
+    return ask_as_a_pool(lambda controller: controller.evidence.remote([node_id]))[node_id]
 
 
 def wait_for_notice(cluster: SimulatedCluster, slice_name: str, worker_id: int) -> str:
@@ -61,7 +61,7 @@ def test_preemption_that_only_the_metadata_server_announces_is_no_failure_of_the
     view = job_view(trace.starts()[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1)
 
-    hosts = [worker for worker in ask_controller("list_workers") if worker.slice_name == doomed]
+    hosts = [worker for worker in the_controller().list_workers() if worker.slice_name == doomed]
     assert [host.unavailable for host in hosts] == [PREEMPTED] * 2, "given back, it is looked at anew"
     cluster.preempt_slice(doomed)
     wait_until(lambda: evidence(cluster, doomed, 0).lost)
@@ -143,8 +143,8 @@ def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCl
 
 def unavailable(slice_name: str) -> list[str | None]:
     """Why the hosts of a slice take nothing new, by number."""
-    return [worker.unavailable for worker in ask_controller("list_workers") if worker.slice_name == slice_name]
+    return [worker.unavailable for worker in the_controller().list_workers() if worker.slice_name == slice_name]
 
 
 def jobs() -> set[str]:
-    return {job.job_id for job in ask_controller("list_jobs")}
+    return {job.job_id for job in the_controller().list_jobs()}

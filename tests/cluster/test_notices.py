@@ -12,7 +12,7 @@ import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, actor_pid, ask_controller, job_view, slice_of_this_task, wait_until
+from tests.support.gangs import Trace, actor_pid, job_view, slice_of_this_task, the_controller, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -28,7 +28,7 @@ def four_slices(cluster: SimulatedCluster) -> None:
     """Replace what an earlier test broke."""
 
     def sound() -> set[str]:
-        workers = [w for w in ask_controller("list_workers") or () if w.slice_name and not w.unavailable]
+        workers = [w for w in the_controller().list_workers() if w.slice_name and not w.unavailable]
         return {w.slice_name for w in workers if sum(v.slice_name == w.slice_name for v in workers) == 2}
 
     run_on_pod(lambda: None, "v4-16")
@@ -181,7 +181,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     first = trace.wait_for_tasks(2)
 
     def ready() -> Any:
-        jobs = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first[0]["job"] + "/spare")]
+        jobs = [job for job in the_controller().list_jobs() if job.job_id.startswith(first[0]["job"] + "/spare")]
         return [job.groups[0] for job in jobs if job.state.name == "RUNNING"]
 
     (spare,) = wait_until(ready)
@@ -190,7 +190,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     assert {task["slice"] for task in second} == {spare}
     trace.finish()
     ray.get(ref)
-    wait_until(lambda: not [job for job in ask_controller("list_jobs") if "/spare" in job.job_id])
+    wait_until(lambda: not [job for job in the_controller().list_jobs() if "/spare" in job.job_id])
 
 
 def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluster, trace: Trace) -> None:
@@ -206,7 +206,7 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
     assert first["slice"] == warm
 
     def spare() -> Any:
-        (found,) = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first["job"] + "/spare")]
+        (found,) = [job for job in the_controller().list_jobs() if job.job_id.startswith(first["job"] + "/spare")]
         return found
 
     wait_until(lambda: spare().attempt >= 2)
@@ -223,7 +223,7 @@ def test_spare_whose_slice_breaks_gets_another_one(cluster: SimulatedCluster, tr
     (first, _) = trace.wait_for_tasks(2)
 
     def spare() -> Any:
-        (found,) = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first["job"] + "/spare")]
+        (found,) = [job for job in the_controller().list_jobs() if job.job_id.startswith(first["job"] + "/spare")]
         return found
 
     wait_until(lambda: spare().state.name == "RUNNING")

@@ -21,10 +21,10 @@ from tests.support.gangs import (
     Trace,
     actor_pid,
     alive,
-    ask_controller,
     job_view,
     pool_pid,
     slice_of_this_task,
+    the_controller,
     wait_until,
 )
 
@@ -59,9 +59,9 @@ ENDS = {
 def no_quarantine(cluster: SimulatedCluster) -> None:
     """So many crashes on purpose."""
     run_on_pod(lambda: None, "v4-16")  # the first one starts the Controller
-    for worker in ask_controller("list_workers") or ():
+    for worker in the_controller().list_workers():
         if f"taint:{QUARANTINE}" in worker.attributes:
-            ask_controller("lift_taint", worker.node_id, QUARANTINE)
+            the_controller().lift_taint(worker.node_id, QUARANTINE)
 
 
 @pytest.mark.parametrize("how", ENDS)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec, PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
@@ -205,29 +206,29 @@ class RandomWorld(World):
             return
         it = attempts[pick % len(attempts)]
         job = self.state.jobs[it.job_id]
-        tasks = job.gangs[job.position_of(it.task_index)].tasks
+        tasks = job.gangs[it.gang].tasks
         match what:
             case "run" | "end":
                 for task in tasks:
                     state = S.RUNNING if what == "run" else S.SUCCEEDED
-                    self.do(TaskStateChangedEvent(it.job_id, task.index, it.attempt, state))
+                    self.do(TaskStateChangedEvent(it, task.index, state))
             case "retry":
-                self.do(TaskStateChangedEvent(it.job_id, it.task_index, it.attempt, S.FAILED, "boom"))
+                self.do(TaskStateChangedEvent(it, it.gang, S.FAILED, "boom"))
             case "move":
-                self.do(GangMovedEvent(it.job_id, it.attempt, "to more slices", it.task_index))
+                self.do(GangMovedEvent(it, "to more slices"))
             case "launch fails":
-                self.do(TaskDispatchFailedEvent(it.job_id, it.attempt, "no answer", self.now, it.task_index))
+                self.do(TaskDispatchFailedEvent(it, "no answer", self.now))
             case "cancel":
                 self.do(JobCancelledEvent(it.job_id, "enough"))
             case "confirm":
-                self.do(it)
+                self.do(AttemptEndConfirmedEvent(it))
             case "confirm all":
                 for one in attempts:
                     self.confirm_if_over(one)
 
     def confirm_if_over(self, attempt: AttemptEndConfirmedEvent) -> None:
         with suppress(IllegalTransitionError):
-            self.do(attempt)
+            self.do(AttemptEndConfirmedEvent(attempt))
 
     def happen_to_hosts(self, what: str, pick: int) -> None:
         node_id = list(self.hosts)[pick % len(self.hosts)]
@@ -308,9 +309,9 @@ def commit_what_both_plan(world: World) -> None:
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
-    assert result.waiting.keys() == reference.waiting
+    assert result.pending_reasons.keys() == reference.pending_reasons
     assert set(result.starving) == reference.starving
-    assert {i: list(waiting.kept) for i, waiting in result.waiting.items() if waiting.kept} == {
+    assert {i: list(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
         job_id: names for job_id, names in reference.kept.items() if names
     }
     world.scheduler.check(world.now)
@@ -416,13 +417,13 @@ class SmallWorld(World):
         self.do(JobSubmittedEvent(spec, self.now))
         self.do(TaskAssignedEvent(spec.job_id, 0, node_id))
 
-    def end(self, attempts: Sequence[AttemptEndConfirmedEvent]) -> None:
+    def end(self, attempts: Sequence[AttemptId]) -> None:
         """They succeed, and their ends are confirmed."""
         for attempt in attempts:
             job = self.state.jobs[attempt.job_id]
-            for task in job.gangs[job.position_of(attempt.task_index)].tasks:
-                self.do(TaskStateChangedEvent(attempt.job_id, task.index, attempt.attempt, S.SUCCEEDED))
-            self.do(attempt)
+            for task in job.gangs[attempt.gang].tasks:
+                self.do(TaskStateChangedEvent(attempt, task.index, S.SUCCEEDED))
+            self.do(AttemptEndConfirmedEvent(attempt))
 
     # -- what is legal, from hosts alone -------------------------------------------------------------------------------
 
@@ -443,14 +444,14 @@ class SmallWorld(World):
             sound = [pair for pair in slices if self.hosts(idle=False).issuperset(pair)]
             return {((node_id,),) for pair in sound for node_id in pair if node_id in hosts}
         whole = [pair for pair in slices if hosts.issuperset(pair)]
-        return {groups for count in config.counts for groups in combinations(whole, count)}
+        return {groups for count in config.num_groups for groups in combinations(whole, count)}
 
     def head(self) -> Job:
         """The job that comes first: the oldest, or once they have waited too long those that need much at once."""
         if self.now - self.jobs[0].submitted_at <= BACKFILL_BOUND_S:
             return self.jobs[0]
         gangs = [job for job in self.jobs if job.spec.coscheduling]
-        several_groups = [job for job in gangs if job.spec.coscheduling.counts[0] > 1]
+        several_groups = [job for job in gangs if job.spec.coscheduling.num_groups[0] > 1]
         several_hosts = [job for job in gangs if job.spec.replicas > 1]
         return (several_groups or several_hosts or self.jobs)[0]
 

@@ -27,7 +27,8 @@ from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.log_service import LogReader
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.log_files import AttemptLog, LogWriter, logs_directory
+from iris_ray.actors.host.log_files import AttemptLog, logs_directory
+from iris_ray.actors.host.log_writer import LogWriter
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager

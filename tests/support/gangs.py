@@ -15,9 +15,9 @@ import ray
 from ray.exceptions import RayError
 
 from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod_ray, tpu_device
+from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.wire.messages import JobView
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.client.submission import pool_of_this_process
+from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
 
 
@@ -171,7 +171,7 @@ class Crowd:
         assert job.results.result(timeout=120) == [number] * job.tasks, f"seed {self.seed}"
         for first_task in range(job.gangs):
             starts = [start for start in job.trace.starts() if start["index"] == first_task]
-            view = ask_controller("report", starts[0]["job"], [], first_task)
+            view = job_view(starts[0]["job"], first_task)
             failed = (job.trace.directory / f"failed-{first_task}").exists()
             assert (view.failures, view.preemptions, len(starts)) == (failed, 0, 1 + failed), f"seed {self.seed}"
             assert starts[-1]["attempt"] == view.attempt, f"seed {self.seed}"
@@ -197,14 +197,19 @@ class CrowdJob:
     gangs: int
 
 
-def ask_controller(method: str, *args: Any) -> Any:
-    """The answer of this cluster's Controller, which may just be coming back."""
+def the_controller() -> ControllerConnection:
+    """Return a connection to this cluster's Controller, which may just be coming back."""
+    return ControllerConnection(patience_s=60.0)
+
+
+def ask_as_a_pool(call: Callable[[Any], Any]) -> Any:
+    """Return the Controller's first true answer to a call that only pools make."""
 
     def ask() -> Any:
+        controller = find_controller()
         try:
-            controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-            return ray.get(getattr(controller, method).remote(*args), timeout=10)
-        except (RayError, ValueError):
+            return controller and ray.get(call(controller), timeout=10)
+        except RayError:
             return None
 
     return wait_until(ask)
@@ -212,7 +217,7 @@ def ask_controller(method: str, *args: Any) -> Any:
 
 def controller_pid() -> int:
     """The process of this cluster's Controller."""
-    return ask_controller("about")["pid"]
+    return the_controller().about()["pid"]
 
 
 def free_chips() -> float:
@@ -220,9 +225,9 @@ def free_chips() -> float:
     return ray.available_resources().get("TPU", 0.0)
 
 
-def job_view(job_id: str) -> JobView:
-    """How the Controller sees a job."""
-    return ask_controller("report", job_id, [])
+def job_view(job_id: str, first_task: int = 0) -> JobView:
+    """How the Controller sees the gang of a job that begins with that task."""
+    return ask_as_a_pool(lambda controller: controller.report.remote(job_id, [], first_task))
 
 
 def pool_pid() -> int:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.topology import get_tpu_config
@@ -121,7 +122,7 @@ class World:
 
     def why(self, job_id: str = "job") -> str:
         """Why a job waits, in words."""
-        return str(self.plan().waiting[job_id])
+        return str(self.plan().pending_reasons[job_id])
 
     def schedule(self) -> dict[str, Instructions]:
         """Commit one plan; the instructions by job."""
@@ -137,18 +138,14 @@ class World:
     def report(
         self, job: Job, state: TaskState, index: int = 0, attempt: int | None = None, error: str = "boom"
     ) -> Instructions:
-        number = job.gangs[job.position_of(index)].attempt if attempt is None else attempt
-        return self.do(TaskStateChangedEvent(job.spec.job_id, index, number, state, error))
+        return self.do(TaskStateChangedEvent(attempt_id(job, index, attempt), index, state, error))
 
     def report_all(self, job: Job, state: TaskState) -> Instructions:
-        number = job.gang.attempt
-        return apply_all(
-            self.state, [TaskStateChangedEvent(job.spec.job_id, t.index, number, state) for t in job.tasks]
-        )
+        attempt = job.current_attempt(job.gang)
+        return apply_all(self.state, [TaskStateChangedEvent(attempt, t.index, state) for t in job.tasks])
 
     def confirm(self, job: Job, attempt: int | None = None, index: int = 0) -> Instructions:
-        number = job.gangs[job.position_of(index)].attempt if attempt is None else attempt
-        return self.do(AttemptEndConfirmedEvent(job.spec.job_id, number, index))
+        return self.do(AttemptEndConfirmedEvent(attempt_id(job, index, attempt)))
 
     def long_run(self) -> None:
         """What runs has done so for long enough that its end is no quick one."""
@@ -165,8 +162,7 @@ class World:
         return self.do(WorkerFailedEvent(node_id, "the host died"))
 
     def dispatch_fails(self, job: Job, attempt: int | None = None) -> Instructions:
-        number = job.gang.attempt if attempt is None else attempt
-        return self.do(TaskDispatchFailedEvent(job.spec.job_id, number, "no answer", self.now))
+        return self.do(TaskDispatchFailedEvent(attempt_id(job, 0, attempt), "no answer", self.now))
 
     def keep_warm(self, owner: str) -> None:
         """Have this owner hold both slices "a" and "b" after a job that is over."""
@@ -185,3 +181,10 @@ def task_states(job: Job) -> list[TaskState]:
 
 def charged(job: Job) -> tuple[int, int]:
     return job.failures, job.preemptions
+
+
+def attempt_id(job: Job, task_index: int = 0, number: int | None = None) -> AttemptId:
+    """An attempt of the gang that a task belongs to: its current one, if no number is given."""
+    if number is None:
+        return job.current_attempt(job.gang_of(task_index))
+    return AttemptId(job.spec.job_id, number, 0 if job.spec.coscheduling else task_index)

@@ -13,11 +13,12 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.controller.log_memory import LogMemory
+from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.log_files import AttemptLog, Piece, logs_directory
-from iris_ray.actors.host.process_ledger import host_directory
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import AttemptOrder
 from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, TaskLog
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import Worker
@@ -66,8 +67,8 @@ class LogService:
     def placed(self, order: AttemptOrder) -> None:
         """An attempt is about to run on these hosts."""
         hosts = [host for hosts in order.slices for host in hosts]
-        for index, host in enumerate(hosts, order.first_task):
-            self._memory.placed(order.job_id, index, order.attempt, host.node_id)
+        for index, host in enumerate(hosts, order.attempt.gang):
+            self._memory.placed(order.attempt.job_id, index, order.attempt.number, host.node_id)
 
     def note(self, batch: Sequence[LastLines]) -> None:
         for last in batch:
@@ -187,7 +188,8 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
     job_id, tasks = job.spec.job_id, job.tasks
     if not 0 <= task_index < len(tasks):
         raise unknown(f"task of {job_id} with the index", str(task_index), map(str, range(len(tasks))))
-    latest = job.gangs[job.position_of(task_index)].attempt
+    gang = job.gang_of(task_index)
+    latest = gang.attempt
     if attempt is None:
         attempt = latest
     elif not 0 < attempt <= latest:
@@ -197,7 +199,7 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         job_id=job_id,
         task_index=task_index,
         attempt=attempt,
-        finished=over and not state.holds_capacity(job_id, attempt, task_index),
+        finished=over and not state.holds_capacity(AttemptId(job_id, attempt, gang.position)),
         latest_attempt=latest,
         job_finished=job.state.finished,
     )

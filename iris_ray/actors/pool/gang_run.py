@@ -5,14 +5,15 @@ The Controller decides where, and whether again; this decides nothing but what t
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.pool.attempt import Attempt, LaunchFailed
+from iris_ray.actors.pool.attempt import Attempt, LaunchFailed, Phase
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.wire.payloads import Pickled, PickledError
@@ -70,7 +71,7 @@ class GangRun:
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and for which attempt
         self._refused = 0  # attempts up to this one were stopped, perhaps before they began
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
         """The tasks' results in (slice, worker) order, or the error that ends the gang for good."""
@@ -81,7 +82,7 @@ class GangRun:
                 if standing.state.finished:
                     return self._final_error(None, standing)
                 continue
-            if order.attempt <= self._refused:
+            if order.attempt.number <= self._refused:
                 continue
             verdict, job = await self._run_attempt(order)
             if verdict is not None and verdict.succeeded:
@@ -92,8 +93,8 @@ class GangRun:
 
     def take(self, order: AttemptOrder) -> None:
         """Have an order carried out, unless it has come before."""
-        if order.attempt > self._taken:
-            self._taken = order.attempt
+        if order.attempt.number > self._taken:
+            self._taken = order.attempt.number
             self._orders.put_nowait(order)
 
     def wake(self) -> None:
@@ -102,14 +103,13 @@ class GangRun:
 
     async def settled(self) -> None:
         """Returns when everything has been reported."""
-        while self._background:
-            await asyncio.wait(self._background)
+        await self._background.all_ended()
 
     def notify(self, attempt: int, notice: Notice) -> None:
         """The gang is to move, says the Controller."""
         if self._told is None or attempt >= self._told[0]:
             self._told = attempt, notice
-        if self._attempt is not None and self._attempt.number == attempt:
+        if self._attempt is not None and self._attempt.id.number == attempt:
             self._attempt.notify(notice)
 
     async def hold_spare(self, order: AttemptOrder) -> None:
@@ -119,27 +119,27 @@ class GangRun:
                 order, self._request.process, self._request.keep_warm, self._request.silence_s
             )
             events: list[Event] = [
-                TaskStateChangedEvent(order.job_id, index, order.attempt, TaskState.RUNNING)
+                TaskStateChangedEvent(order.attempt, index, TaskState.RUNNING)
                 for index in range(order.hosts_per_slice * len(order.slices))
             ]
         except SpareFailed as failure:
-            logger.info("%s: %s", order.job_id, failure)
+            logger.info("%s: %s", order.attempt.job_id, failure)
             released = self._slices.retire(failure.broken)
-            failed = TaskDispatchFailedEvent(order.job_id, order.attempt, str(failure), 0.0)
-            events = [failed, *released, AttemptEndConfirmedEvent(order.job_id, order.attempt)]
-        await self._controller.ask("report", None, events)
+            failed = TaskDispatchFailedEvent(order.attempt, str(failure), 0.0)
+            events = [failed, *released, AttemptEndConfirmedEvent(order.attempt)]
+        await self._controller.report(None, events)
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
         self._refused = max(self._refused, number)
-        if self._attempt is not None and self._attempt.number <= number:
+        if self._attempt is not None and self._attempt.id.number <= number:
             self._attempt.stop(reason)
             await self._attempt.over.wait()
 
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
     async def _report(self, events: Sequence[Event]) -> JobView:
-        view: JobView | None = await self._controller.ask("report", self.job_id, list(events), self._first_task)
+        view = await self._controller.report(self.job_id, events, self._first_task)
         if view is None:
             raise ControllerUnavailableError(
                 f"the Controller was started anew and does not know job {self.job_id}; run it again"
@@ -156,7 +156,7 @@ class GangRun:
                 patience = REPEAT_S
                 if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
                     return None
-                why = await self._controller.ask("why", self.job_id)
+                why = await self._controller.why(self.job_id)
                 logger.info("%s: %s", self._who, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------
@@ -164,13 +164,13 @@ class GangRun:
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
         """The verdict (None if it did not start), and how the job stands (None after success)."""
         attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
-        if self._told is not None and self._told[0] == order.attempt:  # it was faster than the order
+        if self._told is not None and self._told[0] == order.attempt.number:  # it was faster than the order
             attempt.notify(self._told[1])
         try:
             if not self._slices.is_warm(order):
-                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.number, attempt.where)
+                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
             launches = await attempt.prepare()
-            logger.info("%s attempt %d on %s", self._who, attempt.number, attempt.where)
+            logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
             verdict = await attempt.run(launches, lambda: self._report_running(attempt))
             if verdict.succeeded:
                 await self._succeed(attempt)
@@ -182,11 +182,13 @@ class GangRun:
         return verdict, job
 
     def _report_running(self, attempt: Attempt) -> None:
-        self._in_background(self._report(self._changes(attempt, TaskState.RUNNING)))
+        self._background.start(
+            self._report(self._changes(attempt, TaskState.RUNNING)), f"reporting that {attempt.id} runs"
+        )
 
     async def _succeed(self, attempt: Attempt) -> None:
         """The user has waited long enough: results go out at once, everything else happens behind them."""
-        tidy = self._in_background(self._tidy(attempt))
+        tidy = self._background.start(self._tidy(attempt), f"tidying up after {attempt.id}")
         if self._request.keep_warm <= 0:
             await asyncio.wait({tidy})
 
@@ -194,14 +196,14 @@ class GangRun:
         try:
             standing = await self._report(self._changes(attempt, TaskState.SUCCEEDED))
             if not standing.state.finished:  # the Controller had taken it back, and would have it run again
-                await self._report([GangReturnedEvent(self.job_id, attempt.number, self._first_task)])
+                await self._report([GangReturnedEvent(attempt.id)])
         except Exception:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
             await attempt.stop_all(None)
             released = self._slices.retire(attempt.leaving)
-            self._slices.set_idle(attempt.names)
-            self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+            self._slices.set_idle(attempt.place.names)
+            self._slices.refill(attempt.place.names, self._request.process, job_goes_on=False)
             await self._report([*released, self._confirmed(attempt)])
         except Exception:
             logger.exception("%s succeeded, but tidying up after it failed", self._who)
@@ -212,24 +214,24 @@ class GangRun:
         """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""
         assert verdict.cause is not None
         released = self._slices.retire(attempt.leaving)
-        self._slices.set_idle(attempt.names)
-        attempt.tidy = True
-        index = attempt.index_of(verdict.cause)
-        error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
+        self._slices.set_idle(attempt.place.names)
+        attempt.phase = Phase.TIDY
+        index = attempt.place.task_index(verdict.cause)
+        error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
         is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
         if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
             events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
         grows = attempt.moved_for is not None and attempt.moved_for.kind is NoticeKind.GROWTH
         if grows:
-            events.append(GangMovedEvent(self.job_id, attempt.number, error, self._first_task))
+            events.append(GangMovedEvent(attempt.id, error))
         elif attempt.never_started(verdict.cause):
-            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, error, 0.0, self._first_task))
+            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
-            events.append(TaskStateChangedEvent(self.job_id, index, attempt.number, verdict.charged_as, error))
+            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error))
         job = await self._report([*events, *released, self._confirmed(attempt)])
-        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
         if grows or attempt.never_started(verdict.cause):
             count = "free of charge"
         elif verdict.charged_as is TaskState.FAILED:
@@ -239,48 +241,46 @@ class GangRun:
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
         result = verdict.result
         kind = result.kind.value if isinstance(result, TpuRunError) else type(result).__name__
-        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.number, kind, error, count, outcome)
+        logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
         return job
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
-        logger.info("%s attempt %d did not start: %s", self._who, attempt.number, failure)
+        logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
         held = attempt.suspects
         suspects = held | await attempt.silent_hosts(failure.suspicious)
-        released = self._slices.retire(failure.broken if attempt.on_slices else attempt.names)
-        self._slices.set_idle(attempt.names)
-        attempt.tidy = True
+        released = self._slices.retire(failure.broken if attempt.place.on_slices else attempt.place.names)
+        self._slices.set_idle(attempt.place.names)
+        attempt.phase = Phase.TIDY
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node_id, self.job_id, why, by_user_code=False) for node_id, why in held.items()]
         if failure.by_request:
-            events.append(
-                TaskStateChangedEvent(self.job_id, self._first_task, attempt.number, TaskState.FAILED, reason)
-            )
+            events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
         else:
-            events.append(TaskDispatchFailedEvent(self.job_id, attempt.number, reason, 0.0, self._first_task))
+            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0))
         job = await self._report([*events, *released, self._confirmed(attempt)])
-        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
         return job
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """All tasks of the attempt reach the same state."""
-        indices = range(self._first_task, self._first_task + attempt.num_tasks)
-        return [TaskStateChangedEvent(self.job_id, i, attempt.number, state) for i in indices]
+        indices = range(self._first_task, self._first_task + attempt.place.num_tasks)
+        return [TaskStateChangedEvent(attempt.id, index, state) for index in indices]
 
     def _confirmed(self, attempt: Attempt) -> AttemptEndConfirmedEvent:
         """No process of it is left."""
-        return AttemptEndConfirmedEvent(self.job_id, attempt.number, self._first_task)
+        return AttemptEndConfirmedEvent(attempt.id)
 
     async def abandon(self, reason: str) -> list[Event]:
         """Stop what runs; what the Controller is to be told of that, once it knows that the job is cancelled."""
         attempt, events = self._attempt, list[Event]()
         if attempt is not None and not attempt.over.is_set():
-            if not attempt.tidy:
+            if attempt.phase is not Phase.TIDY:
                 await attempt.stop_all(reason)
                 events += self._slices.retire(attempt.leaving)
-                self._slices.set_idle(attempt.names)
-                self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+                self._slices.set_idle(attempt.place.names)
+                self._slices.refill(attempt.place.names, self._request.process, job_goes_on=False)
             events.append(self._confirmed(attempt))
         return events
 
@@ -310,9 +310,3 @@ class GangRun:
             error: Exception = RayTaskError(self._request.spec.name, where, PickledError(payload))
             return error
         return TaskCrashedError(f"job {self._who} failed: {job.error}")
-
-    def _in_background(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task

@@ -9,9 +9,11 @@ import ray
 
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest
 from iris_ray.errors import JobCancelledError, ResultsLostError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import Notice
 from iris_ray.state.events import JobCancelledEvent
@@ -37,14 +39,13 @@ class JobRun:
         accepted: "asyncio.Future[bool]",
         incarnation: str,
     ) -> None:
-        request = replace(request, spec=replace(request.spec, owner=slices.owner))
         self.job_id = request.spec.job_id
         self._controller = controller
-        self._spec = request.spec
+        self._spec = replace(request.spec, owner=slices.owner)
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
         self._incarnation = incarnation
-        self._holding: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
 
     async def run(self) -> list[Any]:
@@ -52,7 +53,7 @@ class JobRun:
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             pool = ray.get_runtime_context().current_actor
-            state = await self._controller.ask("submit", self._spec, pool, self._incarnation)
+            state = await self._controller.submit(self._spec, pool, self._incarnation)
             if not self._accepted.done():
                 self._accepted.set_result(True)
             if state.finished:  # while the process before this one died
@@ -76,22 +77,15 @@ class JobRun:
 
     def take(self, order: AttemptOrder) -> None:
         """Have an order carried out, unless it has come before."""
-        self._gangs[order.first_task].take(order)
+        self._gangs[order.attempt.gang].take(order)
 
-    def notify(self, first_task: int, attempt: int, notice: Notice) -> None:
+    def notify(self, attempt: AttemptId, notice: Notice) -> None:
         """A gang is to move, says the Controller."""
-        self._gangs[first_task].notify(attempt, notice)
+        self._gangs[attempt.gang].notify(attempt.number, notice)
 
     def hold_spare(self, order: AttemptOrder) -> None:
         """Hold slices ready beside those that the job's gang runs on. Returns at once."""
-        holding = asyncio.ensure_future(self._gangs[0].hold_spare(order))
-        self._holding.add(holding)
-        holding.add_done_callback(self._held)
-
-    def _held(self, holding: "asyncio.Task[None]") -> None:
-        self._holding.discard(holding)
-        if not holding.cancelled() and (error := holding.exception()) is not None:
-            logger.error("%s: a spare could not be held ready", self.job_id, exc_info=error)
+        self._background.start(self._gangs[0].hold_spare(order), f"holding the spare {order.attempt.job_id}")
 
     def wake(self) -> None:
         """The job is over, by the Controller's decision."""
@@ -102,9 +96,9 @@ class JobRun:
         """Returns when everything has been reported."""
         await asyncio.gather(*(gang.settled() for gang in self._gangs))
 
-    async def stop_attempt(self, first_task: int, number: int, reason: str) -> None:
+    async def stop_attempt(self, attempt: AttemptId, reason: str) -> None:
         """End that attempt of a gang, or keep it from starting; returns when it is over."""
-        await self._gangs[first_task].stop_attempt(number, reason)
+        await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
 
     async def _cancel(self, runs: list["asyncio.Task[Any]"], reason: str) -> None:
         """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""
@@ -114,7 +108,7 @@ class JobRun:
         try:
             ends = await asyncio.gather(*(gang.abandon(reason) for gang in self._gangs))
             events = [JobCancelledEvent(self.job_id, reason), *(event for end in ends for event in end)]
-            await self._controller.ask("report", self.job_id, events)
+            await self._controller.report(self.job_id, events)
         except Exception:
             logger.exception("%s: cancelling it failed", self.job_id)
         finally:

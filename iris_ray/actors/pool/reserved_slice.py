@@ -14,9 +14,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import Gone, Unreachable, answer
+from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
 from iris_ray.actors.wire.shared_names import reservations_of
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.workers import TPU
 
 END_TIMEOUT_S = 10.0
@@ -42,7 +45,7 @@ class ReservedSlice:
         ready: the ports that host 0's standby holds, once every host's next task could start at once.
         used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
         in_use: an attempt runs on it.
-        spare: id and attempt of the job that only holds it ready, or None.
+        spare: the attempt of the job that only holds it ready, or None.
         idle_since: seconds on the event loop's clock, while idle.
         keep_warm: seconds that it may idle.
         needs_standbys: the standbys were used and not yet replaced.
@@ -58,7 +61,7 @@ class ReservedSlice:
     ready: "asyncio.Future[tuple[int, ...] | Unreachable]"
     used_by: str = ""
     in_use: bool = False
-    spare: tuple[str, int] | None = None
+    spare: AttemptId | None = None
     idle_since: float = 0.0
     keep_warm: float = 0.0
     needs_standbys: bool = False
@@ -66,6 +69,16 @@ class ReservedSlice:
     @property
     def name(self) -> str:
         return self.hosts[0].slice_name
+
+    @property
+    def stub(self) -> SliceStub:
+        """Its SliceActor."""
+        return SliceStub(self.actor, self.name)
+
+    @property
+    def host_stubs(self) -> list[HostStub]:
+        """Its TPUHostActors by host index."""
+        return [HostStub(actor, f"{self.name} host {i}") for i, actor in enumerate(self.host_actors)]
 
     @staticmethod
     def reserve(
@@ -117,7 +130,7 @@ class ReservedSlice:
         name = f"{self.name} host {host_index}"
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                reply = await answer(self.host_actors[host_index].teardown.remote(), name, None)
+                reply: Any = await self.host_stubs[host_index].teardown(None)
                 if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
                     reply = await self._have_ended_by(heir, host_index)
                 if isinstance(reply, Gone):
@@ -172,8 +185,7 @@ async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
 def _prepare(
     hosts: tuple[HostPlace, ...], actor: ActorHandle, standbys: Sequence[ActorHandle]
 ) -> "asyncio.Future[tuple[int, ...] | Unreachable]":
-    call = actor.prepare.remote(standbys, START_TIMEOUT_S)
-    ready = asyncio.ensure_future(answer(call, f"slice {hosts[0].slice_name}", START_TIMEOUT_S + 5.0))
+    ready = asyncio.ensure_future(SliceStub(actor, hosts[0].slice_name).prepare(standbys, START_TIMEOUT_S))
     ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever launches next will see it
     return ready
 

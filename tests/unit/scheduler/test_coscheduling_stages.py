@@ -8,6 +8,7 @@ import pytest
 
 import iris_ray
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job, JobSpec, Task
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.scheduler import SchedulingResult
@@ -53,7 +54,7 @@ def test_worker_registered_again_has_its_new_attributes_and_no_old_ones(world: W
 
 
 def workers_that_satisfy(world: World, *constraints: Constraint) -> set[str]:
-    """Where tasks of a TPU job go, with one task more than there are workers."""
+    """Where the tasks of a TPU job go if it has one task more than there are workers."""
     count = len(world.state.workers) + 1
     world.submit_tasks(replicas=count, device="v4-8", constraints=constraints)
     chosen = [a.node_id for a in world.plan().assignments if isinstance(a, TaskAssignedEvent)]
@@ -165,7 +166,7 @@ def test_coscheduled_task_failure_ends_the_siblings_and_names_the_trigger(world:
     world.add_slice("tpu-a", "v4-32")
     job = world.start(tpu_type="v4-32")
     instructions = world.report(job, S.FAILED, culprit, error="OOM")
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "OOM")], finished=["job"])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "OOM")], finished=["job"])
     for task in job.tasks:
         if task.index == culprit:
             assert (task.state, task.error) == (S.FAILED, "OOM")
@@ -179,7 +180,7 @@ def test_coscheduled_task_whose_host_is_lost_for_good_ends_the_siblings_told_apa
     world.add_slice("tpu-a", "v4-32")
     job = world.start(tpu_type="v4-32", max_retries_preemption=0)
     instructions = world.lose("tpu-a-3")
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "the host died")], finished=["job"])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "the host died")], finished=["job"])
     assert task_states(job) == [S.COSCHED_FAILED, S.COSCHED_FAILED, S.COSCHED_FAILED, S.WORKER_FAILED]
     assert all("job/task-3" in (task.error or "") for task in job.tasks[:3])
     assert job.state is JobState.WORKER_FAILED
@@ -240,7 +241,7 @@ BIG_DISK = Constraint("disk", OP.GE, 500)
 
 
 def plan_in_a_fleet_with(others: int) -> SchedulingResult:
-    """Three slices that matter among many that do not: of another pool, with small disks, or tainted."""
+    """A plan for three suitable slices among many unsuitable ones: of another pool, with small disks, or tainted."""
     world = World()
     useless = ({"pool": "small", "disk": 900}, {"pool": "large", "disk": 100}, {"pool": "large", "taint:x": True})
     for number in range(others):
@@ -258,11 +259,11 @@ def test_large_fleet_gives_the_same_answer_as_a_small_one() -> None:
     small, large = plan_in_a_fleet_with(others=0), plan_in_a_fleet_with(others=400)
     assert large.assignments == small.assignments
     assert [a.group_names for a in large.assignments] == [("p", "q"), ("r",)]
-    assert large.waiting.keys() == small.waiting.keys() == {"third"}
+    assert large.pending_reasons.keys() == small.pending_reasons.keys() == {"third"}
 
 
 def test_large_fleet_that_changes_gives_the_same_answer_as_one_that_is_new(world: World) -> None:
-    """What is kept between plans follows every event."""
+    """The evaluations that the scheduler keeps between plans follow every event."""
     names = [f"s{i:03}" for i in range(250)]
     for name in names:
         world.add_slice(name, pool="large")

@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import (
     TRANSITIONS,
     JobState,
     TaskState,
 )
-from iris_ray.state import controller_state as state_module
+from iris_ray.state import job_table
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangAssignedEvent,
@@ -23,6 +24,7 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
     WorkerSuspectedEvent,
 )
+from iris_ray.state.fleet import SUSPICION_S
 from iris_ray.state.instructions import Instructions, ReclaimSlice, StopAttempt
 from tests.support.worlds import World, charged, gang_spec, host, task_states
 
@@ -121,7 +123,7 @@ def test_gang_member_fails_with_retries_left_returns_everybody_to_pending_and_ch
 ) -> None:
     job = world.start(slices=(2,), max_retries_failure=1)
     instructions = world.report(job, S.FAILED, culprit, error="ValueError: x")
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "ValueError: x")])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "ValueError: x")])
     assert task_states(job) == [S.PENDING] * 4
     assert (job.state, charged(job), job.error) == (JobState.PENDING, (1, 0), "ValueError: x")
     assert all(task.node_id is None for task in job.tasks)
@@ -130,7 +132,7 @@ def test_gang_member_fails_with_retries_left_returns_everybody_to_pending_and_ch
 def test_gang_member_fails_for_good_ends_siblings_because_of_it_and_the_job(world: World) -> None:
     job = world.start()
     instructions = world.report(job, S.FAILED, 1, error="ValueError: x")
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "ValueError: x")], finished=["job"])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "ValueError: x")], finished=["job"])
     assert task_states(job) == [S.COSCHED_FAILED, S.FAILED]
     assert job.state is JobState.FAILED
     assert "job/task-1" in (job.tasks[0].error or "")
@@ -168,11 +170,11 @@ def test_capacity_of_an_ended_attempt_is_taken_until_its_end_is_confirmed(world:
     }
     ends.get(end, lambda: world.report(job, S.FAILED))()
     assert world.busy() == {"a-0", "a-1"}
-    assert world.state.holds_capacity("job", 1)
-    assert world.state.attempts_of("pool-a") == [AttemptEndConfirmedEvent("job", 1)]
+    assert world.state.holds_capacity(AttemptId("job", 1))
+    assert world.state.attempts_of("pool-a") == [AttemptId("job", 1)]
     world.confirm(job)
     assert world.busy() == set()
-    assert not world.state.holds_capacity("job", 1)
+    assert not world.state.holds_capacity(AttemptId("job", 1))
     assert world.state.attempts_of("pool-a") == []
 
 
@@ -255,7 +257,7 @@ def test_host_lost_before_any_task_started_charges_nothing(world: World) -> None
     job = world.submit()
     world.schedule()
     instructions = world.lose("a-0")
-    assert instructions.stop == [StopAttempt("job", 1, "the host died")]
+    assert instructions.stop == [StopAttempt(AttemptId("job", 1), "the host died")]
     assert (job.state, charged(job)) == (JobState.PENDING, (0, 0))
 
 
@@ -418,10 +420,10 @@ def test_finished_job_never_comes_back_to_life(world: World, end: TaskState) -> 
 
 def test_reports_about_an_unknown_job_change_nothing(world: World) -> None:
     for event in (
-        TaskStateChangedEvent("nobody", 0, 1, S.FAILED),
-        TaskDispatchFailedEvent("nobody", 1, "x", 0.0),
+        TaskStateChangedEvent(AttemptId("nobody", 1), 0, S.FAILED),
+        TaskDispatchFailedEvent(AttemptId("nobody", 1), "x", 0.0),
         JobCancelledEvent("nobody", "x"),
-        AttemptEndConfirmedEvent("nobody", 1),
+        AttemptEndConfirmedEvent(AttemptId("nobody", 1)),
         WorkerFailedEvent("nobody", "x"),
         WorkerDrainedEvent("nobody", "x"),
         WorkerSuspectedEvent("nobody", "x", 0.0),
@@ -437,7 +439,7 @@ def test_cancelling_a_running_job_stops_its_attempt(world: World) -> None:
     job = world.start()
     world.report(job, S.SUCCEEDED, 0)
     instructions = world.do(JobCancelledEvent("job", "enough"))
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "enough")], finished=["job"])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), "enough")], finished=["job"])
     assert (job.state, job.error) == (JobState.KILLED, "enough")
 
 
@@ -543,7 +545,7 @@ def test_suspicion_outlives_a_new_registration_and_ends_by_itself(world: World) 
         world.do(host(name, 1))
     world.submit()
     assert "no answer" in world.why("job")
-    world.now += state_module.SUSPICION_S
+    world.now += SUSPICION_S
     assert world.schedule().keys() == {"job"}
 
 
@@ -560,7 +562,7 @@ def test_knows_a_registration_that_would_change_nothing(world: World) -> None:
 def test_finished_jobs_are_forgotten_oldest_first_once_their_capacity_is_free(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_module, "FINISHED_JOBS_KEPT", 2)
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 2)
     held = world.start("held")
     world.report_all(held, S.SUCCEEDED)
     for number in range(4):
@@ -573,7 +575,7 @@ def test_finished_jobs_are_forgotten_oldest_first_once_their_capacity_is_free(
 def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_module, "FINISHED_JOBS_KEPT", 1)
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
     job = world.start(max_retries_failure=1)
     world.report(job, S.FAILED)
     world.schedule()
@@ -583,4 +585,4 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
         later = world.start(f"later-{number}")
         world.report_all(later, S.SUCCEEDED)
         world.confirm(later)
-    assert AttemptEndConfirmedEvent("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it
+    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it

@@ -6,6 +6,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import JobSpec
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.events import (
@@ -56,7 +57,7 @@ def test_budget_of_100_preemptions_gives_101_attempts_and_is_the_tasks_own(world
         world.confirm(job)
         world.schedule()
         if attempt < 101:
-            assert instructions == Instructions(stop=[StopAttempt("job", attempt, "no host", 0)])
+            assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", attempt, 0), "no host")])
             world.report(job, S.RUNNING, 0)
     assert task_states(job) == [S.WORKER_FAILED, S.KILLED]
     assert job.state is JobState.WORKER_FAILED
@@ -65,7 +66,7 @@ def test_budget_of_100_preemptions_gives_101_attempts_and_is_the_tasks_own(world
 def test_task_fails_with_retries_left_and_touches_no_sibling(world: World) -> None:
     job = world.start_tasks(replicas=3, max_retries_failure=1)
     before = [(task.state, task.node_id, task.error) for task in job.tasks]
-    assert world.report(job, S.FAILED, 1) == Instructions(stop=[StopAttempt("job", 1, "boom", 1)])
+    assert world.report(job, S.FAILED, 1) == Instructions(stop=[StopAttempt(AttemptId("job", 1, 1), "boom")])
     after = [(task.state, task.node_id, task.error) for task in job.tasks]
     assert after == [before[0], (S.PENDING, None, "boom"), before[2]]
     assert (job.state, charged(job)) == (JobState.RUNNING, (1, 0))
@@ -104,8 +105,8 @@ def test_task_fails_for_good_fails_the_job_and_ends_the_rest_with_the_trigger_na
         world.report(job, S.RUNNING, index)
     world.report(job, S.SUCCEEDED, 3)
     instructions = world.report(job, S.FAILED, 1, error="OOM")
-    assert sorted(stop.task_index for stop in instructions.stop) == [0, 1, 2]
-    assert all((stop.job_id, stop.attempt) == ("job", 1) for stop in instructions.stop)
+    assert sorted(stop.attempt.gang for stop in instructions.stop) == [0, 1, 2]
+    assert all(stop.attempt[:2] == ("job", 1) for stop in instructions.stop)
     assert instructions.finished == ["job"]
     assert task_states(job) == [S.KILLED, S.FAILED, S.KILLED, S.SUCCEEDED, S.KILLED, S.KILLED]
     assert (job.state, job.error, job.tasks[1].error) == (JobState.FAILED, "OOM", "OOM")
@@ -127,7 +128,7 @@ def test_job_runs_to_success_when_its_last_task_does(world: World) -> None:
 def test_task_failures_within_the_limit_let_the_job_succeed(world: World) -> None:
     job = world.start_tasks(replicas=3, max_task_failures=1)
     instructions = world.report(job, S.FAILED, 0)
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "boom", 0)])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1, 0), "boom")])
     assert (job.state, task_states(job)) == (JobState.RUNNING, [S.FAILED, S.RUNNING, S.RUNNING])
     world.report(job, S.SUCCEEDED, 1)
     assert world.report(job, S.SUCCEEDED, 2).finished == ["job"]
@@ -183,7 +184,7 @@ def test_host_lost_before_its_task_started_charges_nothing_though_a_sibling_runs
     world.schedule()
     world.report(job, S.RUNNING, 1)
     instructions = world.lose("a-0")
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, "the host died", 0)])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1, 0), "the host died")])
     assert (charged(job), task_states(job)) == ((0, 0), [S.PENDING, S.RUNNING])
 
 
@@ -201,7 +202,7 @@ def test_host_lost_with_the_preemption_budget_used_up_ends_the_job(world: World)
     job = world.start_tasks(max_retries_preemption=0)
     instructions = world.lose("a-1")
     assert (job.state, task_states(job)) == (JobState.WORKER_FAILED, [S.KILLED, S.WORKER_FAILED])
-    assert {stop.task_index for stop in instructions.stop} >= {0}
+    assert {stop.attempt.gang for stop in instructions.stop} >= {0}
     assert instructions.finished == ["job"]
 
 
@@ -281,7 +282,7 @@ def test_report_about_a_task_that_does_not_exist_is_refused(world: World, index:
 def test_dispatch_failure_of_one_task_requeues_it_alone_uncharged_after_a_pause(world: World) -> None:
     job = world.submit_tasks()
     world.schedule()
-    assert world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now, task_index=1)) == Instructions()
+    assert world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 1), "no answer", world.now)) == Instructions()
     assert (task_states(job), charged(job)) == ([S.ASSIGNED, S.PENDING], (0, 0))
     world.confirm(job, index=1)
     assert world.plan().assignments == []
@@ -292,7 +293,7 @@ def test_dispatch_failure_of_one_task_requeues_it_alone_uncharged_after_a_pause(
 def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(world: World) -> None:
     job = world.submit_tasks(replicas=5)
     world.schedule()
-    world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now, task_index=0))
+    world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 0), "no answer", world.now))
     world.confirm(job)
     assert [a.task_index for a in world.plan().assignments] == [4]
 
@@ -307,16 +308,16 @@ def test_capacity_of_a_task_that_ended_is_taken_until_its_end_is_confirmed(world
     ends: dict[str, Callable[[], object]] = {
         "succeeded": lambda: world.report(job, S.SUCCEEDED, 1),
         "cancelled": lambda: world.do(JobCancelledEvent("job", "enough")),
-        "dispatch failed": lambda: world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now, 1)),
+        "dispatch failed": lambda: world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 1), "no answer", world.now)),
         "timed out": lambda: world.do(TaskUnschedulableEvent("job", 4, "too late")),
     }
     ends.get(end, lambda: world.report(job, S.FAILED, 1))()
     assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
-    assert world.state.holds_capacity("job", 1, task_index=1)
+    assert world.state.holds_capacity(AttemptId("job", 1, 1))
     world.confirm(job, 1, index=1)
     assert world.busy() == {"a-0", "b-0", "b-1"}
-    assert not world.state.holds_capacity("job", 1, task_index=1)
-    assert world.state.holds_capacity("job", 1, task_index=0)
+    assert not world.state.holds_capacity(AttemptId("job", 1, 1))
+    assert world.state.holds_capacity(AttemptId("job", 1, 0))
 
 
 def test_capacity_confirmed_twice_is_freed_once(world: World) -> None:
@@ -349,9 +350,9 @@ def test_capacity_of_a_task_that_runs_can_not_be_freed(world: World) -> None:
 def test_capacity_that_is_still_to_be_confirmed_is_listed_by_task(world: World) -> None:
     job = world.start_tasks()
     world.report(job, S.SUCCEEDED, 1)
-    owed = [AttemptEndConfirmedEvent("job", 1, 0), AttemptEndConfirmedEvent("job", 1, 1)]
+    owed = [AttemptId("job", 1, 0), AttemptId("job", 1, 1)]
     assert world.state.attempts_of("pool-a") == owed
-    world.do(owed[1])
+    world.do(AttemptEndConfirmedEvent(owed[1]))
     assert world.state.attempts_of("pool-a") == owed[:1]
 
 
@@ -363,7 +364,7 @@ def test_cancelling_stops_what_runs_and_drops_what_waits(world: World) -> None:
     world.schedule()
     world.report(job, S.SUCCEEDED, 0)
     instructions = world.do(JobCancelledEvent("job", "enough"))
-    stops = [StopAttempt("job", 1, "enough", index) for index in (1, 2, 3)]
+    stops = [StopAttempt(AttemptId("job", 1, index), "enough") for index in (1, 2, 3)]
     assert instructions == Instructions(stop=stops, finished=["job"])
     assert task_states(job) == [S.SUCCEEDED, S.KILLED, S.KILLED, S.KILLED, S.KILLED]
     assert (job.state, job.error) == (JobState.KILLED, "enough")
@@ -447,7 +448,7 @@ def test_job_of_more_tasks_than_hosts_starts_in_part_and_goes_on_as_hosts_become
     assert plan.assignments == [
         TaskAssignedEvent("job", index, node_id) for index, node_id in enumerate(["a-0", "a-1", "b-0", "b-1"])
     ]
-    assert plan.waiting.keys() == {"job"}
+    assert plan.pending_reasons.keys() == {"job"}
     world.schedule()
     assert task_states(job) == [S.ASSIGNED] * 4 + [S.PENDING] * 2
     assert job.state is JobState.RUNNING
@@ -498,11 +499,11 @@ def test_timeout_gives_up_a_task_that_never_ran_and_ends_the_rest_of_the_job(wor
     world.now += 0.1
     plan = world.plan()
     (late,) = plan.timed_out
-    assert (late.job_id, plan.assignments, plan.waiting) == ("job", [], {})
+    assert (late.job_id, plan.assignments, plan.pending_reasons) == ("job", [], {})
     assert "60 s" in late.reason
     instructions = world.do(late)
     assert instructions.finished == ["job"]
-    assert sorted(stop.task_index for stop in instructions.stop) == [0, 2, 3]
+    assert sorted(stop.attempt.gang for stop in instructions.stop) == [0, 2, 3]
     assert task_states(job) == [S.KILLED, S.SUCCEEDED, S.KILLED, S.KILLED, S.UNSCHEDULABLE, S.KILLED]
     assert (job.state, job.tasks[4].error) == (JobState.UNSCHEDULABLE, late.reason)
     assert all("job/task-4" in (job.tasks[index].error or "") for index in (0, 2, 3, 5))
@@ -522,7 +523,7 @@ def test_timeout_unset_waits_for_ever(world: World) -> None:
     world.submit(slices=(3,))
     world.now += 1e9
     assert world.plan().timed_out == []
-    assert world.plan().waiting.keys() == {"job"}
+    assert world.plan().pending_reasons.keys() == {"job"}
 
 
 @pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
@@ -555,7 +556,7 @@ def test_timeout_does_not_concern_a_gang_that_ran_once(world: World, end: TaskSt
 def test_timeout_concerns_a_task_whose_launches_all_failed(world: World) -> None:
     job = world.submit_tasks(replicas=1, scheduling_timeout=60.0)
     world.schedule()
-    world.do(TaskDispatchFailedEvent("job", 1, "no answer", world.now))
+    world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
     world.confirm(job)
     world.now += 61.0
     assert [late.job_id for late in world.plan().timed_out] == ["job"]
@@ -568,7 +569,7 @@ def test_timeout_of_one_job_leaves_the_others_alone(world: World) -> None:
     world.submit("next")
     plan = world.plan()
     assert [late.job_id for late in plan.timed_out] == ["late"]
-    assert plan.waiting.keys() == {"patient"}
+    assert plan.pending_reasons.keys() == {"patient"}
     assert [a.job_id for a in plan.assignments] == ["next"]
 
 

@@ -35,7 +35,7 @@ def call_off(world: World, node_id: str = "a-1") -> Instructions:
 
 
 def told(instructions: Instructions) -> list[tuple[str, NoticeKind, float]]:
-    return [(notice.job_id, notice.notice.kind, notice.notice.deadline) for notice in instructions.notices]
+    return [(notice.attempt.job_id, notice.notice.kind, notice.notice.deadline) for notice in instructions.notices]
 
 
 @pytest.mark.parametrize("start", [START, None])
@@ -164,7 +164,7 @@ def test_task_that_is_placed_by_itself_is_told_again_too(world: World) -> None:
     job = world.start_tasks(replicas=2)
     (position,) = [i for i, gang in enumerate(job.gangs) if gang.tasks[0].node_id == "a-1"]
     (notice,) = announce(world).notices
-    assert notice.task_index == position
+    assert notice.attempt.gang == position
     call_off(world)
     assert [gang.notice for gang in job.gangs] == [None, None]
     assert len(announce(world).notices) == 1

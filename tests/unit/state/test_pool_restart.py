@@ -9,6 +9,7 @@ import pytest
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.wire.messages import JobView, ProcessSpec, RunRequest
 from iris_ray.errors import JobCancelledError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent, WorkerDrainedEvent
@@ -44,10 +45,10 @@ def restart(world: World) -> Instructions:
 def test_running_gang_is_charged_a_preemption_and_waits_with_its_hosts_free_at_once(world: World) -> None:
     job = world.start(slices=(2,), max_retries_preemption=1)
     world.long_run()
-    assert restart(world).stop == [StopAttempt("job", 1, REASON)]
+    assert restart(world).stop == [StopAttempt(AttemptId("job", 1), REASON)]
     assert (job.state, charged(job), task_states(job)) == (JobState.PENDING, (0, 1), [S.PENDING] * 4)
     assert (world.busy(), dict(world.state.usage)) == (set(), {})
-    assert not world.state.holds_capacity("job", 1)
+    assert not world.state.holds_capacity(AttemptId("job", 1))
     assert world.state.attempts_of("pool-a") == []
     assert (job.gang.waiting_since, job.gang.returning_until) == (world.now, world.now + RETURNING_S)
     world.schedule()
@@ -104,7 +105,7 @@ def test_budget_that_is_exhausted_ends_the_job(world: World, returned: bool) -> 
     if returned:
         world.report(job, S.SUCCEEDED, 0)
     instructions = restart(world)
-    assert instructions == Instructions(stop=[StopAttempt("job", 1, REASON)], finished=["job"])
+    assert instructions == Instructions(stop=[StopAttempt(AttemptId("job", 1), REASON)], finished=["job"])
     assert (job.state, charged(job), job.error) == (JobState.WORKER_FAILED, (0, 1), REASON)
     lost, other = (1, 0) if returned else (0, 1)
     assert (job.tasks[lost].state, job.tasks[other].state) == (S.WORKER_FAILED, S.COSCHED_FAILED)
@@ -125,7 +126,7 @@ def test_single_tasks_are_charged_one_by_one(world: World) -> None:
     world.report(job, S.RUNNING, 0)
     world.report(job, S.RUNNING, 1)
     instructions = restart(world)
-    assert {stop.task_index for stop in instructions.stop} == {0, 1, 2}
+    assert {stop.attempt.gang for stop in instructions.stop} == {0, 1, 2}
     assert [gang.preemptions for gang in job.gangs] == [1, 1, 0]
     assert (task_states(job), world.busy()) == ([S.PENDING] * 3, set())
 
@@ -138,7 +139,7 @@ def test_results_that_nobody_has_had_yet_are_lost_so_their_tasks_run_again(world
         world.confirm(job, index=1)
     world.now += 700.0
     instructions = restart(world)
-    assert {stop.task_index for stop in instructions.stop} == {0, 2}, "task 1 is over already"
+    assert {stop.attempt.gang for stop in instructions.stop} == {0, 2}, "task 1 is over already"
     assert [gang.preemptions for gang in job.gangs] == [1, 1, 1]
     assert (job.state, task_states(job)) == (JobState.PENDING, [S.PENDING] * 3)
     assert "results were lost" in (job.gangs[1].error or "")
@@ -172,7 +173,7 @@ def test_results_of_one_task_that_are_lost_for_good_end_all_of_the_job_once(worl
     world.report(job, S.SUCCEEDED, 0)
     world.report(job, S.SUCCEEDED, 1)
     instructions = restart(world)  # the third has not begun
-    assert (instructions.finished, [stop.task_index for stop in instructions.stop]) == (["job"], [2])
+    assert (instructions.finished, [stop.attempt.gang for stop in instructions.stop]) == (["job"], [2])
     assert (task_states(job), job.preemptions) == ([S.WORKER_FAILED, S.SUCCEEDED, S.KILLED], 1)
 
 
@@ -180,7 +181,7 @@ def test_gang_whose_result_was_lost_when_its_job_ended_does_not_say_why_it_ended
     """The caller hears of the gang that was lost too often instead."""
 
     class Controller:
-        async def ask(self, method: str, *args: object) -> JobView:
+        async def report(self, *_: object) -> JobView:
             return JobView(JobState.SUCCEEDED, 1, 0, 0, REASON)
 
     async def ended() -> object:
@@ -242,7 +243,7 @@ def test_attempt_that_was_ending_is_gone_while_the_next_one_is_charged(world: Wo
     world.schedule()
     world.report_all(job, S.RUNNING)
     assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
-    assert [stop.attempt for stop in restart(world).stop] == [2]
+    assert [stop.attempt.number for stop in restart(world).stop] == [2]
     assert (charged(job), world.busy()) == ((1, 1), set())
 
 
@@ -324,7 +325,7 @@ def test_other_pools_are_not_touched(world: World) -> None:
     held = {name: owner for name, owner in world.state.holders.items() if owner == "pool-b"}
     busy = {w.node_id for w in world.state.workers.values() for task, _ in w.occupants if not task.startswith("mine")}
     instructions = restart(world)
-    assert {stop.job_id for stop in instructions.stop} == {"mine"}
+    assert {stop.attempt.job_id for stop in instructions.stop} == {"mine"}
     assert instructions.dropped == []
     assert repr((other, tasks, spare)) == before
     assert (dict(world.state.holders), world.busy()) == (held, busy)

@@ -75,7 +75,7 @@ def test_move_to_more_slices_is_no_quick_end(world: World) -> None:
     job = world.submit(max_retries_preemption=99)
     for _ in range(4):
         run_again(world, job)
-        world.do(GangMovedEvent("job", job.gang.attempt, "more slices"))
+        world.do(GangMovedEvent(job.current_attempt(job.gang), "more slices"))
         world.confirm(job)
         assert job.gang.not_before <= world.now
 

@@ -7,6 +7,7 @@ import pytest
 
 from iris_ray.errors import UnknownRecordError
 from iris_ray.model.constraints import AttributeValue, Constraint
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, Gang, Job, JobSpec, SpareFor, Task
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
@@ -93,7 +94,7 @@ def test_attempt_whose_end_was_not_confirmed_is_stopped_again(world: World, life
     """Nobody may have heard that it was to be stopped; until it is confirmed its hosts are not free."""
     LIVES[life](world)
     new, stops = successor(world)
-    assert [(stop.job_id, stop.attempt) for stop in stops] == [("job", 1)]
+    assert [stop.attempt for stop in stops] == [AttemptId("job", 1)]
     assert new.busy() == {"a-0", "a-1"}
     new.confirm(new.state.jobs["job"], 1)
     assert new.busy() == set()
@@ -120,7 +121,7 @@ def test_notice_is_given_again_nobody_may_have_heard_it(world: World) -> None:
         if told_before:
             new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0))
         instructions = apply_all(new.state, map(JobRestoredEvent, records(world)))
-        assert instructions.notices == [NotifyGang("job", 1, job.gang.notice)]
+        assert instructions.notices == [NotifyGang(AttemptId("job", 1), job.gang.notice)]
         assert new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0)).notices == []
         new.state.check()
 
@@ -132,7 +133,7 @@ def test_host_that_got_notice_while_no_controller_was_there(world: World) -> Non
     new.do(host("a", 1, draining="Ray drains it", deadline=130.0))
     instructions = apply_all(new.state, map(JobRestoredEvent, records(world)))
     (told,) = instructions.notices
-    assert (told.job_id, told.notice.deadline) == ("job", 130.0)
+    assert (told.attempt.job_id, told.notice.deadline) == ("job", 130.0)
     new.do(TimePassedEvent(new.now))
     assert list(new.state.jobs) == ["job", "job/replacement-1"]
     new.state.check()
@@ -159,7 +160,7 @@ def test_spares_are_dropped_if_their_job_lost_a_host_in_between(world: World) ->
     for name, number in (("a", 0), ("b", 0), ("b", 1)):
         new.do(host(name, number))
     instructions = apply_all(new.state, map(JobRestoredEvent, records(world)))
-    assert [stop.job_id for stop in instructions.stop] == ["job"]
+    assert [stop.attempt.job_id for stop in instructions.stop] == ["job"]
     new.do(TimePassedEvent(new.now))
     assert list(new.state.jobs) == ["job"]
     new.schedule()
@@ -228,7 +229,7 @@ def test_host_lost_in_between_is_the_gangs_end_charged_only_if_it_ran(world: Wor
     new, stops = successor(world, without=("a-1",))
     job = new.state.jobs["job"]
     assert (job.state, charged(job)) == (JobState.PENDING, (0, int(ran)))
-    assert [(stop.job_id, stop.attempt) for stop in stops] == [("job", 1)]
+    assert [stop.attempt for stop in stops] == [AttemptId("job", 1)]
     assert new.busy() == {"a-0"}
     new.schedule()
     assert job.gang.groups == ("b",)
@@ -262,12 +263,12 @@ def test_independent_tasks_come_back_each_as_it_was(world: World) -> None:
     world.do(JobSubmittedEvent(spec, world.now))
     for index in range(3):
         world.do(TaskAssignedEvent("many", index, "a-0"))
-    world.do(TaskStateChangedEvent("many", 0, 1, S.SUCCEEDED))
-    world.do(TaskStateChangedEvent("many", 1, 1, S.FAILED, "boom"))
+    world.do(TaskStateChangedEvent(AttemptId("many", 1, 0), 0, S.SUCCEEDED))
+    world.do(TaskStateChangedEvent(AttemptId("many", 1, 1), 1, S.FAILED, "boom"))
     new, stops = successor(world)
     job = new.state.jobs["many"]
     assert task_states(job) == [S.SUCCEEDED, S.PENDING, S.ASSIGNED, S.PENDING]
-    assert [(stop.task_index, stop.attempt) for stop in stops] == [(0, 1), (1, 1)]
+    assert [stop.attempt for stop in stops] == [AttemptId("many", 1, 0), AttemptId("many", 1, 1)]
     assert job.failures == 1
     assert job == world.state.jobs["many"]
 

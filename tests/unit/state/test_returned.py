@@ -2,6 +2,7 @@
 
 import pytest
 
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.events import GangReturnedEvent, JobCancelledEvent, WorkerFailedEvent
@@ -30,7 +31,7 @@ def taken_back(world: World) -> Job:
 
 def test_job_in_the_queue_is_over(world: World) -> None:
     job = taken_back(world)
-    instructions = world.do(GangReturnedEvent("job", 1))
+    instructions = world.do(GangReturnedEvent(AttemptId("job", 1)))
     assert (job.state, instructions.finished, instructions.stop) == (JobState.SUCCEEDED, ["job"], [])
     assert world.state.pending() == []
     world.confirm(job, 1)
@@ -41,30 +42,30 @@ def test_next_attempt_is_stopped_and_its_slice_comes_free_when_that_is_confirmed
     job = taken_back(world)
     world.schedule()
     assert job.gang.groups == ("b",)
-    instructions = world.do(GangReturnedEvent("job", 1))
+    instructions = world.do(GangReturnedEvent(AttemptId("job", 1)))
     assert job.state is JobState.SUCCEEDED
-    assert instructions.stop == [StopAttempt("job", 2, "attempt 1 has returned all results", 0)]
-    assert world.state.holds_capacity("job", 2)
+    assert instructions.stop == [StopAttempt(AttemptId("job", 2, 0), "attempt 1 has returned all results")]
+    assert world.state.holds_capacity(AttemptId("job", 2))
     world.confirm(job, 2)
     world.confirm(job, 1)
-    assert not world.state.holds_capacity("job", 2)
+    assert not world.state.holds_capacity(AttemptId("job", 2))
     world.state.check()
 
 
 def test_word_that_comes_twice_or_of_an_attempt_that_never_was_changes_nothing(world: World) -> None:
     job = taken_back(world)
-    world.do(GangReturnedEvent("job", 2))
+    world.do(GangReturnedEvent(AttemptId("job", 2)))
     assert job.gang.pending
-    world.do(GangReturnedEvent("job", 1))
-    assert not world.do(GangReturnedEvent("job", 1)).finished
-    world.do(GangReturnedEvent("nobody", 1))
+    world.do(GangReturnedEvent(AttemptId("job", 1)))
+    assert not world.do(GangReturnedEvent(AttemptId("job", 1))).finished
+    world.do(GangReturnedEvent(AttemptId("nobody", 1)))
     world.state.check()
 
 
 def test_cancelled_job_stays_cancelled(world: World) -> None:
     job = taken_back(world)
     world.do(JobCancelledEvent("job", "enough"))
-    world.do(GangReturnedEvent("job", 1))
+    world.do(GangReturnedEvent(AttemptId("job", 1)))
     assert job.state is JobState.KILLED
 
 
@@ -72,7 +73,7 @@ def test_other_tasks_of_a_job_go_on(world: World) -> None:
     job = world.start_tasks(max_retries_preemption=5)
     first = job.gangs[0].tasks[0]
     world.do(WorkerFailedEvent(first.node_id or "", "gone"))
-    world.do(GangReturnedEvent("job", 1, 0))
+    world.do(GangReturnedEvent(AttemptId("job", 1, 0)))
     assert first.state is S.SUCCEEDED
     assert not job.state.finished
     world.state.check()

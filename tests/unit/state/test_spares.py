@@ -3,6 +3,7 @@
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, NoticeKind
@@ -106,7 +107,7 @@ def test_spare_that_loses_a_host_is_looked_for_anew_and_its_job_goes_on(world: W
     job = world.start(spares=1, max_retries_preemption=0)
     ready(world, spare(world))
     fail_slice(world, "b")
-    world.do(AttemptEndConfirmedEvent(spare(world).spec.job_id, 1))
+    world.do(AttemptEndConfirmedEvent(AttemptId(spare(world).spec.job_id, 1)))
     world.schedule()
     assert job.state is JobState.RUNNING
     assert spare(world).gang.groups == ("c",)
@@ -120,7 +121,7 @@ def test_gang_on_a_draining_host_is_told_once(world: World) -> None:
     world.start(slices=(2,), max_retries_preemption=5)
     instructions = world.do(WorkerDrainedEvent("a-1", "the provider takes it", NoticeKind.PREEMPTION, 130.0))
     (told,) = instructions.notices
-    assert (told.job_id, told.attempt) == ("job", 1)
+    assert told.attempt == AttemptId("job", 1)
     assert (told.notice.kind, told.notice.deadline) == (NoticeKind.PREEMPTION, 130.0)
     assert told.notice.reason == "a host 1: the provider takes it"
     assert world.do(WorkerDrainedEvent("a-0", "the provider takes it", NoticeKind.PREEMPTION, 130.2)).notices == []
@@ -184,16 +185,16 @@ def test_gang_that_lost_a_slice_goes_on_with_fewer_and_grows_when_one_comes(worl
     world.report_all(job, S.RUNNING)
     assert job.gang.groups == ("a", "b")
     waiting = spare(world)
-    assert waiting.spec.coscheduling.counts == (1,)
+    assert waiting.spec.coscheduling.num_groups == (1,)
     world.schedule()
     assert waiting.gang.pending
     world.add_slice("d")
     world.schedule()
     instructions = [world.report(waiting, S.RUNNING, index) for index in range(2)]
     (told,) = instructions[1].notices
-    assert (told.job_id, told.notice.kind) == ("job", NoticeKind.GROWTH)
+    assert (told.attempt.job_id, told.notice.kind) == ("job", NoticeKind.GROWTH)
     assert told.notice.deadline == world.now + GROWTH_NOTICE_S
-    world.do(GangMovedEvent("job", 2, "to more slices"))
+    world.do(GangMovedEvent(AttemptId("job", 2), "to more slices"))
     world.confirm(job, 2)
     world.schedule()
     assert job.gang.groups == ("a", "b", "d")
@@ -226,7 +227,7 @@ def test_growth_takes_all_or_nothing(world: World) -> None:
     world.add_slice("d")
     world.schedule()
     assert spare(world).gang.pending
-    assert spare(world).spec.coscheduling.counts == (2,)
+    assert spare(world).spec.coscheduling.num_groups == (2,)
     world.add_slice("e")
     world.schedule()
     assert spare(world).gang.groups == ("d", "e")
@@ -312,7 +313,7 @@ def test_spare_is_given_back_though_its_pool_may_not_have_heard_of_it_yet(world:
     held = spare(world)
     instructions = world.do(JobCancelledEvent("job", "enough"))
     assert instructions.dropped == [DropSpare(held.spec.job_id, "pool-a")]
-    assert [stop.job_id for stop in instructions.stop] == ["job"]
+    assert [stop.attempt.job_id for stop in instructions.stop] == ["job"]
     before = world.busy()
     for late in (S.RUNNING, S.WORKER_FAILED):
         assert world.report(held, late) == Instructions()
@@ -342,7 +343,7 @@ def test_spare_waits_though_no_host_can_be_compared_with_what_its_job_asks_for(w
     for number in range(2):
         world.do(tagged(host("d", number), {"generation": "four"}))
     assert world.plan().unschedulable == []
-    assert world.plan().waiting.keys() == {spare(world).spec.job_id}
+    assert world.plan().pending_reasons.keys() == {spare(world).spec.job_id}
 
 
 def test_job_that_has_the_name_of_a_spare_is_left_alone(world: World) -> None:
@@ -360,7 +361,7 @@ def test_replacement_that_is_lost_itself_is_as_urgent_as_before(world: World) ->
     ready(world, spare(world))
     assert spare(world).gang.groups == ("b",)
     fail_slice(world, "b")
-    world.do(AttemptEndConfirmedEvent(spare(world).spec.job_id, 1))
+    world.do(AttemptEndConfirmedEvent(AttemptId(spare(world).spec.job_id, 1)))
     world.submit("other", owner="pool-b", user="somebody")
     world.now += 10 * RETURNING_S
     world.schedule()
@@ -395,7 +396,7 @@ def test_gang_that_was_sent_to_a_host_before_its_notice_came_is_told(world: Worl
     (assignment,) = world.plan().assignments
     world.do(WorkerDrainedEvent("a-1", "preempted", NoticeKind.PREEMPTION, 130.0))
     (told,) = world.do(assignment).notices
-    assert (told.job_id, told.attempt, told.notice.deadline) == ("job", 1, 130.0)
+    assert (told.attempt, told.notice.deadline) == (AttemptId("job", 1), 130.0)
 
 
 def test_notice_ends_with_its_attempt(world: World) -> None:

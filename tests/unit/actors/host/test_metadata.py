@@ -21,17 +21,9 @@ from typing import NamedTuple
 import pytest
 import requests
 
-from iris_ray.actors.host.metadata import (
-    PREEMPTION_NOTICE_S,
-    UPCOMING_MAINTENANCE,
-    WELL_KNOWN_HOSTS,
-    Answer,
-    MetadataWatch,
-    WatchTimes,
-    denies_maintenance,
-    maintenance_notice,
-    metadata_hosts,
-)
+from iris_ray.actors.host.maintenance import denies_maintenance, maintenance_notice
+from iris_ray.actors.host.metadata_client import WELL_KNOWN_HOSTS, Answer, metadata_hosts
+from iris_ray.actors.host.metadata_watch import PREEMPTION_NOTICE_S, UPCOMING_MAINTENANCE, MetadataWatch, WatchTimes
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.metadata_server import PREEMPTED, Fault, HostMetadata, MetadataServers, Value

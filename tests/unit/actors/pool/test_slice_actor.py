@@ -7,6 +7,7 @@ from typing import Any
 
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.wire.messages import TaskLaunch
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -61,8 +62,8 @@ def test_attempt_that_was_stopped_before_it_came_does_not_start() -> None:
     async def scenario() -> tuple[dict[int, TaskEnd | None], Host]:
         host = Host()
         actor = slice_actor(host, never)
-        assert await actor.stop("job", 1, "not wanted any more") == {}
-        return await actor.run_remote_fn([launch()], 5.0), host
+        assert await actor.stop(AttemptId("job", 1), "not wanted any more") == {}
+        return await actor.run_remote_fn(AttemptId("job", 1), [launch()], 5.0), host
 
     ends, host = run(scenario())
     assert ends[0] is not None
@@ -76,8 +77,8 @@ def test_stop_of_an_earlier_attempt_does_not_keep_the_next_one_from_starting() -
 
     async def scenario() -> dict[int, TaskEnd | None]:
         actor = slice_actor(Host(), returns)
-        await actor.stop("job", 1, "not wanted any more")
-        return await actor.run_remote_fn([launch(attempt=2)], 5.0)
+        await actor.stop(AttemptId("job", 1), "not wanted any more")
+        return await actor.run_remote_fn(AttemptId("job", 2), [launch(attempt=2)], 5.0)
 
     assert run(scenario()) == {0: RETURNED}
 
@@ -86,7 +87,7 @@ def test_task_whose_process_is_gone_has_ended_though_no_answer_comes() -> None:
     async def scenario() -> dict[int, TaskEnd | None]:
         host = Host()
         asyncio.get_running_loop().call_later(30.0, host.gone.set)
-        return await slice_actor(host, never).run_remote_fn([launch()], 5.0)
+        return await slice_actor(host, never).run_remote_fn(AttemptId("job", 1), [launch()], 5.0)
 
     assert run(scenario()) == {0: CRASHED}
 
@@ -101,6 +102,6 @@ def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> Non
             return RETURNED
 
         asyncio.get_running_loop().call_later(30.0, host.gone.set)
-        return await slice_actor(host, returns_late).run_remote_fn([launch()], 5.0)
+        return await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), [launch()], 5.0)
 
     assert run(scenario()) == {0: RETURNED}

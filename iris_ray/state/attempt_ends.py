@@ -1,0 +1,197 @@
+"""How attempts end: what it costs the gang, who is stopped, and when the capacity is free."""
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Gang, Job, Task
+from iris_ray.model.lifecycle import ACTIVE, TaskState
+from iris_ray.model.workers import Worker
+from iris_ray.state import retry_budget
+from iris_ray.state.allocations import Allocations
+from iris_ray.state.change import Change
+from iris_ray.state.events import (
+    GangMovedEvent,
+    GangReturnedEvent,
+    JobCancelledEvent,
+    TaskDispatchFailedEvent,
+    TaskUnschedulableEvent,
+)
+from iris_ray.state.fleet import Fleet
+from iris_ray.state.instructions import StopAttempt
+from iris_ray.state.job_table import JobTable
+from iris_ray.state.spares import Spares
+from iris_ray.state.transitions import WAY_TO_SUCCESS, move, move_all
+
+
+class AttemptEnds:
+    """Ends attempts. The end of one member is the end of its gang's attempt."""
+
+    def __init__(self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._allocations = allocations
+        self._spares = spares
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def job_cancelled(self, event: JobCancelledEvent, change: Change) -> None:
+        job = self._table.jobs.get(event.job_id)
+        if job is not None and not job.state.finished and job.spec.spare_for is None:  # spares end with their jobs
+            self._end_other_gangs(job, None, event.reason, change)
+            job.error = event.reason
+            change.instructions.finished.append(event.job_id)
+
+    def unschedulable(self, event: TaskUnschedulableEvent, change: Change) -> None:
+        """A gang that never ran is given up, and its job with it."""
+        job = self._table.jobs.get(event.job_id)
+        if job is None or job.state.finished:
+            return
+        gang = self._table.gang(job, 0 if job.spec.coscheduling else event.task_index)
+        if not gang.pending or gang.started:
+            return  # it got to run after all
+        move_all(job, gang, TaskState.UNSCHEDULABLE, event.reason)
+        self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {event.reason}", change)
+        job.error = event.reason
+        change.instructions.finished.append(event.job_id)
+
+    def dispatch_failed(self, event: TaskDispatchFailedEvent) -> None:
+        if (found := self._table.live(event.attempt)) is not None:
+            job, gang = found
+            retry_budget.returns_after_failed_launch(gang, event.now)
+            self._requeue(job, gang, event.error)
+
+    def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
+        if (found := self._table.live(event.attempt)) is not None:
+            job, gang = found
+            retry_budget.returns_to_move(job, gang, change.now)
+            self._requeue(job, gang, event.reason)
+
+    def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
+        """The caller has the results of an attempt that was taken back: the gang has succeeded, wherever it stands."""
+        attempt, job = event.attempt, self._table.jobs.get(event.attempt.job_id)
+        if job is None or job.state.finished or job.spec.spare_for is not None:
+            return
+        gang = self._table.gang(job, attempt.gang)
+        if attempt.number > gang.attempt or not (gang.placed or gang.pending):
+            return
+        if gang.placed:
+            self._end_attempt(job, gang, f"attempt {attempt.number} has returned all results", change)
+        for task in gang.tasks:
+            for state in WAY_TO_SUCCESS[task.state]:
+                move(job, gang, task, state)
+        self._table.waits_no_more(job, gang)
+        self._table.queue_changed(attempt.job_id)
+        self._spares.look_at(job)
+        if job.state.finished:
+            change.instructions.finished.append(attempt.job_id)
+
+    def worker_lost(self, worker: Worker, reason: str, change: Change) -> None:
+        """A worker is gone, with everything that ran on it."""
+        for task_id, attempt in worker.occupants:
+            self._allocations.let_go(self._table.jobs[attempt.job_id], worker.node_id, attempt)
+            self._table.changed(attempt.job_id)
+            if (found := self._table.live(attempt)) is not None:
+                job, gang = found
+                task = next(task for task in gang.tasks if task.task_id == task_id)
+                started = any(t.state in (TaskState.RUNNING, TaskState.SUCCEEDED) for t in gang.tasks)
+                self.member_ended(job, gang, task, TaskState.WORKER_FAILED, reason, change, started)
+
+    def pool_restarted(self, owner: str, change: Change) -> None:
+        """A pool's gangs start again, those included whose results were not handed over.
+
+        It is not known what the process died of. It lives beside the driver, not on the gang's hosts, so to a gang that
+        is a preemption, also if its results had come: a job whose results don't fit into memory must not be tried for
+        ever. A gang to which it happens several times in a row, within seconds after its start, is charged failures,
+        like one that loses tasks on hosts that are there: a machine short of memory would not wait for that moment.
+        """
+        reason = "the process of its SlicePoolManager died"
+        for attempt in self._allocations.of_owner(self._table.jobs, owner):
+            job = self._table.jobs.get(attempt.job_id)
+            if job is None or job.spec.spare_for is not None:
+                continue  # dropped with its parent's attempt
+            if (found := self._table.live(attempt)) is not None:
+                _, gang = found
+                started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
+                cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
+                self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, reason, change, started)
+                self._spares.look_at(job)
+            self.confirmed(attempt)
+        for job in [job for job in self._table.jobs.values() if job.spec.owner == owner and not job.state.finished]:
+            for gang in job.gangs:
+                if gang.succeeded == len(gang.tasks) and not job.state.finished:
+                    lost = "its results were lost: " + reason
+                    self.member_ended(job, gang, gang.tasks[0], TaskState.WORKER_FAILED, lost, change, started=True)
+
+    def confirmed(self, attempt: AttemptId) -> None:
+        """No process of an attempt is left: what it held is free."""
+        job = self._table.jobs.get(attempt.job_id)
+        if job is None:
+            return
+        gang = self._table.gang(job, attempt.gang)
+        if gang.attempt == attempt.number and any(task.state in ACTIVE for task in gang.tasks):
+            raise IllegalTransitionError(f"{attempt} still has active tasks; it can't be free")
+        if self._allocations.end(job, attempt):
+            self._table.changed(attempt.job_id)
+
+    # -- what they have in common ------------------------------------------------------------------------------------
+
+    def member_ended(
+        self, job: Job, gang: Gang, cause: Task, state: TaskState, error: str, change: Change, started: bool
+    ) -> None:
+        """Charge one budget once for a member's end, then requeue the whole gang or end it.
+
+        Args:
+            job, gang, cause: whose end it is.
+            state: FAILED or WORKER_FAILED; it names the budget.
+            error: the first cause, in words.
+            change: the event.
+            started: whether any task of the attempt ran.
+        """
+        self._table.changed(job.spec.job_id)
+        gang.started = gang.started or started
+        if started:
+            retry_budget.count_quick_end(gang, change.now)
+            if retry_budget.is_its_own_doing(gang, cause, self._fleet.workers.get(cause.node_id or "")):
+                state = TaskState.FAILED
+        exhausted = retry_budget.charge(job, gang, state, started)
+        self._end_attempt(job, gang, error, change)
+        if not exhausted:
+            retry_budget.returns_after_end(job, gang, state, started, change.now)
+            self._requeue(job, gang, error)
+            return
+        job.error = gang.error = error
+        move(job, gang, cause, state, error)
+        for sibling in gang.tasks:
+            if sibling is not cause:
+                move(job, gang, sibling, TaskState.COSCHED_FAILED, f"{cause.task_id} ended the gang: {error}")
+        if job.state.finished:
+            self._end_other_gangs(job, gang, f"{cause.task_id} ended the job: {error}", change)
+            change.instructions.finished.append(job.spec.job_id)
+
+    def mark_ending(self, job: Job, gang: Gang) -> None:
+        """The gang's attempt is over; its end will be confirmed in a moment."""
+        gang.notice = None
+        self._allocations.mark_ending(job.current_attempt(gang))
+
+    def _end_other_gangs(self, job: Job, cause: Gang | None, reason: str, change: Change) -> None:
+        """End all gangs that are not over; attempts that have hosts are to be stopped."""
+        for gang in job.gangs:
+            if gang is cause or not (gang.placed or gang.pending):
+                continue
+            if gang.placed:
+                self._end_attempt(job, gang, reason, change)
+            move_all(job, gang, TaskState.KILLED, reason)
+        job.pending.clear()
+
+    def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
+        if gang.placed:  # else all has returned, and is lost now
+            change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
+        self.mark_ending(job, gang)
+
+    def _requeue(self, job: Job, gang: Gang, error: str) -> None:
+        self.mark_ending(job, gang)
+        job.error = gang.error = error
+        self._spares.look_at(job)
+        for task in gang.tasks:
+            move(job, gang, task, TaskState.PENDING, error)
+            task.node_id = None
+        self._table.waits(job, gang)

@@ -1,0 +1,90 @@
+"""Notices: which hosts are to go, and which gangs are told so."""
+
+from dataclasses import replace
+
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.notices import NOTICE_S, Notice, NoticeKind, is_as_urgent
+from iris_ray.state.change import Change
+from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.fleet import Fleet
+from iris_ray.state.instructions import NotifyGang
+from iris_ray.state.job_table import JobTable
+from iris_ray.state.spares import Spares
+
+
+class GangNotices:
+    """Tells gangs that they are to move, each once for each notice that is more urgent than what it knows."""
+
+    def __init__(self, table: JobTable, fleet: Fleet, spares: Spares) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._spares = spares
+
+    def worker_drained(self, event: WorkerDrainedEvent, change: Change) -> None:
+        """The worker takes nothing new. Gangs on it are told, once, and get replacements."""
+        worker = self._fleet.workers.get(event.node_id)
+        if worker is None:
+            return
+        known, deadline = worker.notice, event.deadline
+        if deadline is None:
+            deadline = change.now + NOTICE_S if known is None else known.deadline
+        place = f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
+        notice = Notice(event.kind, f"{place}: {event.reason}", deadline)
+        is_final = event.kind is not NoticeKind.MAINTENANCE
+        if is_final and (worker.final is None or not is_as_urgent(worker.final[1], event.deadline)):
+            worker.final = event.reason, notice
+        if known is not None and is_as_urgent(known, event.deadline):
+            return
+        self._fleet.put(replace(worker, draining=event.reason, notice=notice))
+        for _, attempt in worker.occupants:
+            if (found := self._table.live(attempt)) is not None:
+                self._spares.look_at(found[0])
+                self.tell(*found, notice, change)
+
+    def maintenance_called_off(self, event: MaintenanceCalledOffEvent, change: Change) -> None:
+        """The worker is as before, unless it is to go for another reason, which its gangs are then told.
+
+        Gangs may know of the maintenance though the worker does not: from their records.
+        """
+        worker = self._fleet.workers.get(event.node_id)
+        if worker is None:
+            return
+        if worker.notice is not None and worker.notice.kind is NoticeKind.MAINTENANCE:
+            draining, notice = worker.final or (None, None)
+            self._fleet.put(replace(worker, draining=draining, notice=notice))
+        for _, attempt in worker.occupants:
+            if (found := self._table.live(attempt)) is not None:
+                self._spares.look_at(found[0])
+                self._look_again(*found, change)
+
+    def _look_again(self, job: Job, gang: Gang, change: Change) -> None:
+        """The maintenance that a gang was told of may be called off, or be that of another of its hosts."""
+        told = gang.notice
+        if told is None or told.kind is not NoticeKind.MAINTENANCE:
+            return
+        hosts = (self._fleet.workers.get(task.node_id or "") for task in gang.tasks)
+        left = [worker.notice for worker in hosts if worker is not None and worker.notice is not None]
+        if any((notice.kind, notice.deadline) == (told.kind, told.deadline) for notice in left):
+            return
+        gang.notice = None
+        self._table.changed(job.spec.job_id)
+        if left:
+            self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
+
+    def tell(self, job: Job, gang: Gang, notice: Notice, change: Change) -> None:
+        """Tell a gang that it is to move, unless it knows of something as urgent. Spares are not told."""
+        known = gang.notice
+        if known is not None and known.kind is not NoticeKind.GROWTH and is_as_urgent(known, notice.deadline):
+            return
+        if job.spec.spare_for is not None:
+            return
+        gang.notice = notice
+        self._table.changed(job.spec.job_id)
+        change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
+
+    def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:
+        """Tell a gang of notices that its hosts had before it came there, or before its record was read."""
+        for task in gang.tasks:
+            worker = self._fleet.workers.get(task.node_id or "")
+            if worker is not None and worker.notice is not None:
+                self.tell(job, gang, worker.notice, change)

@@ -1,0 +1,193 @@
+"""How gangs get hosts, run and succeed."""
+
+import math
+from collections import Counter
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Allocation, Gang, Job, Task
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.state.allocations import Allocations
+from iris_ray.state.attempt_ends import AttemptEnds
+from iris_ray.state.change import Change
+from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, TaskStateChangedEvent
+from iris_ray.state.fleet import Fleet
+from iris_ray.state.gang_notices import GangNotices
+from iris_ray.state.instructions import NotifyGang, StopAttempt
+from iris_ray.state.job_table import JobTable
+from iris_ray.state.records import JobRecord
+from iris_ray.state.slice_holders import SliceHolders
+from iris_ray.state.spare_jobs import SpareJobs
+from iris_ray.state.transitions import move, new_tasks
+
+
+class Gangs:
+    """Assigns gangs to hosts and takes the reports of their tasks."""
+
+    def __init__(
+        self,
+        table: JobTable,
+        fleet: Fleet,
+        allocations: Allocations,
+        ends: AttemptEnds,
+        notices: GangNotices,
+        holders: SliceHolders,
+        spares: SpareJobs,
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._allocations = allocations
+        self._ends = ends
+        self._notices = notices
+        self._holders = holders
+        self._spares = spares
+
+    # -- assigning -------------------------------------------------------------------------------------------------
+
+    def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
+        """All tasks of a coscheduled job get their hosts."""
+        job = self._table.known(event.job_id)
+        config = job.spec.coscheduling
+        sizes = {len(group) for group in event.groups}
+        equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
+        if config is None or not equal or len(event.groups) not in config.num_groups:
+            raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
+        node_ids = tuple(node_id for group in event.groups for node_id in group)
+        gang = job.gang
+        self._require_room(job, gang, node_ids)
+        if len(gang.tasks) != len(node_ids):  # another count of slices: another set of tasks
+            gang.tasks = new_tasks(event.job_id, len(node_ids))
+            job.counts = Counter({TaskState.PENDING: len(node_ids)})
+        self._assign(job, gang, event.group_names, node_ids, change)
+
+    def task_assigned(self, event: TaskAssignedEvent, change: Change) -> None:
+        """A task of a job that is not coscheduled gets its host."""
+        job = self._table.known(event.job_id)
+        if job.spec.coscheduling is not None:
+            raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
+        gang = self._table.gang(job, event.task_index)
+        self._require_room(job, gang, (event.node_id,))
+        slice_name = self._fleet.workers[event.node_id].slice_name
+        self._assign(job, gang, (slice_name or event.node_id,), (event.node_id,), change)
+
+    def _require_room(self, job: Job, gang: Gang, node_ids: tuple[str, ...]) -> None:
+        """The last line of defence against two tasks on one host."""
+        who = job.spec.job_id
+        if job.state.finished or not gang.pending:
+            state = gang.tasks[0].state.name
+            raise IllegalTransitionError(f"{gang.tasks[0].task_id} is {state}; only what is PENDING is assigned")
+        if len(set(node_ids)) != len(node_ids):
+            raise IllegalTransitionError(f"job {who}: {node_ids} names a worker twice")
+        for node_id in node_ids:
+            worker = self._fleet.workers.get(node_id)
+            if worker is None or not job.requirement.has_room(worker):
+                raise IllegalTransitionError(f"job {who}: worker {node_id} is gone or full")
+
+    def _assign(self, job: Job, gang: Gang, groups: tuple[str, ...], node_ids: tuple[str, ...], change: Change) -> None:
+        gang.attempt += 1
+        gang.groups = groups
+        gang.running_since = math.inf
+        allocation = []
+        for task, node_id in zip(gang.tasks, node_ids, strict=True):
+            allocation.append((node_id, task.task_id, job.requirement.demand(self._fleet.workers[node_id])))
+            move(job, gang, task, TaskState.ASSIGNED)
+            task.node_id = node_id
+        self._allocations.add(job, job.current_attempt(gang), tuple(allocation))
+        self._table.waits_no_more(job, gang)
+        self._holders.take(job, node_ids, change)
+        self._notices.tell_of_its_hosts(job, gang, change)
+        self._spares.look_at(job)
+
+    # -- running ---------------------------------------------------------------------------------------------------
+
+    def task_reported(self, event: TaskStateChangedEvent, change: Change) -> None:
+        """A task of a live attempt reports its state."""
+        found = self._table.live(event.attempt)
+        if found is None:
+            return
+        job, gang = found
+        task = _task(event, gang)
+        if task.state is event.new_state:
+            return  # delivered twice
+        match event.new_state:
+            case TaskState.FAILED | TaskState.WORKER_FAILED:
+                if task.state is TaskState.SUCCEEDED and event.new_state is TaskState.FAILED:
+                    raise IllegalTransitionError(f"{task.task_id}: SUCCEEDED → FAILED")
+                error = event.error or "unknown cause"
+                self._ends.member_ended(job, gang, task, event.new_state, error, change, started=True)
+            case TaskState.SUCCEEDED:
+                self._succeeded(job, gang, task, change)
+            case TaskState.RUNNING:
+                if task.state is not TaskState.SUCCEEDED:  # else a late report
+                    self._runs(job, gang, task, change)
+            case _:
+                raise IllegalTransitionError(f"{task.task_id}: a task does not report {event.new_state.name}")
+
+    def _runs(self, job: Job, gang: Gang, task: Task, change: Change) -> None:
+        move(job, gang, task, TaskState.RUNNING)
+        gang.dispatch_failures = 0
+        self._has_started(job, gang, change)
+        if job.spec.coscheduling and job.counts[TaskState.RUNNING] == len(gang.tasks):
+            if len(gang.groups) >= gang.groups_wanted:
+                gang.groups_wanted = 0
+            self._spares.gang_runs(job, gang, change)
+
+    def _succeeded(self, job: Job, gang: Gang, task: Task, change: Change) -> None:
+        if job.spec.spare_for is not None:
+            raise IllegalTransitionError(f"{task.task_id} only holds a slice; it has nothing to return")
+        if task.state is TaskState.ASSIGNED:  # the RUNNING report may be late or lost
+            move(job, gang, task, TaskState.RUNNING)
+        move(job, gang, task, TaskState.SUCCEEDED)
+        self._has_started(job, gang, change)
+        self._spares.look_at(job)
+        if gang.succeeded == len(gang.tasks):
+            self._ends.mark_ending(job, gang)
+        if job.state.finished:
+            change.instructions.finished.append(job.spec.job_id)
+
+    def _has_started(self, job: Job, gang: Gang, change: Change) -> None:
+        gang.started = True
+        gang.running_since = min(gang.running_since, change.now)
+        self._table.changed(job.spec.job_id)
+
+    # -- coming back -----------------------------------------------------------------------------------------------
+
+    def job_restored(self, record: JobRecord, change: Change) -> None:
+        """Take up a job that an earlier Controller knew, with what its attempts hold."""
+        job = record.job
+        if job.spec.job_id in self._table.jobs:
+            return
+        self._table.restore(job)
+        if job.spec.spare_for is not None:
+            self._spares.restored(job)
+        for attempt, allocation in record.allocations.items():
+            self._restore_allocation(job, attempt, allocation, change)
+        if job.spec.coscheduling and job.gang.placed:
+            self._spares.placed_again(job)
+
+    def _restore_allocation(self, job: Job, attempt: AttemptId, allocation: Allocation, change: Change) -> None:
+        """Take up what an attempt holds. One that is over is stopped again: its pool may not have heard of it."""
+        gang, workers = job.gangs[attempt.gang], self._fleet.workers
+        there = tuple(place for place in allocation if place[0] in workers)
+        self._allocations.add(job, attempt, there)
+        if not gang.placed or gang.attempt != attempt.number:
+            self._allocations.mark_ending(attempt)
+            change.instructions.stop.append(StopAttempt(attempt, gang.error or "the job is over"))
+            return
+        self._holders.take(job, tuple(node_id for node_id, _, _ in there), change)
+        lost = next((task for task in gang.tasks if task.node_id not in workers), None)
+        if lost is not None:
+            reason = f"{lost.node_id} was lost while no Controller was there to see it"
+            started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
+            self._ends.member_ended(job, gang, lost, TaskState.WORKER_FAILED, reason, change, started)
+            return
+        if gang.notice is not None:  # its pool may not have heard of it
+            change.instructions.notices.append(NotifyGang(attempt, gang.notice))
+        self._notices.tell_of_its_hosts(job, gang, change)
+
+
+def _task(event: TaskStateChangedEvent, gang: Gang) -> Task:
+    index = event.task_index - gang.position
+    if not 0 <= index < len(gang.tasks):
+        raise IllegalTransitionError(f"{event.attempt} has no task {event.task_index}")
+    return gang.tasks[index]

@@ -1,0 +1,140 @@
+"""All jobs: which of them wait, which have finished, and which have changed since they were last recorded."""
+
+from collections import Counter
+from itertools import islice
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Gang, Job, JobSpec
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.state.allocations import Allocations
+from iris_ray.state.transitions import new_tasks
+
+FINISHED_JOBS_KEPT = 1000
+
+
+class JobTable:
+    """Jobs by id, in the order of submission.
+
+    Attributes:
+        jobs: all of them.
+        pending: those of which some or all gangs wait for hosts.
+        finished: ids of those that have ended, the first to finish first.
+        unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
+        queue_version: counts the changes to what waits.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.pending: dict[str, Job] = {}
+        self.finished: dict[str, None] = {}
+        self.unrecorded: set[str] = set()
+        self.queue_version = 0
+        self._submitted = 0
+
+    # -- finding ---------------------------------------------------------------------------------------------------
+
+    def known(self, job_id: str) -> Job:
+        """Return a job.
+
+        Raises:
+            IllegalTransitionError: there is none of that id.
+        """
+        if job_id not in self.jobs:
+            raise IllegalTransitionError(f"there is no job {job_id}")
+        return self.jobs[job_id]
+
+    def gang(self, job: Job, position: int) -> Gang:
+        """Return a gang of a job by its position.
+
+        Raises:
+            IllegalTransitionError: the job has no such gang.
+        """
+        if not 0 <= position < len(job.gangs):
+            raise IllegalTransitionError(f"job {job.spec.job_id} has no task {position}")
+        return job.gangs[position]
+
+    def live(self, attempt: AttemptId) -> tuple[Job, Gang] | None:
+        """Return the gang whose live attempt this is. Reports about any other attempt change nothing."""
+        job = self.jobs.get(attempt.job_id)
+        if job is None or job.state.finished:
+            return None
+        gang = self.gang(job, attempt.gang)
+        return (job, gang) if gang.attempt == attempt.number and gang.placed else None
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, now: float) -> None:
+        """Take a new job. The same submission may be delivered twice."""
+        if spec.job_id in self.jobs:
+            return
+        if spec.coscheduling:
+            count = spec.replicas * max(spec.coscheduling.num_groups)
+            gangs = [Gang(new_tasks(spec.job_id, count), waiting_since=now)]
+        else:
+            gangs = [Gang([task], waiting_since=now) for task in new_tasks(spec.job_id, spec.replicas)]
+        self._submitted += 1
+        self.jobs[spec.job_id] = self.pending[spec.job_id] = Job(
+            spec=spec,
+            number=self._submitted,
+            submitted_at=now,
+            requirement=spec.requirement,
+            gangs=gangs,
+            counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
+            pending=dict.fromkeys(range(len(gangs))),
+        )
+        self.queue_changed(spec.job_id)
+
+    def restore(self, job: Job) -> None:
+        """Take a job that an earlier Controller knew."""
+        job_id = job.spec.job_id
+        self.jobs[job_id] = job
+        self._submitted = max(self._submitted, job.number)
+        if job.state.finished:
+            self.finished[job_id] = None
+        elif job.pending:
+            self.pending[job_id] = job
+        self.changed(job_id)
+
+    def changed(self, job_id: str) -> None:
+        """Note that a job is to be recorded anew."""
+        self.unrecorded.add(job_id)
+
+    def queue_changed(self, job_id: str) -> None:
+        """Note that what waits of a job has changed."""
+        self.queue_version += 1
+        self.changed(job_id)
+
+    def waits(self, job: Job, gang: Gang) -> None:
+        """A gang has come back to the queue."""
+        job.pending[gang.position] = None
+        self.pending[job.spec.job_id] = job
+        self.queue_changed(job.spec.job_id)
+
+    def waits_no_more(self, job: Job, gang: Gang) -> None:
+        """A gang has hosts, or has ended."""
+        job.pending.pop(gang.position, None)
+        if not job.pending:
+            self.pending.pop(job.spec.job_id, None)
+        self.changed(job.spec.job_id)
+
+    def has_finished(self, job_id: str) -> None:
+        """A job has ended."""
+        self.finished[job_id] = None
+        self.pending.pop(job_id, None)
+        self.queue_changed(job_id)
+
+    def remove(self, job_id: str) -> None:
+        """Forget a job that has not ended: a spare that is dropped."""
+        del self.jobs[job_id]
+        self.pending.pop(job_id, None)
+        self.queue_changed(job_id)
+
+    def forget_old(self, allocations: Allocations) -> None:
+        """Forget the jobs that finished first, beyond the number that is kept, once they hold nothing."""
+        excess = len(self.finished) - FINISHED_JOBS_KEPT
+        if excess > 0:
+            for job_id in list(islice(self.finished, excess)):
+                if not allocations.of(job_id):
+                    del self.finished[job_id], self.jobs[job_id]
+                    self.changed(job_id)

@@ -1,0 +1,78 @@
+"""The jobs that hold spares: made when a gang needs them, dropped when it does not."""
+
+import math
+
+from iris_ray.model.jobs import Gang, Job, JobSpec, SparePurpose
+from iris_ray.model.notices import GROWTH_NOTICE_S, Notice, NoticeKind
+from iris_ray.state.allocations import Allocations
+from iris_ray.state.change import Change
+from iris_ray.state.fleet import Fleet
+from iris_ray.state.gang_notices import GangNotices
+from iris_ray.state.instructions import DropSpare
+from iris_ray.state.job_table import JobTable
+from iris_ray.state.spares import Spares
+
+
+class SpareJobs:
+    """Carries out what `Spares` says is needed."""
+
+    def __init__(
+        self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares, notices: GangNotices
+    ) -> None:
+        self._table = table
+        self._fleet = fleet
+        self._allocations = allocations
+        self._spares = spares
+        self._notices = notices
+
+    def look_at(self, job: Job) -> None:
+        """Something has happened to a job: it may need other spares."""
+        self._spares.look_at(job)
+
+    def restored(self, spare: Job) -> None:
+        """A job of an earlier Controller is a spare."""
+        self._spares.restored(spare)
+
+    def placed_again(self, job: Job) -> None:
+        """A gang of an earlier Controller has its hosts."""
+        self._spares.gang_runs(job)
+
+    def gang_runs(self, job: Job, gang: Gang, change: Change) -> None:
+        """All tasks of a gang run. If it is the room for another gang to grow, that gang is told to move."""
+        self._spares.gang_runs(job)
+        spare_for = job.spec.spare_for
+        if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH:
+            parent = self._table.jobs[spare_for.job_id]
+            have = len(parent.gang.groups)
+            reason = f"{have + len(gang.groups)} slices are there for it instead of {have}"
+            notice = Notice(NoticeKind.GROWTH, reason, change.now + GROWTH_NOTICE_S)
+            self._notices.tell(parent, parent.gang, notice, change)
+
+    def settle(self, change: Change) -> None:
+        """Make the spares that jobs need now, and drop the others. A gang that can't grow any more need not move."""
+        for job, superfluous, missing in self._spares.changes(self._table.jobs, self._fleet.workers, change.now):
+            for spare in superfluous:
+                self._drop(spare, change)
+            for spec in missing:
+                self._make(spec, change)
+            if job is not None and job.gang.is_to_grow and not self._spares.room_is_ready(job, self._table.jobs):
+                job.gang.notice = None  # its pool asks before it moves
+                self._table.changed(job.spec.job_id)
+
+    def _make(self, spec: JobSpec, change: Change) -> None:
+        assert spec.spare_for is not None
+        self._table.submit(spec, change.now)
+        self._table.changed(spec.spare_for.job_id)  # it counts them
+        gang = self._table.jobs[spec.job_id].gang
+        gang.started = True  # its job did; so it waits, whatever happens, and is never given up
+        if spec.spare_for.purpose is SparePurpose.REPLACEMENT:
+            gang.returning_until = math.inf
+
+    def _drop(self, spare: Job, change: Change) -> None:
+        """Free at once what a spare holds, since nothing runs there. Its owner keeps it warm."""
+        job_id = spare.spec.job_id
+        if spare.gang.placed:
+            change.instructions.dropped.append(DropSpare(job_id, spare.spec.owner))
+        for attempt in list(self._allocations.of(job_id)):
+            self._allocations.end(spare, attempt)
+        self._table.remove(job_id)
