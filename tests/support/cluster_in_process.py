@@ -155,12 +155,14 @@ class Process:
         group: what it runs in.
         task: what runs in it, or None while it waits.
         gone: how it ended, once it has.
+        left: what it has started may still run; only a host's actor, or the next one, can end that.
     """
 
     def __init__(self, cluster: "ClusterInProcess", host: "NodeProcesses", group: "Reservation") -> None:
         self.group = group
         self.pid = next(_pids)
         self.task: Task | None = None
+        self.left = False
         self.gone: asyncio.Future[TaskEnd] = asyncio.get_running_loop().create_future()
         self.handle: Handle = ray.get_runtime_context().current_actor
         self._cluster = cluster
@@ -175,12 +177,13 @@ class Process:
 
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before."""
-        for process in self._host.running():
+        for process in self._host.left():
             if exclusive or process.group is self.group:
                 process.kill("its host's actor is gone")
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         """How the task ended. If it crashes, this process is gone before it can answer."""
+        self.left = True
         self._host.log_of(launch.info).begin()
         self.task = self._cluster.begun(Task(launch.info, self._host, self))
         try:
@@ -204,7 +207,8 @@ class Process:
         self.kill("the task had returned")
 
     def kill(self, reason: str) -> None:
-        """Have it end by us, for that reason."""
+        """End it and all that it has started, for that reason."""
+        self.left = False
         self._end(TaskEnd(EndKind.STOPPED, time.time(), error=reason))
         ray.kill(self.handle)
 
@@ -234,9 +238,9 @@ class NodeProcesses:
     held_by: str | None = None
     logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
 
-    def running(self) -> list[Process]:
-        """Those in which user code runs."""
-        return [process for process in self.processes.values() if process.task is not None and not process.gone.done()]
+    def left(self) -> list[Process]:
+        """Those of which something may still run."""
+        return [process for process in self.processes.values() if process.left]
 
     def log_of(self, info: JobInfo) -> LogWriter:
         key = info.job_id, info.task_index, info.attempt
@@ -253,11 +257,15 @@ class Host:
         self.adopted: set[int] = set()
         self._node = node
         self._place = place
+        self._exclusive = exclusive
 
     async def healthy(self) -> bool:
         return True
 
     async def adopt(self, standby: Handle, pid: int, started: int, token: str) -> ChipsHeld | None:
+        if self._exclusive and not self.adopted:
+            for process in self._node.left():
+                process.kill("an earlier actor has left it behind")
         self.adopted.add(pid)
         if self._node.held_by is None:
             return None
@@ -269,8 +277,7 @@ class Host:
 
     async def stop(self, pid: int, reason: str | None) -> TaskEnd | None:
         process = self._node.processes[pid]
-        if not process.gone.done():
-            process.kill(reason or "the task had returned")
+        process.kill(reason or "the task had returned")
         return await asyncio.shield(process.gone)
 
     async def notify(self, pid: int, notice: Notice) -> bool:
@@ -292,8 +299,7 @@ class Host:
 
     async def teardown(self) -> None:
         for pid in self.adopted:
-            if not self._node.processes[pid].gone.done():
-                self._node.processes[pid].kill("the slice is released")
+            self._node.processes[pid].kill("the slice is released")
 
 
 @dataclass(eq=False)
@@ -400,6 +406,8 @@ class ClusterInProcess:
         """The machine is gone, and Ray knows it."""
         node_id = self.node_id(slice_name, number)
         self._table[node_id]["Alive"] = False
+        for process in self.node(node_id).left():
+            process.left = False
         for actor in self._actors.get(node_id, []):
             self.ray.kill(actor)
 
@@ -471,6 +479,10 @@ class ClusterInProcess:
         for actor in group.actors:
             self.ray.kill(actor)
 
+    def reserved_nodes(self) -> set[str]:
+        """Ids of the nodes of which a pool has reserved something."""
+        return {node_id for group in self._groups.values() for node_id in group.node_ids}
+
     def _group_table(self, group: Reservation | None = None) -> dict[str, Any]:
         found = {
             number: {
@@ -493,14 +505,14 @@ class ClusterInProcess:
         return task
 
     def is_running(self, task: Task) -> bool:
-        """Whether its process is there."""
-        return not task.process.gone.done()
+        """Whether its process, or anything that it has started, may be there."""
+        return task.process.left
 
     def last_attempt(self, job_id: str, count: int) -> list[Task]:
-        """The tasks of the latest attempt, if that many have begun and run; else none."""
+        """The tasks of the latest attempt, if that many have begun and all run; else none."""
         tasks = self.tasks_of(job_id)
-        found = [task for task in tasks if task.info.attempt == tasks[-1].info.attempt and self.is_running(task)]
-        return found if len(found) == count else []
+        found = [task for task in tasks if task.info.attempt == tasks[-1].info.attempt]
+        return found if len(found) == count and all(map(self.is_running, found)) else []
 
     def tasks_of(self, job_id: str, attempt: int | None = None) -> list[Task]:
         """Those that have begun, of one attempt or of all; by attempt and index."""

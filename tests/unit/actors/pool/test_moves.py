@@ -50,6 +50,7 @@ def test_gang_that_is_told_moves_as_soon_as_all_have_saved(
             assert abs(task.notice.deadline - told - notice_s) < 1.0
         assert virtual_time.now() < 10.0, "not at the deadline"
         assert names[doomed] not in slices_of(second)
+        assert cluster.node_id(names[doomed], 0) not in cluster.reserved_nodes(), "it is given back at once"
         assert set(names) - {names[doomed]} <= slices_of(second)
         assert await results == [2] * (2 * slices)
         assert await cluster.charged("job") == (0, 1)
@@ -74,6 +75,22 @@ def test_gang_of_which_some_have_saved_moves_at_the_deadline(stage: Stage, saves
         cluster.drain(first[0].info.slice_name, notice_s=20.0)
         assert await results == [2, 2]
         assert 19.0 <= time.time() - told <= 27.0
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story)
+
+
+def test_gang_that_saves_nothing_stays_until_its_host_goes(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", max_retries_preemption=1)
+        first = await cluster.runs("job", 2)
+        cluster.drain(first[0].info.slice_name, notice_s=30.0)
+        await asyncio.sleep(60.0)
+        assert all(map(cluster.is_running, first))
+        cluster.kill_host(first[0].info.slice_name, 0)
+        for task in await cluster.started("job", 2, attempt=2):
+            task.end.set_result(None)
+        await results
         assert await cluster.charged("job") == (0, 1)
 
     stage.play(story)
