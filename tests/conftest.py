@@ -4,15 +4,20 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
+    from tests.support.clusters import Clusters, Shape
     from tests.support.gangs import Trace
+
+CLUSTER_TESTS, PROOFS = Path(__file__).parent / "cluster", Path(__file__).parent / "proofs"
+PASSED = pytest.StashKey[bool]()
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
 os.environ.setdefault("IRIS_RAY_HOST_SILENCE_S", "10")  # machines that run tests are often busy with something else
@@ -23,15 +28,118 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _default)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator["SimulatedCluster"]:
-    """Three v4-16 slices of two hosts each, for all tests of a module."""
-    from iris_ray import release
-    from iris_ray.testing import SimulatedCluster
+SHARED = ("cluster", "persistent_cluster", "cloud_cluster")
+"""Fixtures that are clusters which tests share, in the order in which their tests run."""
+OWN = "no_shared_cluster"
+"""The fixture of tests that start a cluster of their own in this process. They come last."""
 
-    with SimulatedCluster({"v4-16": 3}, quiet=True) as running:
-        yield running
-        release()
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--profile",
+        choices=("test", "proofs"),
+        default="test",
+        help="test: every test, in its small size (the default); proofs: tests/proofs, and what is marked so, in full",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how much Hypothesis tries where a test doesn't say so itself."""
+    settings.register_profile("test", deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+    settings.register_profile("proofs", settings.get_profile("test"), max_examples=2000)
+    settings.load_profile(config.getoption("profile"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the profile doesn't ask for; have the tests that share a cluster run in a row, in one process."""
+    for item in items:
+        if item.path.is_relative_to(CLUSTER_TESTS) or turn(item):
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.xdist_group("clusters" if turn(item) else "clusters of child processes"))
+    full = config.getoption("profile") == "proofs"
+    wanted, left_out = [], []
+    for item in items:
+        asked_for = (full and item.path.is_relative_to(PROOFS)) or is_proof(item) == full
+        (wanted if asked_for else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted(wanted, key=turn)
+
+
+def is_proof(item: pytest.Item) -> bool:
+    """Whether a test is left to `make proofs`."""
+    return item.get_closest_marker("proof") is not None
+
+
+def turn(item: pytest.Item) -> int:
+    """When a test runs: 0 needs no cluster in this process, then one shape after another."""
+    fixtures = getattr(item, "fixturenames", ())
+    return next((n for n, name in enumerate((*SHARED, OWN), 1) if name in fixtures), 0)
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a test kills what it kills."""
+    return 20 if request.config.getoption("profile") == "proofs" else 3
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have the fixtures know at their end whether the test has passed."""
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator["Clusters"]:
+    from tests.support.clusters import Clusters
+
+    running = Clusters()
+    yield running
+    running.end()
+
+
+@pytest.fixture
+def cluster(clusters: "Clusters", request: pytest.FixtureRequest) -> Iterator["SimulatedCluster"]:
+    """Three sound v4-16 slices of two hosts each. Their names change when a test breaks one."""
+    yield from shared(clusters, three_slices(), request)
+
+
+@pytest.fixture
+def persistent_cluster(clusters: "Clusters", request: pytest.FixtureRequest) -> Iterator["SimulatedCluster"]:
+    """The same, with a GCS that can be killed."""
+    yield from shared(clusters, three_slices(persistent=True), request)
+
+
+@pytest.fixture
+def no_shared_cluster(clusters: "Clusters") -> None:
+    """Room for a cluster of the test's own: there can be one in a process."""
+    clusters.end()
+
+
+def three_slices(persistent: bool = False) -> "Shape":
+    from iris_ray.testing import SimulatedCluster
+    from tests.support.clusters import Shape
+
+    name = "persistent" if persistent else "usual"
+    return Shape(name, lambda: SimulatedCluster({"v4-16": 3}, persistent=persistent, quiet=True), slices=3)
+
+
+def shared(clusters: "Clusters", shape: "Shape", request: pytest.FixtureRequest) -> Iterator["SimulatedCluster"]:
+    """A cluster of that shape for one test; every job must be over at its end."""
+    world = clusters.of(shape)
+    yield world.cluster
+    if not request.node.stash.get(PASSED, False):
+        world.clear()
+        return
+    try:
+        world.check()
+    except AssertionError:
+        world.clear()
+        raise
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Several drivers on one cluster, and what is left when a driver ends, however it ends."""
 
-import contextlib
 import importlib.util
 import os
 import signal
@@ -12,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 
@@ -20,9 +18,10 @@ from iris_ray import release, run_on_pod
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import alive, free_chips, wait_until
-
-pytestmark = pytest.mark.cluster
+from tests.support.clusters import actors_left
+from tests.support.gangs import alive, free_chips
+from tests.support.proofs import in_proofs
+from tests.support.waiting import wait_until
 
 CHIPS = 3 * 2 * 4
 
@@ -82,24 +81,6 @@ class Drivers:
             process.communicate()
 
 
-def actors_left(cluster: SimulatedCluster) -> list[str]:
-    """Command lines of this cluster's Ray workers that run an actor of ours, the Controller excepted."""
-    ours = ("ray::SlicePoolManager", "ray::iris_ray", "ray::SliceActor", "ray::TPUHostActor", "ray::TaskProcess")
-    raylets = {int(process.pid) for process in psutil.process_iter() if is_raylet_of(process, cluster.address)}
-    found = []
-    for process in psutil.process_iter(["cmdline", "ppid"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if line.startswith(ours) and process.info["ppid"] in raylets:
-            found.append(line)
-    return found
-
-
-def is_raylet_of(process: psutil.Process, address: str) -> bool:
-    with contextlib.suppress(psutil.Error):
-        return process.name() == "raylet" and f"--gcs-address={address}" in process.cmdline()
-    return False
-
-
 def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
     """Collecting slices one by one they could hold one each and wait for ever."""
     (drivers.directory / "finish").touch()
@@ -118,7 +99,7 @@ def test_warm_slices_of_an_idle_driver_go_to_whoever_needs_them(drivers: "Driver
     assert "[0, 1, 2, 3]" in output
 
 
-@pytest.mark.parametrize("how", ["normal", "exception", "SIGKILL", "SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("how", ["normal", "SIGKILL", *in_proofs("exception", "SIGTERM", "SIGINT")])
 def test_drivers_end_leaves_nothing_but_the_controller(cluster: SimulatedCluster, drivers: "Drivers", how: str) -> None:
     bodies = {
         "normal": "ref = run_on_pod_ray.remote(linger, 'v4-16', num_slices=2); time.sleep(0.1)\n"

@@ -22,9 +22,10 @@ from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import TaskCrashedError, UnknownNameError
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line, environment, iris, iris_json
-from tests.support.gangs import Trace, controller_pid, wait_until
+from tests.support.gangs import Trace, controller_pid
+from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("cluster")]
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def ask(method: str, *args: Any) -> Any:
@@ -236,7 +237,6 @@ def test_last_lines_remain_when_the_host_is_gone(cluster: SimulatedCluster, trac
     assert fetch(first[0]["job"], 0, 1).from_host, "the slice's other host is still there"
     trace.finish()
     ray.get(running)
-    cluster.add_slice("v4-16")
 
 
 def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: SimulatedCluster) -> None:

@@ -12,18 +12,10 @@ from iris_ray import run_on_pod_ray
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, alive, ask_controller, controller_pid, job_view, wait_until
-
-pytestmark = pytest.mark.cluster
+from tests.support.gangs import Trace, alive, ask_controller, controller_pid, job_view, result_of
+from tests.support.waiting import wait_until
 
 PREEMPTED = "the metadata server of the host says that it is being preempted"
-
-
-@pytest.fixture(autouse=True)
-def two_whole_slices(cluster: SimulatedCluster) -> None:
-    """Replace what an earlier test broke."""
-    while len(cluster.slice_names) < 2:
-        cluster.add_slice("v4-16")
 
 
 def evidence(cluster: SimulatedCluster, slice_name: str, worker_id: int) -> HostEvidence:
@@ -75,7 +67,7 @@ def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
     doomed = trace.wait_for_tasks(2)[0]["slice"]
     preemption = cluster.preempt_slice(doomed, notice_s=4, heard_by="metadata")
     with pytest.raises(RuntimeError, match=PREEMPTED) as caught:
-        ray.get(ref, timeout=60)
+        result_of(ref)
     assert preemption.done, "a notice alone ends nothing"
     assert isinstance(caught.value.cause, PreemptedTooManyTimesError)
 
@@ -91,7 +83,7 @@ def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: Simu
     wait_until(lambda: not alive(pid))
     assert "announces maintenance (UNSCHEDULED)" in wait_for_notice(cluster, name, 1)
     trace.finish()
-    assert [task["attempt"] for task in ray.get(ref, timeout=60)] == [1, 1]
+    assert [task["attempt"] for task in result_of(ref)] == [1, 1]
     cluster.preempt_slice(name)
 
 
@@ -111,9 +103,9 @@ def test_host_whose_maintenance_is_called_off_is_as_good_as_new(cluster: Simulat
     os.kill(pid, signal.SIGKILL)  # nobody tells its successor
     wait_until(lambda: not alive(pid))
     trace.finish()
-    assert [task["attempt"] for task in ray.get(ref, timeout=60)] == [1, 1], "whoever does not save runs on"
+    assert [task["attempt"] for task in result_of(ref)] == [1, 1], "whoever does not save runs on"
     everywhere = run_on_pod_ray.remote(lambda: os.environ["TPU_NAME"], "v4-16", num_slices=len(cluster.slice_names))
-    assert name in ray.get(everywhere, timeout=60)
+    assert name in result_of(everywhere)
     assert unavailable(name) == [None, None]
 
 
@@ -138,7 +130,7 @@ def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCl
     cluster.call_off_maintenance(name, 1)
     wait_until(lambda: unavailable(name) == [None, None], 60)
     trace.finish()
-    assert name not in ray.get(ref, timeout=60)
+    assert name not in result_of(ref)
 
 
 def unavailable(slice_name: str) -> list[str | None]:

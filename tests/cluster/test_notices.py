@@ -7,34 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, actor_pid, ask_controller, job_view, slice_of_this_task, wait_until
-
-pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def cluster() -> SimulatedCluster:
-    with SimulatedCluster({"v4-16": 4}, quiet=True) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def four_slices(cluster: SimulatedCluster) -> None:
-    """Replace what an earlier test broke."""
-
-    def sound() -> set[str]:
-        workers = [w for w in ask_controller("list_workers") or () if w.slice_name and not w.unavailable]
-        return {w.slice_name for w in workers if sum(v.slice_name == w.slice_name for v in workers) == 2}
-
-    run_on_pod(lambda: None, "v4-16")
-    while len(sound()) < 4:
-        cluster.add_slice("v4-16")
-        time.sleep(1)
+from tests.support.gangs import Trace, actor_pid, ask_controller, job_view, slice_of_this_task
+from tests.support.waiting import wait_until
 
 
 @ray.remote(num_cpus=2)
@@ -243,14 +221,14 @@ def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: Simulat
         (directory / f"saved-{facts['index']}").write_text(str(step + 1))
         notice.saved()
 
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[2, 4], max_retries_failure=0)
-    first = trace.wait_for_tasks(8)
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0)
+    first = trace.wait_for_tasks(6)
     cluster.preempt_slice(first[0]["slice"])
-    trace.wait_for_tasks(4, attempt=2)
+    trace.wait_for_tasks(2, attempt=2)
     cluster.add_slice("v4-16")
-    trace.wait_for_tasks(8, attempt=3, timeout_s=90)
+    trace.wait_for_tasks(6, attempt=3, timeout_s=90)
     trace.finish()
-    assert [attempt for attempt, _ in ray.get(ref)] == [3] * 8
+    assert [attempt for attempt, _ in ray.get(ref)] == [3] * 6
     assert set((directory / "notices").read_text().split()) == {"growth"}
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1), "to grow is free"

@@ -2,28 +2,19 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-from iris_ray import IrisClient, ResourceSpec, release, run_on_pod
+from iris_ray import IrisClient, ResourceSpec, run_on_pod
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import controller_pid
 
-pytestmark = pytest.mark.cluster
-
 LARGE = 200_000_000
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SimulatedCluster]:
-    with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
-        yield running
-        release()
 
 
 def digest_of(payload: bytes) -> Callable[[], tuple[int, str]]:

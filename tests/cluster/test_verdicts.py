@@ -15,20 +15,12 @@ import ray
 from iris_ray import IrisClient, ResourceSpec, release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.errors import TaskCrashedError
-from iris_ray.state.quarantine import QUARANTINE
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import (
-    Trace,
-    actor_pid,
-    alive,
-    ask_controller,
-    job_view,
-    pool_pid,
-    slice_of_this_task,
-    wait_until,
-)
+from tests.support.gangs import Trace, actor_pid, alive, job_view, pool_pid, result_of, slice_of_this_task
+from tests.support.proofs import in_proofs
+from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def segfault() -> None:
@@ -55,17 +47,10 @@ ENDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_quarantine(cluster: SimulatedCluster) -> None:
-    """So many crashes on purpose."""
-    run_on_pod(lambda: None, "v4-16")  # the first one starts the Controller
-    for worker in ask_controller("list_workers") or ():
-        if f"taint:{QUARANTINE}" in worker.attributes:
-            ask_controller("lift_taint", worker.node_id, QUARANTINE)
-
-
-@pytest.mark.parametrize("how", ENDS)
-def test_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["SIGKILL", "out of memory", "hang", *in_proofs("exception", "exit code", "sys.exit", "SIGSEGV", "abort")]
+)
+def test_end_that_is_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
     end, kind, words = ENDS[how]
 
     def work(facts: dict[str, Any]) -> int:
@@ -103,7 +88,11 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
 
 @pytest.mark.parametrize(
     ("kind", "worker_id", "num_slices", "has_standby"),
-    [("SliceActor", 0, 2, True), ("TPUHostActor", 1, 1, False), ("TPUHostActor", 0, 2, True)],
+    [
+        ("SliceActor", 0, 2, True),
+        ("TPUHostActor", 1, 1, False),
+        *in_proofs(("TPUHostActor", 0, 2, True)),
+    ],
 )
 def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
     cluster: SimulatedCluster, trace: Trace, kind: str, worker_id: int, num_slices: int, has_standby: bool
@@ -130,7 +119,7 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
     time.sleep(2 * AT_ONCE_S)  # else it counts as broken before
     wait_until(lambda: not has_standby or len([*host.glob("tasks/*.json")]) == 2)
     os.kill(actor_pid(cluster, first[0]["slice"], worker_id, kind), signal.SIGKILL)
-    assert ray.get(ref, timeout=60) == [[]] * (2 * num_slices)
+    assert result_of(ref) == [[]] * (2 * num_slices)
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
 
@@ -202,8 +191,8 @@ def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tm
     os.kill(pool_pid(), signal.SIGKILL)
     trace.finish()
     later.finish()
-    assert len(ray.get(first, timeout=90)) == 6
-    assert len(ray.get(second, timeout=90)) == 6
+    assert len(result_of(first)) == 6
+    assert len(result_of(second)) == 6
 
 
 def test_task_process_that_is_killed_from_outside_is_a_crash(trace: Trace) -> None:
@@ -234,7 +223,7 @@ def test_forked_child_of_a_task_that_crashed_neither_hides_the_crash_nor_outlive
     first = trace.wait_for_tasks(2)
     child = int(wait_until(lambda: (path := directory / "child-1-1").exists() and path.read_text()))
     os.kill(first[1]["pid"], signal.SIGKILL)
-    assert ray.get(ref, timeout=60) == [2, 2]
+    assert result_of(ref) == [2, 2]
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (1, 0)
     assert not alive(child)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -19,15 +20,7 @@ from iris_ray.actors.wire.messages import JobView
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.client.submission import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """The condition's first true value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain"
-        time.sleep(0.05)
-    return value
+from tests.support.waiting import wait_until
 
 
 class Trace:
@@ -213,6 +206,19 @@ def ask_controller(method: str, *args: Any) -> Any:
 def controller_pid() -> int:
     """The process of this cluster's Controller."""
     return ask_controller("about")["pid"]
+
+
+def kill_controller() -> None:
+    """End its process with SIGKILL, and wait until it is gone; Ray starts another."""
+    pid = controller_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+
+
+def result_of(ref: Any, timeout_s: float = 90.0) -> Any:
+    """Return the value of a reference, and wait for it; see `wait_until`."""
+    wait_until(lambda: ray.wait([ref], timeout=0)[0], timeout_s)
+    return ray.get(ref)
 
 
 def free_chips() -> float:

@@ -1,0 +1,184 @@
+"""Simulated clusters that tests share: one at a time, set right again between two tests, checked after each."""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import placement_group_table
+
+from iris_ray import release
+from iris_ray.actors.wire.controller_connection import find_controller
+from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import ask_controller, free_chips
+from tests.support.waiting import wait_until
+
+OUR_ACTORS = ("ray::SlicePoolManager", "ray::iris_ray", "ray::SliceActor", "ray::TPUHostActor", "ray::TaskProcess")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A cluster as some tests want it.
+
+    Attributes:
+        name: of the shape.
+        start: makes the cluster, which starts when its context is entered.
+        slices: how many v4-16 slices every test finds; each has two hosts.
+    """
+
+    name: str
+    start: Callable[[], AbstractContextManager[SimulatedCluster]] = field(compare=False)
+    slices: int = 3
+
+
+class Clusters:
+    """Keeps the cluster of one shape running, until a test wants another one or none."""
+
+    def __init__(self) -> None:
+        self._shape: Shape | None = None
+        self._world: World | None = None
+        self._end = ExitStack()
+
+    def of(self, shape: Shape) -> "World":
+        """A cluster of that shape as good as new; another one that runs is ended."""
+        if self._world is None or self._shape != shape:
+            self.end()
+            self._world, self._shape = World(self._end.enter_context(shape.start()), shape.slices), shape
+        try:
+            self._world.repair()
+        except (AssertionError, RayError):
+            self.discard()
+            return self.of(shape)
+        return self._world
+
+    def end(self) -> None:
+        """End the cluster that runs, and check before that nothing is left on it."""
+        world, self._world = self._world, None
+        with self._end:
+            if world is not None:
+                world.check_nothing_left()
+
+    def discard(self) -> None:
+        """End the cluster without a check, since a test has left it in disorder."""
+        self._world = None
+        self._end.close()
+
+
+class World:
+    """One running cluster.
+
+    Args:
+        cluster: it runs, and this process is a driver of it.
+        slices: how many v4-16 slices it should have.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, slices: int) -> None:
+        self.cluster = cluster
+        self._slices = slices
+
+    def repair(self) -> None:
+        """Lift every taint, and replace what is not sound, so that all slices can be used. Warm slices stay warm."""
+        self._lift_taints()
+        sound = self._sound_slices()
+        kept = [name for name in sound if name.startswith("v4-16-")][: self._slices]
+        for name in set(self.cluster.slice_names) - set(kept):
+            self.cluster.preempt_slice(name)
+        for _ in range(self._slices - len(kept)):
+            kept.append(self.cluster.add_slice("v4-16"))
+        hosts = {self.cluster.node_id(name, number) for name in kept for number in (0, 1)}
+        wait_until(lambda: _hosts_in_ray() == hosts)
+        if find_controller() is not None:
+            wait_until(lambda: _hosts_at_controller() == hosts)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every job is over and the Controller's state keeps its invariants."""
+        if find_controller() is None:
+            return
+        wait_until(lambda: not unfinished_jobs(), 20)
+        controller = find_controller()
+        if controller is not None:
+            ray.get(controller.__ray_call__.remote(lambda self: self._state.check()))
+
+    def clear(self) -> None:
+        """Cancel whatever a test that failed has left."""
+        if find_controller() is not None:
+            for job_id in unfinished_jobs():
+                ask_controller("cancel", job_id, "the test is over")
+            wait_until(lambda: not unfinished_jobs(), 30)
+
+    def check_nothing_left(self) -> None:
+        """Raise AssertionError unless every slice is given back and no process of ours but the Controller is there."""
+        release()
+        chips = sum(node["Resources"].get("TPU", 0.0) for node in ray.nodes() if node["Alive"])
+        wait_until(lambda: free_chips() == chips, 30)
+        wait_until(lambda: not reservations(), 30)
+        wait_until(lambda: not actors_left(self.cluster), 30)
+
+    def _sound_slices(self) -> list[str]:
+        """Slices with all their hosts, on which nothing keeps new gangs away."""
+        living, names = _hosts_in_ray(), self.cluster.slice_names
+        if find_controller() is not None:
+            wait_until(lambda: _hosts_at_controller(usable=False) == _hosts_in_ray())
+            living &= _hosts_at_controller()
+        return [name for name in names if self._whole(name, living)]
+
+    def _whole(self, name: str, living: set[str]) -> bool:
+        running = self.cluster.worker_ids(name)
+        hosts = {self.cluster.node_id(name, number) for number in running}
+        return len(running) == 2 and hosts <= living and not any(self._frozen(name, number) for number in running)
+
+    def _frozen(self, name: str, number: int) -> bool:
+        (raylet, *_) = self.cluster.host_pids(name, number)
+        return psutil.Process(raylet).status() == psutil.STATUS_STOPPED
+
+    def _lift_taints(self) -> None:
+        if find_controller() is None:
+            return
+        for worker in ask_controller("list_workers") or ():
+            for attribute in worker.attributes:
+                if attribute.startswith("taint:"):
+                    ask_controller("lift_taint", worker.node_id, attribute.removeprefix("taint:"))
+
+
+def _hosts_in_ray() -> set[str]:
+    """Node ids of the TPU hosts that Ray thinks are there."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"] and "TPU" in node["Resources"]}
+
+
+def _hosts_at_controller(usable: bool = True) -> set[str]:
+    """Node ids of the TPU hosts that the Controller knows; those that take new gangs, or all."""
+    workers = ask_controller("list_workers") or ()
+    return {w.node_id for w in workers if w.slice_name and not (usable and w.unavailable)}
+
+
+def unfinished_jobs() -> list[str]:
+    """Ids of jobs that are not over."""
+    return [job.job_id for job in ask_controller("list_jobs") or () if not job.state.finished]
+
+
+def reservations() -> list[str]:
+    """Names of the placement groups of ours that are there."""
+    groups: list[dict[str, Any]] = list(placement_group_table().values())
+    return [g["name"] for g in groups if g["name"].startswith(PLACEMENT_GROUP_PREFIX) and g["state"] != "REMOVED"]
+
+
+def actors_left(cluster: SimulatedCluster) -> list[str]:
+    """Command lines of this cluster's Ray workers that run an actor of ours, the Controller excepted."""
+    raylets = {int(process.pid) for process in psutil.process_iter() if _is_raylet_of(process, cluster.address)}
+    found = []
+    for process in psutil.process_iter(["cmdline", "ppid"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if line.startswith(OUR_ACTORS) and process.info["ppid"] in raylets:
+            found.append(line)
+    return found
+
+
+def _is_raylet_of(process: psutil.Process, address: str) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.name() == "raylet" and f"--gcs-address={address}" in process.cmdline()
+    return False
