@@ -20,6 +20,7 @@ CLUSTER_TESTS, PROOFS = Path(__file__).parent / "cluster", Path(__file__).parent
 PASSED = pytest.StashKey[bool]()
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
+os.environ.setdefault("RAY_worker_niceness", "0")  # else they get next to nothing beside a busy process
 os.environ.setdefault("IRIS_RAY_HOST_SILENCE_S", "10")  # machines that run tests are often busy with something else
 
 # Whoever runs the tests in the background may ignore these, and every process that a test starts would, too.
