@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from tests.support.clusters import Clusters, Shape
     from tests.support.gangs import Trace
 
-CLUSTER_TESTS, PROOFS = Path(__file__).parent / "cluster", Path(__file__).parent / "proofs"
+TESTS = Path(__file__).parent
+CLUSTER_TESTS, PROOFS, HOST_TESTS = TESTS / "cluster", TESTS / "proofs", TESTS / "unit" / "actors" / "host"
 PASSED = pytest.StashKey[bool]()
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
@@ -58,6 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.is_relative_to(CLUSTER_TESTS) or turn(item):
             item.add_marker(pytest.mark.cluster)
             item.add_marker(pytest.mark.xdist_group("clusters" if turn(item) else "clusters of child processes"))
+        elif item.path.is_relative_to(HOST_TESTS):  # they look for processes on the whole machine
+            item.add_marker(pytest.mark.xdist_group("host"))
     full = config.getoption("profile") == "proofs"
     wanted, left_out = [], []
     for item in items:

@@ -10,7 +10,6 @@ import textwrap
 import time
 from typing import Any
 
-import psutil
 import pytest
 import ray
 from ray.exceptions import RayTaskError
@@ -26,6 +25,7 @@ from iris_ray import (
 )
 from iris_ray.errors import InvalidRequestError, ResultNotPicklableError, TaskCrashedError, TaskSetupError
 from iris_ray.testing import SimulatedCluster
+from tests.support.clusters import processes_of
 from tests.support.gangs import Trace, alive, free_chips, job_view
 from tests.support.proofs import in_proofs
 from tests.support.waiting import wait_until
@@ -359,11 +359,11 @@ def test_jobs_without_keep_warm_take_turns_on_the_same_slices(cluster: Simulated
 
 
 def test_standby_that_died_while_it_waited_is_nobodys_failure(cluster: SimulatedCluster, trace: Trace) -> None:
+    release()
+    wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
     run_on_pod(index, "v4-16", keep_warm=600)
-    time.sleep(3)  # the next standbys have started by then
-    for process in psutil.process_iter(["cmdline"]):
-        if (process.info["cmdline"] or [""])[0].startswith("ray::TaskProcess"):
-            process.kill()
+    for process in wait_until(lambda: len(found := processes_of(cluster, "ray::TaskProcess")) == 2 and found):
+        process.kill()
     trace.finish()
     results = run_on_pod(trace.gang(), "v4-16", max_retries_failure=0, max_retries_preemption=0)
     view = job_view(results[0]["job"])

@@ -167,15 +167,19 @@ def reservations() -> list[str]:
     return [g["name"] for g in groups if g["name"].startswith(PLACEMENT_GROUP_PREFIX) and g["state"] != "REMOVED"]
 
 
-def actors_left(cluster: SimulatedCluster) -> list[str]:
-    """Command lines of this cluster's Ray workers that run an actor of ours, the Controller excepted."""
-    raylets = {int(process.pid) for process in psutil.process_iter() if _is_raylet_of(process, cluster.address)}
+def processes_of(cluster: SimulatedCluster, *titles: str) -> list[psutil.Process]:
+    """The cluster's Ray workers whose command lines begin with one of these titles."""
+    raylets = {process.pid for process in psutil.process_iter() if _is_raylet_of(process, cluster.address)}
     found = []
     for process in psutil.process_iter(["cmdline", "ppid"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if line.startswith(OUR_ACTORS) and process.info["ppid"] in raylets:
-            found.append(line)
+        if " ".join(process.info["cmdline"] or ()).startswith(titles) and process.info["ppid"] in raylets:
+            found.append(process)
     return found
+
+
+def actors_left(cluster: SimulatedCluster) -> list[psutil.Process]:
+    """The cluster's Ray workers that run an actor of ours, the Controller excepted."""
+    return processes_of(cluster, *OUR_ACTORS)
 
 
 def _is_raylet_of(process: psutil.Process, address: str) -> bool:
