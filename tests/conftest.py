@@ -106,16 +106,16 @@ def clusters() -> Iterator["Clusters"]:
     running.end()
 
 
-@pytest.fixture
-def cluster(clusters: "Clusters", request: pytest.FixtureRequest) -> Iterator["SimulatedCluster"]:
-    """Three sound v4-16 slices of two hosts each. Their names change when a test breaks one."""
-    yield from shared(clusters, three_slices(), request)
+@pytest.fixture(scope="module")
+def cluster(clusters: "Clusters") -> Iterator["SimulatedCluster"]:
+    """Three v4-16 slices of two hosts each. One that a test breaks is replaced by one of another name."""
+    yield from shared(clusters, three_slices())
 
 
-@pytest.fixture
-def persistent_cluster(clusters: "Clusters", request: pytest.FixtureRequest) -> Iterator["SimulatedCluster"]:
+@pytest.fixture(scope="module")
+def persistent_cluster(clusters: "Clusters") -> Iterator["SimulatedCluster"]:
     """The same, with a GCS that can be killed."""
-    yield from shared(clusters, three_slices(persistent=True), request)
+    yield from shared(clusters, three_slices(persistent=True))
 
 
 @pytest.fixture
@@ -129,20 +129,40 @@ def three_slices(persistent: bool = False) -> "Shape":
     from tests.support.clusters import Shape
 
     name = "persistent" if persistent else "usual"
-    return Shape(name, lambda: SimulatedCluster({"v4-16": 3}, persistent=persistent, quiet=True), slices=3)
+    return Shape(name, lambda: SimulatedCluster({"v4-16": 3}, persistent=persistent, quiet=True))
 
 
-def shared(clusters: "Clusters", shape: "Shape", request: pytest.FixtureRequest) -> Iterator["SimulatedCluster"]:
-    """A cluster of that shape for one test; every job must be over at its end."""
+def shared(clusters: "Clusters", shape: "Shape") -> Iterator["SimulatedCluster"]:
+    """A cluster of that shape for one module, on which nothing runs and nothing is warm, before and after."""
     world = clusters.of(shape)
     yield world.cluster
-    if not request.node.stash.get(PASSED, False):
-        world.clear()
-        return
     try:
         world.check()
+        world.give_everything_back()
+    except Exception:
+        clusters.end()
+        raise
+
+
+@pytest.fixture(autouse=True)
+def as_good_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Repair the cluster that a test shares, if it does, and check at the end that it has left no job."""
+    if not set(SHARED) & set(request.fixturenames):
+        yield
+        return
+    from tests.support.clusters import unfinished_jobs
+
+    world = request.getfixturevalue("clusters").world
+    world.repair()
+    of_the_module = unfinished_jobs()
+    yield
+    if not request.node.stash.get(PASSED, False):
+        world.clear(of_the_module)
+        return
+    try:
+        world.check(of_the_module)
     except AssertionError:
-        world.clear()
+        world.clear(of_the_module)
         raise
 
 

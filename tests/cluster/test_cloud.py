@@ -35,10 +35,8 @@ def provider(clusters: Clusters) -> Iterator[CloudTpuServer]:
         clusters.end()  # its Controller asks this server
 
 
-@pytest.fixture
-def cloud_cluster(
-    clusters: Clusters, provider: CloudTpuServer, request: pytest.FixtureRequest
-) -> Iterator[SimulatedCluster]:
+@pytest.fixture(scope="module")
+def cloud_cluster(clusters: Clusters, provider: CloudTpuServer) -> Iterator[SimulatedCluster]:
     """Two v4-16 slices whose Controller asks the provider, and shows the autoscaler what is missing."""
 
     @contextmanager
@@ -50,7 +48,7 @@ def cloud_cluster(
             with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
                 yield running
 
-    yield from shared(clusters, Shape("cloud", start, slices=2), request)
+    yield from shared(clusters, Shape("cloud", start, slices=2))
 
 
 def iris_ray(*args: str) -> str:

@@ -1,14 +1,13 @@
 """Simulated clusters that tests share: one at a time, set right again between two tests, checked after each."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError
 from ray.util.placement_group import placement_group_table
 
 from iris_ray import release
@@ -45,26 +44,20 @@ class Clusters:
         self._end = ExitStack()
 
     def of(self, shape: Shape) -> "World":
-        """A cluster of that shape as good as new; another one that runs is ended."""
+        """Return a cluster of that shape on which nothing runs; another one that runs is ended."""
         if self._world is None or self._shape != shape:
             self.end()
             self._world, self._shape = World(self._end.enter_context(shape.start()), shape.slices), shape
-        try:
-            self._world.repair()
-        except (AssertionError, RayError):
-            self.discard()
-            return self.of(shape)
+        return self._world
+
+    @property
+    def world(self) -> "World":
+        """The cluster that runs."""
+        assert self._world is not None
         return self._world
 
     def end(self) -> None:
-        """End the cluster that runs, and check before that nothing is left on it."""
-        world, self._world = self._world, None
-        with self._end:
-            if world is not None:
-                world.check_nothing_left()
-
-    def discard(self) -> None:
-        """End the cluster without a check, since a test has left it in disorder."""
+        """End the cluster that runs, if there is one."""
         self._world = None
         self._end.close()
 
@@ -95,24 +88,25 @@ class World:
         if find_controller() is not None:
             wait_until(lambda: _hosts_at_controller() == hosts)
 
-    def check(self) -> None:
-        """Raise AssertionError unless every job is over and the Controller's state keeps its invariants."""
-        if find_controller() is None:
-            return
-        wait_until(lambda: not unfinished_jobs(), 20)
-        controller = find_controller()
-        if controller is not None:
+    def check(self, may_run: Container[str] = ()) -> None:
+        """Raise AssertionError unless every job is over and the Controller's state keeps its invariants.
+
+        Args:
+            may_run: ids of the jobs that need not be over.
+        """
+        wait_until(lambda: all(job in may_run for job in unfinished_jobs()), 20)
+        if (controller := find_controller()) is not None:
             ray.get(controller.__ray_call__.remote(lambda self: self._state.check()))
 
-    def clear(self) -> None:
-        """Cancel whatever a test that failed has left."""
-        if find_controller() is not None:
-            for job_id in unfinished_jobs():
+    def clear(self, may_run: Container[str] = ()) -> None:
+        """Cancel what a test that failed has left. Argument as for `check`."""
+        for job_id in unfinished_jobs():
+            if job_id not in may_run:
                 ask_controller("cancel", job_id, "the test is over")
-            wait_until(lambda: not unfinished_jobs(), 30)
+        wait_until(lambda: all(job in may_run for job in unfinished_jobs()), 30)
 
-    def check_nothing_left(self) -> None:
-        """Raise AssertionError unless every slice is given back and no process of ours but the Controller is there."""
+    def give_everything_back(self) -> None:
+        """Raise AssertionError unless then every slice is free and no process of ours but the Controller is there."""
         release()
         chips = sum(node["Resources"].get("TPU", 0.0) for node in ray.nodes() if node["Alive"])
         wait_until(lambda: free_chips() == chips, 30)
@@ -139,7 +133,7 @@ class World:
     def _lift_taints(self) -> None:
         if find_controller() is None:
             return
-        for worker in ask_controller("list_workers") or ():
+        for worker in ask_controller("list_workers"):
             for attribute in worker.attributes:
                 if attribute.startswith("taint:"):
                     ask_controller("lift_taint", worker.node_id, attribute.removeprefix("taint:"))
@@ -152,13 +146,15 @@ def _hosts_in_ray() -> set[str]:
 
 def _hosts_at_controller(usable: bool = True) -> set[str]:
     """Node ids of the TPU hosts that the Controller knows; those that take new gangs, or all."""
-    workers = ask_controller("list_workers") or ()
+    workers = ask_controller("list_workers")
     return {w.node_id for w in workers if w.slice_name and not (usable and w.unavailable)}
 
 
 def unfinished_jobs() -> list[str]:
-    """Ids of jobs that are not over."""
-    return [job.job_id for job in ask_controller("list_jobs") or () if not job.state.finished]
+    """Ids of jobs that are not over; none where no Controller is."""
+    if find_controller() is None:
+        return []
+    return [job.job_id for job in ask_controller("list_jobs") if not job.state.finished]
 
 
 def reservations() -> list[str]:
@@ -170,11 +166,8 @@ def reservations() -> list[str]:
 def processes_of(cluster: SimulatedCluster, *titles: str) -> list[psutil.Process]:
     """The cluster's Ray workers whose command lines begin with one of these titles."""
     raylets = {process.pid for process in psutil.process_iter() if _is_raylet_of(process, cluster.address)}
-    found = []
-    for process in psutil.process_iter(["cmdline", "ppid"]):
-        if " ".join(process.info["cmdline"] or ()).startswith(titles) and process.info["ppid"] in raylets:
-            found.append(process)
-    return found
+    workers = [process for process in psutil.process_iter(["cmdline", "ppid"]) if process.info["ppid"] in raylets]
+    return [worker for worker in workers if " ".join(worker.info["cmdline"] or ()).startswith(titles)]
 
 
 def actors_left(cluster: SimulatedCluster) -> list[psutil.Process]:

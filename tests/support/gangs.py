@@ -193,14 +193,15 @@ class CrowdJob:
 def ask_controller(method: str, *args: Any) -> Any:
     """The answer of this cluster's Controller, which may just be coming back."""
 
-    def ask() -> Any:
+    def ask() -> tuple[Any] | None:
         try:
             controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-            return ray.get(getattr(controller, method).remote(*args), timeout=10)
+            return (ray.get(getattr(controller, method).remote(*args), timeout=10),)
         except (RayError, ValueError):
             return None
 
-    return wait_until(ask)
+    (answer,) = wait_until(ask)
+    return answer
 
 
 def controller_pid() -> int:
