@@ -240,14 +240,14 @@ def test_last_lines_remain_when_the_host_is_gone(cluster: SimulatedCluster, trac
 
 
 def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: SimulatedCluster) -> None:
-    @ray.remote(runtime_env={"env_vars": {"MY_KEY": "hunter2", "OMP_NUM_THREADS": "3"}})
+    @ray.remote(runtime_env={"env_vars": {"MY_KEY": "swordfish", "OMP_NUM_THREADS": "3"}})
     def knows() -> None:
         import os
 
         print("it has", len(os.environ["MY_KEY"]), "letters")
 
     run_on_pod(knows, "v4-16")
-    assert fetch(latest_job("knows")).data == b"it has 7 letters\n"
+    assert fetch(latest_job("knows")).data == b"it has 9 letters\n"
     read = 0
     for slice_name in cluster.slice_names:
         for host in cluster.worker_ids(slice_name):
@@ -255,11 +255,11 @@ def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: Simula
                 for path in (cluster.host_dir(slice_name, host) / part).rglob("*"):
                     if path.is_file() and path.stat().st_size < 1 << 20:
                         read += 1
-                        assert b"hunter2" not in path.read_bytes()
+                        assert b"swordfish" not in path.read_bytes()
     assert read
     put_down = ClusterStore().items("")
     assert any(latest_job("knows") in key for key in put_down)
-    assert not [key for key, value in put_down.items() if b"hunter2" in value]
+    assert not [key for key, value in put_down.items() if b"swordfish" in value]
 
 
 def test_command_prints_follows_through_attempts_and_names_what_is_there(

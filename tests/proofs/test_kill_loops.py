@@ -15,6 +15,8 @@ from tests.support.waiting import wait_until
 
 SEED = 20_261_121
 
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.mark.parametrize("round_number", [0, *in_proofs(*range(1, 6))])
 def test_host_killed_at_any_moment_ends_in_the_right_results(

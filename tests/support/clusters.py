@@ -76,9 +76,12 @@ class World:
 
     def repair(self) -> None:
         """Lift every taint, and replace what is not sound, so that all slices can be used. Warm slices stay warm."""
+        wait_until(self._repaired, 120)
+
+    def _repaired(self) -> bool:
+        """Do that once; return whether all is well then."""
         self._lift_taints()
-        sound = self._sound_slices()
-        kept = [name for name in sound if name.startswith("v4-16-")][: self._slices]
+        kept = [name for name in self._sound_slices() if name.startswith("v4-16-")][: self._slices]
         for name in set(self.cluster.slice_names) - set(kept):
             self.cluster.preempt_slice(name)
         for _ in range(self._slices - len(kept)):
@@ -86,7 +89,9 @@ class World:
         hosts = {self.cluster.node_id(name, number) for name in kept for number in (0, 1)}
         wait_until(lambda: _hosts_in_ray() == hosts)
         if find_controller() is not None:
-            wait_until(lambda: _hosts_at_controller() == hosts)
+            wait_until(lambda: _hosts_at_controller(usable=False) == hosts)
+            return _hosts_at_controller() == hosts
+        return True
 
     def check(self, may_run: Container[str] = ()) -> None:
         """Raise AssertionError unless every job is over and the Controller's state keeps its invariants.

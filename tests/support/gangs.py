@@ -161,7 +161,8 @@ class Crowd:
 
     def _check(self, number: int, job: "CrowdJob") -> None:
         """The right results; as many starts as attempts; each gang charged for its failure and for nothing else."""
-        assert job.results.result(timeout=120) == [number] * job.tasks, f"seed {self.seed}"
+        wait_until(job.results.done, 120)
+        assert job.results.result() == [number] * job.tasks, f"seed {self.seed}"
         for first_task in range(job.gangs):
             starts = [start for start in job.trace.starts() if start["index"] == first_task]
             view = ask_controller("report", starts[0]["job"], [], first_task)
