@@ -54,11 +54,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what the profile doesn't ask for; have the tests that share a cluster run in a row, in one process."""
+    """Leave out what the profile doesn't ask for; have the tests that share a cluster run in a row.
+
+    Of several processes each has a cluster of its own, and runs whole modules on it.
+    """
     for item in items:
         if item.path.is_relative_to(CLUSTER_TESTS) or turn(item):
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.xdist_group("clusters" if turn(item) else "clusters of child processes"))
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {turn(item)}"))
         elif item.path.is_relative_to(HOST_TESTS):  # they look for processes on the whole machine
             item.add_marker(pytest.mark.xdist_group("host"))
     full = config.getoption("profile") == "proofs"

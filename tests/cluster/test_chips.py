@@ -1,4 +1,4 @@
-"""Somebody else's process holds the chips of a host: nothing runs there, nobody is charged, and nobody is killed."""
+"""Another process holds the chips of a host: nothing runs there, no job is charged, and the process is not killed."""
 
 from typing import Any
 

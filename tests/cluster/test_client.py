@@ -159,7 +159,7 @@ def test_failures_of_all_tasks_together_end_the_job_though_each_has_retries_left
     assert (status.state, status.failures) == (JobState.FAILED, 3)
 
 
-def test_handle_is_a_future(client: IrisClient) -> None:
+def test_job_handle_is_a_future(client: IrisClient) -> None:
     jobs = [client.submit(me, f"f{i}") for i in range(2)]
     done, _ = wait(jobs, timeout=120)
     assert done == set(jobs)
@@ -187,7 +187,7 @@ def test_job_that_no_host_can_run_says_so_at_once_and_can_be_cancelled(client: I
         asyncio.run(awaited())
 
 
-def test_constraint_of_the_user_is_heeded(client: IrisClient) -> None:
+def test_task_runs_where_its_constraint_allows(client: IrisClient) -> None:
     on_a_slice = Constraint("tpu-name", ConstraintOp.EXISTS)
     job = client.submit(lambda: ray.util.get_node_ip_address(), resources=ResourceSpec(), constraints=[on_a_slice])
     (address,) = job.results(120)

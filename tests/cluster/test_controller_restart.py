@@ -1,4 +1,4 @@
-"""The Controller's process dies: nobody who runs notices, nothing that waits is lost, no budget is forgotten."""
+"""The Controller's process dies: what runs goes on, what waits is not lost, and the retries used up are remembered."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def test_running_gang_does_not_notice(trace: Trace) -> None:
+def test_running_gang_goes_on_while_the_controller_restarts(trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     trace.wait_for_tasks(4)
     kill_controller()
@@ -32,7 +32,7 @@ def test_running_gang_does_not_notice(trace: Trace) -> None:
     assert len(trace.starts()) == 4
 
 
-def test_waiting_job_keeps_its_place_and_gets_its_turn(trace: Trace, tmp_path: Path) -> None:
+def test_waiting_job_keeps_its_place_while_the_controller_restarts(trace: Trace, tmp_path: Path) -> None:
     """It was acknowledged, so it is not lost, and it is started once."""
     later = Trace(tmp_path / "later")
     later.directory.mkdir()
@@ -48,7 +48,7 @@ def test_waiting_job_keeps_its_place_and_gets_its_turn(trace: Trace, tmp_path: P
     assert len(later.starts()) == 2
 
 
-def test_budget_is_not_forgotten(trace: Trace) -> None:
+def test_restarted_controller_remembers_the_retries_that_are_used_up(trace: Trace) -> None:
     """A restarted controller forgot all budgets (defect 9)."""
 
     def fail(start: dict[str, object]) -> None:
@@ -64,13 +64,13 @@ def test_budget_is_not_forgotten(trace: Trace) -> None:
     assert {start["attempt"] for start in trace.starts()} == {1, 2, 3}
 
 
-def test_warm_slices_are_still_known_as_ours() -> None:
+def test_restarted_controller_knows_who_keeps_slices_warm() -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     kill_controller()
     assert run_on_pod(lambda: 2, "v4-16", num_slices=3) == [2] * 6
 
 
-def test_host_lost_while_no_controller_is_there_restarts_the_gang(trace: Trace, cluster: SimulatedCluster) -> None:
+def test_host_lost_while_no_controller_runs_restarts_the_gang(trace: Trace, cluster: SimulatedCluster) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)
     os.kill(controller_pid(), signal.SIGKILL)

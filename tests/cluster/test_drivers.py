@@ -120,7 +120,7 @@ def test_drivers_end_leaves_nothing_but_the_controller(cluster: SimulatedCluster
     assert "does not know" in ray.get(controller.why.remote("nobody"))
 
 
-def test_interrupted_call_stops_its_gang_though_the_driver_lives_on(drivers: "Drivers") -> None:
+def test_interrupted_call_stops_its_gang_though_its_driver_goes_on(drivers: "Drivers") -> None:
     driver = drivers.start(
         """
         try:
@@ -167,7 +167,7 @@ FIRST_DRIVER = """
 """
 
 
-def test_controller_inherits_nothing_of_the_driver_that_starts_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_controller_inherits_nothing_from_the_driver_that_starts_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
     """Neither environment, nor runtime environment, nor checkout; it has a Ray job of its own, on the head node."""
 
     def surroundings() -> dict[str, Any]:

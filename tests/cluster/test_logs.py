@@ -160,7 +160,7 @@ def test_earlier_attempts_are_found_on_their_hosts_by_a_controller_that_has_seen
     assert all(log.from_host for log in logs)
 
 
-def test_binary_comes_back_as_it_was() -> None:
+def test_binary_output_comes_back_as_it_was() -> None:
     def prints() -> None:
         import os
 
@@ -172,7 +172,7 @@ def test_binary_comes_back_as_it_was() -> None:
     assert isinstance(log.text, str)
 
 
-def test_gigabytes_neither_stop_the_task_nor_fill_the_disk_nor_flood_the_driver(cluster: SimulatedCluster) -> None:
+def test_task_that_prints_gigabytes_goes_on_and_neither_disk_nor_driver_is_flooded(cluster: SimulatedCluster) -> None:
     script = """
         import sys
 
@@ -219,7 +219,7 @@ def test_gigabytes_neither_stop_the_task_nor_fill_the_disk_nor_flood_the_driver(
     assert sum(kept) == log.end - first.offset
 
 
-def test_last_lines_remain_when_the_host_is_gone(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_last_lines_of_a_task_remain_when_its_host_is_gone(cluster: SimulatedCluster, trace: Trace) -> None:
     def says(facts: dict[str, Any]) -> None:
         print("attempt", facts["attempt"], "of", facts["index"])
         while not (directory / "finish").exists():

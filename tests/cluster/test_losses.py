@@ -101,7 +101,7 @@ def test_frozen_host_is_noticed_and_replaced(cluster: SimulatedCluster, trace: T
     assert job_view(first[0]["job"]).preemptions == 1
 
 
-def test_announced_preemption_is_no_failure_of_the_user(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_exception_after_an_announced_preemption_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """Even if the user's code raises because of it, before the host is gone."""
     directory = trace.directory
 

@@ -28,7 +28,7 @@ def wait_for_notice(cluster: SimulatedCluster, slice_name: str, worker_id: int) 
     return wait_until(lambda: evidence(cluster, slice_name, worker_id).draining, 20)
 
 
-def test_preemption_that_only_the_metadata_server_announces_is_no_failure_of_the_user(
+def test_exception_after_a_preemption_that_only_the_metadata_server_announces_costs_no_failure(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
     """Even if the user's code raises because of it, before the hosts are gone; and they get nothing new."""
@@ -87,7 +87,7 @@ def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: Simu
     cluster.preempt_slice(name)
 
 
-def test_host_whose_maintenance_is_called_off_is_as_good_as_new(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
     first = trace.wait_for_tasks(2)[0]
     name, replacement = first["slice"], first["job"] + "/replacement-1"

@@ -51,7 +51,7 @@ def test_large_function_of_a_detached_job_does_not_need_its_driver(cluster: Simu
     assert job.results() == [(len(payload), hashlib.sha256(payload).hexdigest())] * 2
 
 
-def test_large_results_come_back(cluster: SimulatedCluster) -> None:
+def test_results_of_200_mb_come_back(cluster: SimulatedCluster) -> None:
     results = run_on_pod(lambda: b"r" * LARGE, "v4-16", keep_warm=600)
     assert [len(result) for result in results] == [LARGE] * 2
     assert set(results) == {b"r" * LARGE}

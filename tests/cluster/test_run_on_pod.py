@@ -112,7 +112,7 @@ def test_flexible_counts_start_at_the_largest_that_is_free_now(cluster: Simulate
     assert len(run_on_pod(trace.gang(), "v4-16", num_slices=[2, 1])) == 4
 
 
-def test_every_member_of_the_family_runs(cluster: SimulatedCluster) -> None:
+def test_every_function_of_the_run_on_pod_family_runs(cluster: SimulatedCluster) -> None:
     assert run_on_pod_resumable(index, "v4-16") == [0, 1]
     assert run_on_pod_multislice(index, "v4-16", num_slices=1) == [0, 1]
     assert run_on_pod_multislice_resumable(index, "v4-16", num_slices=[1, 2]) == [0, 1, 2, 3]
@@ -325,7 +325,7 @@ def test_cancelling_the_reference_stops_the_gang(cluster: SimulatedCluster, trac
     assert job_view(trace.starts()[0]["job"]).state.name == "KILLED"
 
 
-def test_cancelling_a_waiting_job_leaves_the_queue(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_cancelled_job_that_waits_leaves_the_queue(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(index, "v4-16", num_slices=7)
     behind = run_on_pod_ray.remote(index, "v4-16")
     assert ray.get(behind) == [0, 1], "a job that can't run now does not block those behind it"
@@ -343,7 +343,7 @@ def test_release_gives_everything_back(cluster: SimulatedCluster) -> None:
     assert run_on_pod(index, "v4-16") == [0, 1], "and the next call starts afresh"
 
 
-def test_release_in_the_middle_of_a_call_harms_nobody(cluster: SimulatedCluster) -> None:
+def test_release_in_the_middle_of_a_call_costs_the_call_no_retry(cluster: SimulatedCluster) -> None:
     """An order for a slice that is just being given back gets it afresh."""
     run_on_pod(index, "v4-16")
     for pause in (0.0, 0.02):
@@ -358,7 +358,7 @@ def test_jobs_without_keep_warm_take_turns_on_the_same_slices(cluster: Simulated
     assert [len(results) for results in ray.get(refs)] == [4, 4]
 
 
-def test_standby_that_died_while_it_waited_is_nobodys_failure(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_standby_that_died_while_it_waited_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()
     wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
     run_on_pod(index, "v4-16", keep_warm=600)

@@ -1,4 +1,4 @@
-"""The same thing killed again and again, at random moments, under a crowd of random jobs: none pays for it."""
+"""One process is killed again and again at random moments under random jobs: no job pays for it."""
 
 import random
 import time
