@@ -24,7 +24,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests
 os.environ.setdefault("RAY_worker_niceness", "0")  # else they get next to nothing beside a busy process
 os.environ.setdefault("IRIS_RAY_HOST_SILENCE_S", "10")  # machines that run tests are often busy with something else
 
-# Whoever runs the tests in the background may ignore these, and every process that a test starts would, too.
+# A shell that runs the tests in the background may ignore these, and so would every process that a test starts.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _default)

@@ -82,7 +82,7 @@ class Drivers:
 
 
 def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
-    """Collecting slices one by one they could hold one each and wait for ever."""
+    """If they took slices one by one, each could hold one and wait for ever."""
     (drivers.directory / "finish").touch()
     body = "print(sorted(run_on_pod(linger, 'v4-16', num_slices=2)))"
     both = [drivers.start(body), drivers.start(body)]
@@ -91,7 +91,7 @@ def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Dri
         assert "[0, 1, 2, 3]" in output
 
 
-def test_warm_slices_of_an_idle_driver_go_to_whoever_needs_them(drivers: "Drivers") -> None:
+def test_warm_slices_of_an_idle_driver_go_to_the_driver_that_needs_them(drivers: "Drivers") -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     (drivers.directory / "finish").touch()
     other = drivers.start("print(run_on_pod(linger, 'v4-16'))")

@@ -100,10 +100,10 @@ def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: Simulat
     assert unavailable(name) == [None, None]
     assert replacement not in jobs()
     pid = controller_pid()
-    os.kill(pid, signal.SIGKILL)  # nobody tells its successor
+    os.kill(pid, signal.SIGKILL)  # its successor is not told
     wait_until(lambda: not alive(pid))
     trace.finish()
-    assert [task["attempt"] for task in result_of(ref)] == [1, 1], "whoever does not save runs on"
+    assert [task["attempt"] for task in result_of(ref)] == [1, 1], "a task that does not save runs on"
     everywhere = run_on_pod_ray.remote(lambda: os.environ["TPU_NAME"], "v4-16", num_slices=len(cluster.slice_names))
     assert name in result_of(everywhere)
     assert unavailable(name) == [None, None]

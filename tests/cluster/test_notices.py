@@ -1,4 +1,4 @@
-"""What a gang hears before it has to move, and how it moves: by notice, to a spare, to more slices."""
+"""What a gang is told before it has to move, and how it moves: after a notice, to a spare, to more slices."""
 
 import os
 import signal
@@ -42,7 +42,7 @@ def steps(directory: Path, when_told: Callable[[Any, dict[str, Any], int], Any])
                 return [facts["attempt"], start]
             if notice := iris_ray.preemption_notice():
                 when_told(notice, facts, step)
-        raise AssertionError("nobody ever said that it is over")
+        raise AssertionError("the test never said that it is over")
 
     return work
 
@@ -102,7 +102,7 @@ def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_
     assert (directory / "called").read_text() == "preemption"
     time.sleep(0.5)
     trace.finish()
-    assert ray.get(ref) == [first[0]["slice"]] * 2, "nobody has to move who does not want to, before the deadline"
+    assert ray.get(ref) == [first[0]["slice"]] * 2, "a gang that does not ask to move stays until the deadline"
     assert job_view(first[0]["job"]).preemptions == 0
     preemption.cancel()
 

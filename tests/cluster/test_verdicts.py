@@ -1,4 +1,4 @@
-"""Every way in which an attempt can end, on real Ray nodes: what it is called, and what it costs."""
+"""Ways in which an attempt can end, on real Ray nodes: what each is called, and which budget it costs."""
 
 import os
 import signal
@@ -125,7 +125,7 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
 
 
 def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt(trace: Trace) -> None:
-    """Others are on that host, whose processes nobody touches."""
+    """The processes of other tasks on that host go on."""
     (trace.directory / "other").mkdir()
     other = Trace(trace.directory / "other")
 
@@ -155,7 +155,7 @@ def watcher_of(pid: int) -> int:
     return found
 
 
-def test_warm_slice_that_broke_while_nobody_used_it_costs_nothing(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_warm_slice_that_broke_while_it_was_idle_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()  # nothing else is warm
     (warm, _) = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
     time.sleep(1.0)  # until its task is tidied up after
@@ -176,7 +176,9 @@ def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(tra
     os.kill(pool_pid(), signal.SIGKILL)
     # An order may come to the new process before the run is repeated there, and goes back uncharged.
     second = wait_until(lambda: next((s for n in (2, 3, 4) if len(s := trace.starts(n)) == 4), None))
-    wait_until(lambda: not any(alive(task["pid"]) for task in first), 10)  # nobody is left who could end them before
+    wait_until(
+        lambda: not any(alive(task["pid"]) for task in first), 10
+    )  # no process is left that could end them earlier
     trace.finish()
     assert ray.get(ref) == second
     view = job_view(first[0]["job"])
