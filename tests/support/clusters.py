@@ -123,7 +123,9 @@ class World:
         living, names = _hosts_in_ray(), self.cluster.slice_names
         if find_controller() is not None:
             wait_until(lambda: _hosts_at_controller(usable=False) == _hosts_in_ray())
-            living &= _hosts_at_controller()
+            with contextlib.suppress(AssertionError):  # some reasons against a host are over in a moment
+                wait_until(lambda: _hosts_at_controller() == _hosts_in_ray(), 2)
+            living = _hosts_at_controller()
         return [name for name in names if self._whole(name, living)]
 
     def _whole(self, name: str, living: set[str]) -> bool:

@@ -160,7 +160,7 @@ class Crowd:
         return trace.gang(work)
 
     def _check(self, number: int, job: "CrowdJob") -> None:
-        """Check the results, that each attempt started once, and that each gang is charged for its own failure alone."""
+        """Check the results, that each attempt started once, and that a gang is charged for its own failure alone."""
         wait_until(job.results.done, 120)
         assert job.results.result() == [number] * job.tasks, f"seed {self.seed}"
         for first_task in range(job.gangs):
