@@ -134,8 +134,8 @@ class World:
         return len(running) == 2 and hosts <= living and not any(self._frozen(name, number) for number in running)
 
     def _frozen(self, name: str, number: int) -> bool:
-        (raylet, *_) = self.cluster.host_pids(name, number)
-        return psutil.Process(raylet).status() == psutil.STATUS_STOPPED
+        pids = self.cluster.host_pids(name, number)
+        return bool(pids) and psutil.Process(pids[0]).status() == psutil.STATUS_STOPPED
 
     def _lift_taints(self) -> None:
         if find_controller() is None:
