@@ -137,6 +137,7 @@ def test_interrupted_call_stops_its_gang_though_its_driver_goes_on(drivers: "Dri
     assert driver.poll() is None
 
 
+@pytest.mark.proof
 def test_job_of_a_vanished_driver_makes_room_for_the_next(drivers: "Drivers") -> None:
     greedy = drivers.start("run_on_pod(linger, 'v4-16', num_slices=3)")
     drivers.task_pids(6)

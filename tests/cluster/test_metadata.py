@@ -109,6 +109,7 @@ def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: Simulat
     assert unavailable(name) == [None, None]
 
 
+@pytest.mark.proof
 def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCluster, trace: Trace) -> None:
     """Its pool has given the slice back, and listens no more."""
     directory = trace.directory

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
@@ -107,6 +108,7 @@ def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_
     preemption.cancel()
 
 
+@pytest.mark.proof
 def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
@@ -196,6 +198,7 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
     ray.get(ref)
 
 
+@pytest.mark.proof
 def test_spare_whose_slice_breaks_gets_another_one(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, spares=1)
     (first, _) = trace.wait_for_tasks(2)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -119,16 +120,28 @@ def test_every_function_of_the_run_on_pod_family_runs(cluster: SimulatedCluster)
     assert ray.get(run_on_pod_ray.remote(index, "v4-16", num_slices=1, max_retries_failure=0)) == [0, 1]
 
 
-def test_callables_of_every_kind_run(cluster: SimulatedCluster) -> None:
-    class Adder:
-        def __call__(self) -> int:
-            return 40 + index()
+class Adder:
+    def __call__(self) -> int:
+        return 40 + index()
 
-    local = 7
-    assert run_on_pod(functools.partial(pow, 2, 5), "v4-16") == [32, 32]
-    assert run_on_pod(Adder(), "v4-16") == [40, 41]
-    assert run_on_pod(lambda: local + index(), "v4-16") == [7, 8]
-    assert run_on_pod(ray.remote(max_calls=1)(index), "v4-16") == [0, 1]
+
+def closure() -> Callable[[], int]:
+    local = 40
+    return lambda: local + index()
+
+
+@pytest.mark.parametrize(
+    ("function", "results"),
+    [
+        (Adder(), [40, 41]),
+        *in_proofs(
+            (functools.partial(pow, 2, 5), [32, 32]), (closure(), [40, 41]), (ray.remote(max_calls=1)(index), [0, 1])
+        ),
+    ],
+    ids=["object", "partial", "closure", "remote"],
+)
+def test_callable_of_every_kind_runs(cluster: SimulatedCluster, function: Any, results: list[int]) -> None:
+    assert run_on_pod(function, "v4-16") == results
 
 
 def test_concurrent_jobs_of_one_driver_share_its_slices(cluster: SimulatedCluster) -> None:
@@ -241,6 +254,7 @@ class Awkward(Exception):
         self.how_much = how_much
 
 
+@pytest.mark.proof
 def test_users_exception_with_a_constructor_of_its_own_comes_back_as_itself(cluster: SimulatedCluster) -> None:
     def fail() -> None:
         raise Awkward("spilt", 2)
@@ -250,6 +264,7 @@ def test_users_exception_with_a_constructor_of_its_own_comes_back_as_itself(clus
     assert caught.value.how_much == 2
 
 
+@pytest.mark.proof
 def test_exception_that_can_not_travel_is_reported_with_its_traceback(cluster: SimulatedCluster) -> None:
     def fail() -> None:
         class Local(Exception):
@@ -278,9 +293,12 @@ def test_result_that_can_not_travel_is_a_typed_error(cluster: SimulatedCluster) 
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        *in_proofs((lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"), (os.abort, "SIGABRT")),
+        *in_proofs(
+            (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+            (os.abort, "SIGABRT"),
+            (lambda: sys.exit("no more"), "sys.exit"),
+        ),
         (lambda: os._exit(3), "code 3"),
-        (lambda: sys.exit("no more"), "sys.exit"),
     ],
 )
 def test_crash_on_a_healthy_host_is_a_failure_that_names_its_end(
@@ -387,6 +405,7 @@ def test_idle_slices_are_given_back_after_keep_warm(cluster: SimulatedCluster) -
     wait_until(lambda: free_chips() == CHIPS, 20)
 
 
+@pytest.mark.proof
 def test_failing_job_without_keep_warm_gives_everything_back_too(cluster: SimulatedCluster) -> None:
     def fail() -> None:
         raise OutOfTea(1)

@@ -185,6 +185,7 @@ def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(tra
     assert (view.state.name, view.failures, view.preemptions) == ("SUCCEEDED", 0, 1)
 
 
+@pytest.mark.proof
 def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tmp_path: Any) -> None:
     later = Trace(tmp_path / "later")
     later.directory.mkdir()
@@ -198,6 +199,7 @@ def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tm
     assert len(result_of(second)) == 4
 
 
+@pytest.mark.proof
 def test_task_process_that_is_killed_from_outside_is_a_crash(trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=1, max_retries_preemption=0)
     first = trace.wait_for_tasks(2)
