@@ -345,7 +345,7 @@ def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) 
     check_random_world(drawn)
 
 
-@pytest.mark.thorough
+@pytest.mark.proof
 @settings(PATIENT, max_examples=380 * MORE)
 @given(WORLDS)
 def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
@@ -485,7 +485,7 @@ SHARES = 5
 """Of all small worlds. It has no factor in common with the number of queues, so each share has every kind of them."""
 
 
-@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.thorough) for share in range(1, SHARES))])
+@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.proof) for share in range(1, SHARES))])
 @pytest.mark.parametrize(
     ("age", "at_once"), [(0.0, True), (LONG, False), *([(0.0, False), (LONG, True)] if MORE > 1 else [])]
 )

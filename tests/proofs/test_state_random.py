@@ -1621,7 +1621,7 @@ class TestRandomEvents(RandomEvents.TestCase):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
 class TestRandomEventsThoroughly(RandomEvents.TestCase):
     """Thousands of sequences."""

@@ -83,7 +83,6 @@ def test_constraint_filters_workers_by_attribute(world: World) -> None:
         (OP.EXISTS, None, {"one-0", "two-0", "three-0"}),
         (OP.NOT_EXISTS, None, {"none-0"}),
     ],
-    ids=str,
 )
 def test_constraint_of_every_operator_leaves_the_workers_that_satisfy_it(
     world: World, op: ConstraintOp, value: object, expected: set[str]
