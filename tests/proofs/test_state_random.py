@@ -22,7 +22,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import CoschedulingConfig, Gang, Job, JobSpec, PriorityBand, SparePurpose
 from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, Worker
+from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, Occupant, Worker
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, SchedulingResult
 from iris_ray.state import ControllerState
@@ -63,9 +63,6 @@ S = TaskState
 OP = ConstraintOp
 LIVE = {S.ASSIGNED, S.RUNNING, S.SUCCEEDED}
 TERMINAL = {state for state, targets in TRANSITIONS.items() if not targets}
-
-Attempt = tuple[str, int, int]
-"""Job, position of the gang, number of the attempt."""
 
 # -- what is drawn --------------------------------------------------------------------------------------------------
 
@@ -336,16 +333,16 @@ class Account:
         last_held: spare that is gone → the hosts that it had.
     """
 
-    held: dict[Attempt, dict[str, str]] = field(default_factory=dict)
+    held: dict[AttemptId, dict[str, str]] = field(default_factory=dict)
     holders: dict[str, str] = field(default_factory=dict)
     failures: Counter[tuple[str, int]] = field(default_factory=Counter)
     preemptions: Counter[tuple[str, int]] = field(default_factory=Counter)
-    ended: set[Attempt] = field(default_factory=set)
+    ended: set[AttemptId] = field(default_factory=set)
     verdicts: dict[str, JobState] = field(default_factory=dict)
     now: float = 0.0
     notices: dict[str, tuple[NoticeKind, float]] = field(default_factory=dict)
     finals: dict[str, tuple[NoticeKind, float]] = field(default_factory=dict)
-    told: dict[Attempt, tuple[NoticeKind, float]] = field(default_factory=dict)
+    told: dict[AttemptId, tuple[NoticeKind, float]] = field(default_factory=dict)
     began: dict[tuple[str, int], float] = field(default_factory=dict)
     quick: Counter[tuple[str, int]] = field(default_factory=Counter)
     returning: dict[str, float] = field(default_factory=dict)
@@ -364,7 +361,7 @@ class Account:
         began = self.began.get((job_id, position))
         return 0 if began is not None and self.now >= began + 10.0 else self.quick[job_id, position] + 1
 
-    def hears(self, attempt: Attempt, kind: NoticeKind, deadline: float) -> bool:
+    def hears(self, attempt: AttemptId, kind: NoticeKind, deadline: float) -> bool:
         """Whether the attempt is to be told; if so, it is written down."""
         known_kind, known = self.told.get(attempt, (NoticeKind.GROWTH, 0.0))
         if known_kind is not NoticeKind.GROWTH and known <= deadline + 1.0:
@@ -446,6 +443,12 @@ def is_nearer(known: dict[str, tuple[NoticeKind, float]], node_id: str, kind: No
     return True
 
 
+def job_of(event: Event, default: str) -> str:
+    """The id of the job that an event is about; the default if it is about none in particular."""
+    attempt: AttemptId | None = getattr(event, "attempt", None)
+    return attempt.job_id if attempt is not None else getattr(event, "job_id", default)
+
+
 def counts_of(job: Job) -> tuple[int, ...]:
     return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
 
@@ -500,14 +503,14 @@ class RandomEvents(RuleBasedStateMachine):
         self.book_ends(event, before, after, charged)
         self.check_notices(event, before, instructions)
         self.check_spares(spares_before)
-        stops: Counter[Attempt] = Counter()
+        stops: Counter[AttemptId] = Counter()
         finished = []
         for job_id, old in before.items():
             if job_id not in after:
                 continue
             new, job = after[job_id], self.state.jobs[job_id]
             owner = self.state.jobs[job_id].spec.owner
-            concerned = job_id == getattr(event, "job_id", job_id)
+            concerned = job_id == job_of(event, job_id)
             if isinstance(event, PoolRestartedEvent):
                 concerned = owner == event.owner
             if old.state.finished or not concerned:
@@ -517,7 +520,7 @@ class RandomEvents(RuleBasedStateMachine):
                 finished.append(job_id)
             assert new.state is self.account.state_of(job, new), job_id
             for position, (was, now) in enumerate(zip(old.gangs, new.gangs, strict=True)):
-                attempt = job_id, position, was.attempt
+                attempt = AttemptId(job_id, was.attempt, position)
                 if was.live and not now.live and set(now.states) != {S.SUCCEEDED}:
                     assert attempt not in self.account.ended, "an attempt ends once"
                     self.account.ended.add(attempt)
@@ -526,28 +529,21 @@ class RandomEvents(RuleBasedStateMachine):
             assert new.failures == self.account.failures_of(job)
             assert new.preemptions == sum(self.account.preemptions[job_id, i] for i in range(len(job.gangs)))
         assert Counter(instructions.finished) == Counter(finished)
-        assert Counter(map(self.attempt_of, instructions.stop)) == +stops
+        assert Counter(stop.attempt for stop in instructions.stop) == +stops
         return instructions
 
-    def attempt_of(self, event: Any) -> Attempt:
-        """The attempt that something speaks of; it names any task of the gang."""
-        job = self.state.jobs[event.job_id]
-        position = 0 if job.spec.coscheduling else event.task_index
-        assert 0 <= event.task_index < len(job.tasks)
-        return event.job_id, position, event.attempt
-
-    def charge(self, event: Event, before: Mapping[str, JobView]) -> dict[Attempt, TaskState]:
+    def charge(self, event: Event, before: Mapping[str, JobView]) -> dict[AttemptId, TaskState]:
         """Attempts that the event ends, with the state that its cause gets if the gang is not tried again."""
-        charged: dict[Attempt, TaskState] = {}
+        charged: dict[AttemptId, TaskState] = {}
         match event:
-            case TaskStateChangedEvent(job_id, index, attempt, (S.FAILED | S.WORKER_FAILED) as end) if job_id in before:
+            case TaskStateChangedEvent(attempt, index, (S.FAILED | S.WORKER_FAILED) as end) if attempt.job_id in before:
+                job_id, number, position = attempt
                 job = self.state.jobs[job_id]
-                position = 0 if job.spec.coscheduling else index
                 if before[job_id].state.finished or not 0 <= position < len(job.gangs):
                     return {}
                 gang = before[job_id].gangs[position]
-                member = index if job.spec.coscheduling else 0
-                if not gang.live or gang.attempt != attempt or not 0 <= member < len(gang.states):
+                member = index - position
+                if not gang.live or gang.attempt != number or not 0 <= member < len(gang.states):
                     return {}
                 if gang.states[member] is S.SUCCEEDED and end is S.FAILED:
                     return {}  # a function returns once
@@ -555,19 +551,18 @@ class RandomEvents(RuleBasedStateMachine):
                 sound = host is not None and host.node_id not in self.account.notices
                 if self.account.ends_quickly(job_id, position) > 5 and sound and gang.states[member] is not S.SUCCEEDED:
                     end = S.FAILED  # nothing is wrong but the task
-                charged[job_id, position, attempt] = end
+                charged[attempt] = end
                 account = self.account.failures if end is S.FAILED else self.account.preemptions
                 account[job_id, position] += 1
             case WorkerFailedEvent(node_id) if worker := self.state.workers.get(node_id):
                 over: set[str] = set()
-                for task_id, number in worker.occupants:
-                    job_id, _, index = task_id.rpartition("/task-")
+                for _, attempt in worker.occupants:
+                    job_id, number, position = attempt
                     job = self.state.jobs[job_id]
-                    position = 0 if job.spec.coscheduling else int(index)
                     gang = before[job_id].gangs[position]
                     if job_id in over or not gang.live or gang.attempt != number or before[job_id].state.finished:
                         continue
-                    charged[job_id, position, number] = S.WORKER_FAILED
+                    charged[attempt] = S.WORKER_FAILED
                     if gang.states != (S.ASSIGNED,) * len(gang.states):  # it had begun
                         self.account.preemptions[job_id, position] += 1
                     if self.account.lost_for_good(job, position):
@@ -576,11 +571,11 @@ class RandomEvents(RuleBasedStateMachine):
                 self.charge_for_pool(owner, before, charged)
         return charged
 
-    def charge_for_pool(self, owner: str, before: Mapping[str, JobView], charged: dict[Attempt, TaskState]) -> None:
+    def charge_for_pool(self, owner: str, before: Mapping[str, JobView], charged: dict[AttemptId, TaskState]) -> None:
         """All its gangs that had begun lose an attempt, until one of a job has lost too many."""
         over: set[str] = set()
         for attempt in filter(self.is_live, self.account.held):
-            job_id, position, _ = attempt
+            job_id, _, position = attempt
             job, gang = self.state.jobs[job_id], before[job_id].gangs[position]
             if job.spec.owner != owner or job.spec.spare_for is not None or job_id in over:
                 continue
@@ -604,7 +599,7 @@ class RandomEvents(RuleBasedStateMachine):
                 continue
             for position, gang in enumerate(was.gangs):
                 if set(gang.states) == {S.SUCCEEDED} and job_id not in over:
-                    charged[job_id, position, gang.attempt] = S.WORKER_FAILED
+                    charged[AttemptId(job_id, gang.attempt, position)] = S.WORKER_FAILED
                     self.account.preemptions[job_id, position] += 1
                     if self.account.lost_for_good(job, position):
                         over.add(job_id)
@@ -624,9 +619,9 @@ class RandomEvents(RuleBasedStateMachine):
             assert ((job_id, owner) in dropped) == gang.live
             dropped.discard((job_id, owner))
             self.account.last_held[job_id] = []
-            for attempt in [attempt for attempt in self.account.held if attempt[0] == job_id]:
+            for attempt in [attempt for attempt in self.account.held if attempt.job_id == job_id]:
                 hosts = self.account.held.pop(attempt)  # nothing runs there, so it is free at once
-                self.account.last_held[job_id] += hosts.values() if attempt[2] == gang.attempt else ()
+                self.account.last_held[job_id] += hosts.values() if attempt.number == gang.attempt else ()
         assert not dropped
         self.spare_owners |= {i: j.spec.owner for i, j in self.state.jobs.items() if j.spec.spare_for}
 
@@ -635,11 +630,11 @@ class RandomEvents(RuleBasedStateMachine):
         event: Event,
         before: Mapping[str, JobView],
         after: Mapping[str, JobView],
-        charged: Mapping[Attempt, TaskState],
+        charged: Mapping[AttemptId, TaskState],
     ) -> None:
         """Pauses, who returns, and when attempts have begun."""
         account, now = self.account, self.account.now
-        for (job_id, position, _), end in charged.items():
+        for (job_id, _, position), end in charged.items():
             job, was = self.state.jobs[job_id], before[job_id].gangs[position]
             gang = after[job_id].gangs[position]
             by_report = isinstance(event, TaskStateChangedEvent)
@@ -652,10 +647,10 @@ class RandomEvents(RuleBasedStateMachine):
             if end is S.WORKER_FAILED and gang.states[0] is S.PENDING:
                 account.wanted[job_id] = max(account.wanted.get(job_id, 0), len(was.groups))
         match event:
-            case GangMovedEvent(job_id, attempt, _, index) if job_id in before:
-                position = self.attempt_of_task(job_id, index)
+            case GangMovedEvent(attempt) if attempt.job_id in before:
+                job_id, number, position = attempt
                 was = before[job_id].gangs[position]
-                if was.live and was.attempt == attempt and not before[job_id].state.finished:
+                if was.live and was.attempt == number and not before[job_id].state.finished:
                     assert set(after[job_id].gangs[position].states) == {S.PENDING}
                     account.returning[job_id] = now + 30.0
                     account.quick[job_id, position] = 0
@@ -663,8 +658,8 @@ class RandomEvents(RuleBasedStateMachine):
                 account.began.pop((job_id, 0), None)
             case TaskAssignedEvent(job_id, index):
                 account.began.pop((job_id, index), None)
-            case TaskStateChangedEvent(job_id, index, _, S.RUNNING | S.SUCCEEDED) if job_id in before:
-                position = self.attempt_of_task(job_id, index)
+            case TaskStateChangedEvent(attempt, _, S.RUNNING | S.SUCCEEDED) if attempt.job_id in before:
+                job_id, _, position = attempt
                 if position < len(before[job_id].gangs) and before[job_id] != after[job_id]:
                     account.began.setdefault((job_id, position), now)
                     gang = after[job_id].gangs[position]
@@ -677,8 +672,8 @@ class RandomEvents(RuleBasedStateMachine):
         for attempt in [attempt for attempt in account.told if not self.is_live(attempt)]:
             del account.told[attempt]
 
-        def tell(attempt: Attempt, kind: NoticeKind, deadline: float) -> None:
-            if self.state.jobs[attempt[0]].spec.spare_for is None and account.hears(attempt, kind, deadline):
+        def tell(attempt: AttemptId, kind: NoticeKind, deadline: float) -> None:
+            if self.state.jobs[attempt.job_id].spec.spare_for is None and account.hears(attempt, kind, deadline):
                 expected.append((attempt, kind, deadline))
 
         match event:
@@ -706,29 +701,28 @@ class RandomEvents(RuleBasedStateMachine):
                         if left:
                             tell(attempt, *min(left, key=lambda notice: notice[1]))
             case GangAssignedEvent(job_id) | TaskAssignedEvent(job_id):  # decided before the notice came
-                position = self.attempt_of_task(job_id, getattr(event, "task_index", 0))
-                attempt = job_id, position, self.state.jobs[job_id].gangs[position].attempt
+                job = self.state.jobs[job_id]
+                attempt = job.current_attempt(job.gangs[getattr(event, "task_index", 0)])
                 for node_id in account.held[attempt].values():
                     if node_id in account.notices:
                         tell(attempt, *account.notices[node_id])
-            case TaskStateChangedEvent(job_id, _, _, S.RUNNING) if job_id in before and job_id in self.state.jobs:
+            case TaskStateChangedEvent(attempt, _, S.RUNNING) if attempt.job_id in self.state.jobs:
+                job_id = attempt.job_id
                 spare_for, gang = self.state.jobs[job_id].spec.spare_for, view(self.state.jobs[job_id].gangs[0])
                 news = set(before[job_id].gangs[0].states) != {S.RUNNING} == set(gang.states)
                 if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH and news:
-                    attempt = spare_for.job_id, 0, self.state.jobs[spare_for.job_id].gang.attempt
-                    tell(attempt, NoticeKind.GROWTH, account.now + 60.0)
-        told = [
-            (self.attempt_of(notice), notice.notice.kind, notice.notice.deadline) for notice in instructions.notices
-        ]
+                    parent = self.state.jobs[spare_for.job_id]
+                    tell(parent.current_attempt(parent.gang), NoticeKind.GROWTH, account.now + 60.0)
+        told = [(told.attempt, told.notice.kind, told.notice.deadline) for told in instructions.notices]
         assert told == expected
         to_grow = self.jobs_with_room_to_grow()
         for attempt in [a for a, (kind, _) in account.told.items() if kind is NoticeKind.GROWTH]:
-            if attempt[0] not in to_grow:  # called off
+            if attempt.job_id not in to_grow:  # called off
                 del account.told[attempt]
-        for job_id, job in self.state.jobs.items():
-            for position, gang in enumerate(job.gangs):
+        for job in self.state.jobs.values():
+            for gang in job.gangs:
                 known = gang.notice and (gang.notice.kind, gang.notice.deadline)
-                assert known == account.told.get((job_id, position, gang.attempt))
+                assert known == account.told.get(job.current_attempt(gang))
 
     def jobs_with_room_to_grow(self) -> set[str]:
         """Those for which more slices are there, with their processes started."""
@@ -736,7 +730,7 @@ class RandomEvents(RuleBasedStateMachine):
         growth = (job for job in rooms if job.spec.spare_for.purpose is SparePurpose.GROWTH)
         return {job.spec.spare_for.job_id for job in growth if set(view(job.gangs[0]).states) == {S.RUNNING}}
 
-    def attempts_on(self, node_id: str) -> list[Attempt]:
+    def attempts_on(self, node_id: str) -> list[AttemptId]:
         held = self.account.held.items()
         return [attempt for attempt, hosts in held if node_id in hosts.values() and self.is_live(attempt)]
 
@@ -754,7 +748,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     def doomed(self, job: Job) -> set[str]:
         """Groups that the job's gang runs on and that are to go."""
-        hosts = self.account.held.get((job.spec.job_id, 0, job.gangs[0].attempt), {}).values()
+        hosts = self.account.held.get(job.current_attempt(job.gangs[0]), {}).values()
         groups = {self.places[node_id][0] for node_id in hosts if node_id in self.account.notices}
         return groups if groups and view(job.gangs[0]).live and not job.state.finished else set()
 
@@ -843,8 +837,8 @@ class RandomEvents(RuleBasedStateMachine):
                 spec = self.state.jobs[job_id].spec
                 if TPU_NAME in self.state.workers[node_id].attributes and uses_chips(spec):
                     reclaim = self.take_slices((name,), spec.owner)
-            case AttemptEndConfirmedEvent(job_id) if job_id in self.state.jobs:
-                self.account.held.pop(self.attempt_of(event), None)
+            case AttemptEndConfirmedEvent(attempt):
+                self.account.held.pop(attempt, None)
             case WorkerFailedEvent(node_id):
                 self.account.notices.pop(node_id, None)
                 self.account.finals.pop(node_id, None)
@@ -855,7 +849,7 @@ class RandomEvents(RuleBasedStateMachine):
                 self.released(name, owner)
             case PoolRestartedEvent(owner):  # nothing of it is left anywhere
                 for attempt in list(self.account.held):
-                    if self.state.jobs[attempt[0]].spec.owner == owner:
+                    if self.state.jobs[attempt.job_id].spec.owner == owner:
                         assert not self.is_live(attempt)
                         del self.account.held[attempt]
                 for name in list(self.account.holders):
@@ -896,10 +890,10 @@ class RandomEvents(RuleBasedStateMachine):
             return
         del self.account.holders[name]
         promised = {
-            self.state.jobs[job_id].spec.owner
-            for (job_id, position, attempt), hosts in self.account.held.items()
-            if self.is_live((job_id, position, attempt))
-            and uses_chips(self.state.jobs[job_id].spec)
+            self.state.jobs[attempt.job_id].spec.owner
+            for attempt, hosts in self.account.held.items()
+            if self.is_live(attempt)
+            and uses_chips(self.state.jobs[attempt.job_id].spec)
             and any(self.places[node_id][0] == name for node_id in hosts.values())
         }
         if promised:  # of several, any
@@ -936,9 +930,11 @@ class RandomEvents(RuleBasedStateMachine):
         return [b for b in blames if b.node_id == node_id and not (b.by_user_code and b.user in elsewhere)]
 
     def take(self, job_id: str, position: int, hosts: Mapping[int, str]) -> None:
-        gang = self.state.jobs[job_id].gangs[position]
-        assert (job_id, position, gang.attempt) not in self.account.held
-        self.account.held[job_id, position, gang.attempt] = {f"{job_id}/task-{i}": host for i, host in hosts.items()}
+        job = self.state.jobs[job_id]
+        gang = job.gangs[position]
+        attempt = job.current_attempt(gang)
+        assert attempt not in self.account.held
+        self.account.held[attempt] = {f"{job_id}/task-{i}": host for i, host in hosts.items()}
         assert [task.state for task in gang.tasks] == [S.ASSIGNED] * len(hosts)
         assert {task.index: task.node_id for task in gang.tasks} == hosts
 
@@ -949,8 +945,8 @@ class RandomEvents(RuleBasedStateMachine):
             holders.setdefault(name, owner)
         return reclaim
 
-    def is_live(self, attempt: Attempt) -> bool:
-        job_id, position, number = attempt
+    def is_live(self, attempt: AttemptId) -> bool:
+        job_id, number, position = attempt
         if job_id not in self.state.jobs:
             return False
         job = self.state.jobs[job_id]
@@ -1022,7 +1018,7 @@ class RandomEvents(RuleBasedStateMachine):
                     self.report_all(job, gang, S.SUCCEEDED)
                 else:
                     task = gang.tasks[index % len(gang.tasks)]
-                    self.apply(TaskStateChangedEvent(job.spec.job_id, task.index, gang.attempt, end, "boom"))
+                    self.apply(TaskStateChangedEvent(job.current_attempt(gang), task.index, end, "boom"))
             if confirmed:
                 self.confirm_all_that_is_over()
 
@@ -1040,20 +1036,20 @@ class RandomEvents(RuleBasedStateMachine):
             if by_all:
                 self.report_all(job, gang, state)
             else:
-                self.apply(TaskStateChangedEvent(job.spec.job_id, task.index, gang.attempt, state, "boom"))
+                self.apply(TaskStateChangedEvent(job.current_attempt(gang), task.index, state, "boom"))
 
     def report_all(self, job: Job, gang: Gang, state: TaskState) -> None:
-        attempt = gang.attempt
+        attempt = job.current_attempt(gang)
         for index in [task.index for task in gang.tasks]:
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "boom"))
+            self.apply(TaskStateChangedEvent(attempt, index, state, "boom"))
 
     @precondition(lambda self: any(self.live()))
-    @rule(pick=PICK, index=INDEX)
-    def dispatch_fails(self, pick: int, index: int) -> None:
+    @rule(pick=PICK)
+    def dispatch_fails(self, pick: int) -> None:
         job, gang = self.live_gang(pick)
-        index = gang.tasks[index % len(gang.tasks)].index
+        attempt = job.current_attempt(gang)
         for _ in range(2):
-            self.apply(TaskDispatchFailedEvent(job.spec.job_id, gang.attempt, "no answer", self.world.now, index))
+            self.apply(TaskDispatchFailedEvent(attempt, "no answer", self.world.now))
         assert gang.not_before > self.world.now
 
     @rule(
@@ -1094,7 +1090,7 @@ class RandomEvents(RuleBasedStateMachine):
     def live_on(self, job: Job, step: str, pick: int) -> None:
         hosts = [host for held in self.account.held.values() for host in held.values()]
         if step.endswith("room"):
-            hosts = [host for a, held in self.account.held.items() if "/growth-" in a[0] for host in held.values()]
+            hosts = [host for a, held in self.account.held.items() if "/growth-" in a.job_id for host in held.values()]
         match step:
             case "drain" | "drain room" if hosts:
                 self.trouble(hosts[pick % len(hosts)], pick, "drain")
@@ -1103,13 +1099,12 @@ class RandomEvents(RuleBasedStateMachine):
             case "lose" | "lose room" if hosts:
                 self.trouble(hosts[pick % len(hosts)], pick, "lost")
             case "move" if job.gang.placed:
-                self.apply(GangMovedEvent(job.spec.job_id, job.gang.attempt, "to more slices"))
+                self.apply(GangMovedEvent(job.current_attempt(job.gang), "to more slices"))
             case "end quickly":
                 for _ in range(7):
                     if job.gang.placed:
-                        attempt = job.gang.attempt
-                        lost = TaskStateChangedEvent(job.spec.job_id, pick % 2, attempt, S.WORKER_FAILED, "boom")
-                        self.apply(lost)
+                        attempt = job.current_attempt(job.gang)
+                        self.apply(TaskStateChangedEvent(attempt, pick % 2, S.WORKER_FAILED, "boom"))
                         self.run_all(10.0)
             case "repair":
                 self.repair()
@@ -1125,12 +1120,12 @@ class RandomEvents(RuleBasedStateMachine):
             self.report_all(job, gang, S.RUNNING)
 
     @precondition(lambda self: any(self.live()))
-    @rule(pick=PICK, index=INDEX)
-    def moves(self, pick: int, index: int) -> None:
+    @rule(pick=PICK)
+    def moves(self, pick: int) -> None:
         job, gang = self.live_gang(pick)
-        index, charged = gang.tasks[index % len(gang.tasks)].index, (job.failures, job.preemptions)
+        attempt, charged = job.current_attempt(gang), (job.failures, job.preemptions)
         for _ in range(2):
-            self.apply(GangMovedEvent(job.spec.job_id, gang.attempt, "to more slices", index))
+            self.apply(GangMovedEvent(attempt, "to more slices"))
         assert gang.pending
         assert (job.failures, job.preemptions) == charged
 
@@ -1141,7 +1136,7 @@ class RandomEvents(RuleBasedStateMachine):
         before = view_all(self.state)
         assert self.apply(PoolRestartedEvent(owner)) == Instructions()
         assert view_all(self.state) == before
-        assert not [attempt for attempt in self.account.held if self.state.jobs[attempt[0]].spec.owner == owner]
+        assert not [attempt for attempt in self.account.held if self.state.jobs[attempt.job_id].spec.owner == owner]
 
     @rule(
         pick=PICK,
@@ -1152,13 +1147,15 @@ class RandomEvents(RuleBasedStateMachine):
     def report_of_anything(self, pick: int, index: int, ahead: int, state: TaskState) -> None:
         """Tasks and attempts that there are not, or not any more, and states that are not a task's to report."""
         job = self.job(pick)
-        attempt = job.gangs[index if index in range(len(job.gangs)) else 0].attempt + ahead
+        position = 0 if job.spec.coscheduling else index
+        number = job.gangs[position if position in range(len(job.gangs)) else 0].attempt + ahead
+        attempt = AttemptId(job.spec.job_id, number, position)
         about_now = not job.state.finished and not ahead and index in range(len(job.tasks))
         before = view_all(self.state)
         for _ in range(2):
-            self.apply(TaskStateChangedEvent(job.spec.job_id, index, attempt, state, "boom"))
+            self.apply(TaskStateChangedEvent(attempt, index, state, "boom"))
             if not about_now:
-                self.apply(TaskDispatchFailedEvent(AttemptId(job.spec.job_id, attempt, index), "late", self.world.now))
+                self.apply(TaskDispatchFailedEvent(attempt._replace(gang=index), "late", self.world.now))
         assert about_now or view_all(self.state) == before
 
     @rule(pick=PICK, index=st.integers(-1, 7), cancelled=st.booleans())
@@ -1179,11 +1176,11 @@ class RandomEvents(RuleBasedStateMachine):
         attempt = list(self.account.held)[pick % len(self.account.held)]
         live = self.is_live(attempt)
         for _ in range(2):
-            assert (self.apply(self.confirmation(attempt, pick)) is None) == live
+            assert (self.apply(AttemptEndConfirmedEvent(attempt)) is None) == live
 
     def confirm_all_that_is_over(self) -> None:
         for attempt in [attempt for attempt in self.account.held if not self.is_live(attempt)]:
-            self.apply(self.confirmation(attempt, 0))
+            self.apply(AttemptEndConfirmedEvent(attempt))
 
     @rule(pick=st.integers(0, 200), count=st.integers(1, 3))
     def the_past_comes_again(self, pick: int, count: int) -> None:
@@ -1296,9 +1293,8 @@ class RandomEvents(RuleBasedStateMachine):
             assert record is not None
             instructions = new.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
             assert instructions.finished == instructions.dropped == []
-            told |= {self.attempt_of(n): (n.notice.kind, n.notice.deadline) for n in instructions.notices}
-            position_of = new.jobs[job_id].position_of
-            stopped |= {(job_id, position_of(stop.task_index), stop.attempt) for stop in instructions.stop}
+            told |= {n.attempt: (n.notice.kind, n.notice.deadline) for n in instructions.notices}
+            stopped |= {stop.attempt for stop in instructions.stop}
         assert stopped == {attempt for attempt in self.account.held if not self.is_live(attempt)}
         assert told == self.account.told, "they may not have heard of it"
         assert view_all(new) == view_all(old)
@@ -1355,12 +1351,6 @@ class RandomEvents(RuleBasedStateMachine):
     def live_gang(self, pick: int) -> tuple[Job, Gang]:
         gangs = list(self.live())
         return gangs[pick % len(gangs)]
-
-    def confirmation(self, attempt: Attempt, pick: int) -> AttemptEndConfirmedEvent:
-        """It names any task of the gang."""
-        job_id, position, number = attempt
-        members = self.state.jobs[job_id].gangs[position].tasks
-        return AttemptEndConfirmedEvent(job_id, number, members[pick % len(members)].index)
 
     # -- plans -------------------------------------------------------------------------------------------------------
 
@@ -1457,7 +1447,7 @@ class RandomEvents(RuleBasedStateMachine):
         assert len(given_up) == len(set(given_up))
         assert not set(given_up) & (placed.keys() | plan.waiting.keys())
         for event in (*plan.timed_out, *plan.unschedulable):
-            gang = self.state.jobs[event.job_id].gangs[self.attempt_of_task(event.job_id, event.task_index)]
+            gang = self.state.jobs[event.job_id].gang_of(event.task_index)
             assert (gang.pending, gang.started) == (True, False)
         for job_id, job in self.state.jobs.items():
             left = set(job.pending) - placed.get(job_id, set())
@@ -1466,9 +1456,6 @@ class RandomEvents(RuleBasedStateMachine):
                 assert left or placed.get(job_id) or job.state is JobState.RUNNING
         for waiting in plan.waiting.values():
             assert str(waiting)
-
-    def attempt_of_task(self, job_id: str, index: int) -> int:
-        return 0 if self.state.jobs[job_id].spec.coscheduling else index
 
     def check_kept(self, plan: SchedulingResult, takers: Mapping[str, list[Job]]) -> None:
         """Jobs that have waited too long have groups kept, which go to nobody who comes after them."""
@@ -1533,14 +1520,14 @@ class RandomEvents(RuleBasedStateMachine):
 
     @invariant()
     def every_host_has_the_tasks_that_it_should_have(self) -> None:
-        expected: dict[str, set[tuple[str, int]]] = {node_id: set() for node_id in self.state.workers}
-        over: dict[str, set[tuple[str, int]]] = {node_id: set() for node_id in self.state.workers}
+        expected: dict[str, set[Occupant]] = {node_id: set() for node_id in self.state.workers}
+        over: dict[str, set[Occupant]] = {node_id: set() for node_id in self.state.workers}
         for attempt, hosts in self.account.held.items():
             live = self.is_live(attempt)
             for task_id, node_id in hosts.items():
-                expected[node_id].add((task_id, attempt[2]))
+                expected[node_id].add((task_id, attempt))
                 if not live:
-                    over[node_id].add((task_id, attempt[2]))
+                    over[node_id].add((task_id, attempt))
         for node_id, occupants in expected.items():
             worker = self.state.workers[node_id]
             assert worker.occupants.keys() == occupants
@@ -1553,12 +1540,9 @@ class RandomEvents(RuleBasedStateMachine):
 
     @invariant()
     def holds_are_as_the_events_say(self) -> None:
-        held = {(job_id, attempt, position) for job_id, position, attempt in self.account.held}
-        told = [event for owner in OWNERS for event in self.state.attempts_of(owner)]
-        assert {(event.job_id, event.attempt, self.attempt_of(event)[1]) for event in told} == held
-        assert len(told) == len(held)
-        for job_id, attempt, position in held:
-            assert self.state.holds_capacity(job_id, attempt, position)
+        told = [attempt for owner in OWNERS for attempt in self.state.attempts_of(owner)]
+        assert sorted(told) == sorted(self.account.held)
+        assert all(map(self.state.holds_capacity, told))
 
     @invariant()
     def jobs_are_counted_right(self) -> None:
@@ -1575,17 +1559,17 @@ class RandomEvents(RuleBasedStateMachine):
 
     def in_use(self, worker: Worker) -> Counter[str]:
         used: Counter[str] = Counter()
-        for (job_id, _, _), hosts in self.account.held.items():
+        for attempt, hosts in self.account.held.items():
             for node_id in hosts.values():
                 if node_id == worker.node_id:
-                    used += demand_of(self.state.jobs[job_id], worker)
+                    used += demand_of(self.state.jobs[attempt.job_id], worker)
         return used
 
     def uses_of_chips(self, worker: Worker) -> int:
         return sum(
             list(hosts.values()).count(worker.node_id)
-            for (job_id, _, _), hosts in self.account.held.items()
-            if uses_chips(self.state.jobs[job_id].spec)
+            for attempt, hosts in self.account.held.items()
+            if uses_chips(self.state.jobs[attempt.job_id].spec)
         )
 
     # -- the end -----------------------------------------------------------------------------------------------------
