@@ -188,9 +188,12 @@ class ControllerState:
 
     def _remember(self, event: Event, instructions: Instructions) -> None:
         """Keep the event in the story of its job, or of the jobs whose attempts it ends."""
-        job_ids = {_job_of(event)} if _job_of(event) else {stop.attempt.job_id for stop in instructions.stop}
-        for job_id in job_ids & self.jobs.keys():
-            self._table.stories.remember(job_id, event, self._now)
+        table, job_id = self._table, _job_of(event)
+        if job_id in table.jobs:
+            table.stories.remember(job_id, event, self._now)
+        elif not job_id and instructions.stop:
+            for stopped in {stop.attempt.job_id for stop in instructions.stop}:
+                table.stories.remember(stopped, event, self._now)
 
     # -- views -----------------------------------------------------------------------------------------------------
 
@@ -269,13 +272,15 @@ class ControllerState:
 
 def _job_of(event: Event) -> str:
     """Return the id of the job that an event is about, or an empty string."""
+    attempt: AttemptId | None = getattr(event, "attempt", None)
+    if attempt is not None:
+        return attempt.job_id
     match event:
         case JobSubmittedEvent(spec):
             return spec.job_id
         case JobRestoredEvent(record):
             return record.job.spec.job_id
-    attempt: AttemptId | None = getattr(event, "attempt", None)
-    return attempt.job_id if attempt is not None else getattr(event, "job_id", "")
+    return getattr(event, "job_id", "")
 
 
 def apply_all(state: ControllerState, events: Iterable[Event], total: Instructions | None = None) -> Instructions:

@@ -9,7 +9,7 @@ STORY_LENGTH = 12
 """Events of a job that are remembered."""
 
 _SHOWN = ("task_index", "new_state", "node_id", "group_names", "owner")
-"""Fields of events that are shown beside the attempt. Others may hold words of users: errors, reasons, the job itself."""
+"""Fields that are shown beside the attempt. Others may hold words of users: errors, reasons, the job itself."""
 
 
 class Stories:
