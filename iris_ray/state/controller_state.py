@@ -5,7 +5,6 @@ events bring the time, and what is to be done outside comes back as `Instruction
 """
 
 import logging
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -57,9 +56,6 @@ from iris_ray.state.spares import Spares
 
 logger = logging.getLogger(__name__)
 
-STORY_LENGTH = 12
-"""Events of a job that are remembered, to explain an event that is refused."""
-
 
 class ControllerState:
     """Every job, every worker and every allocation: the single source of truth.
@@ -82,7 +78,6 @@ class ControllerState:
         self._gangs = Gangs(
             self._table, self.fleet, self._allocations, self._ends, self._notices, self._holders, self._spare_jobs
         )
-        self._stories: dict[str, deque[Event]] = {}  # job id → its latest events
 
     # -- changing --------------------------------------------------------------------------------------------------
 
@@ -90,8 +85,8 @@ class ControllerState:
         """Apply one event.
 
         Raises:
-            IllegalTransitionError: the event asks for a move that the transition table does not hold. The message ends
-                with the latest events of the job.
+            IllegalTransitionError: the event asks for a move that the transition table does not hold. Its notes are
+                the latest events of the job.
         """
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
@@ -99,8 +94,10 @@ class ControllerState:
         try:
             self._handle(event, change)
         except IllegalTransitionError as error:
-            raise IllegalTransitionError(f"{error}{self._told(event)}") from None
-        self._remember(event)
+            for line in self.story(_job_of(event)):
+                error.add_note(f"before: {line}")
+            raise
+        self._remember(event, change.instructions)
         self._follow_up(event, change)
         return change.instructions
 
@@ -189,18 +186,14 @@ class ControllerState:
             user = job.spec.user if job else event.job_id
             self._quarantine.blame(Blame(event.node_id, user, event.by_user_code, self._now), event.reason)
 
-    # -- telling what happened -------------------------------------------------------------------------------------
-
-    def _remember(self, event: Event) -> None:
-        job_id = _job_of(event)
-        if job_id in self.jobs:
-            self._stories.setdefault(job_id, deque(maxlen=STORY_LENGTH)).append(event)
-        if len(self._stories) > 2 * len(self.jobs) + 100:
-            self._stories = {job_id: story for job_id, story in self._stories.items() if job_id in self.jobs}
-
-    def _told(self, event: Event) -> str:
-        story = self._stories.get(_job_of(event), ())
-        return "".join(f"\n  before: {earlier!r:.200}" for earlier in story)
+    def _remember(self, event: Event, instructions: Instructions) -> None:
+        """Keep the event in the story of its job, or of the jobs whose attempts it ends."""
+        table, job_id = self._table, _job_of(event)
+        if job_id in table.jobs:
+            table.stories.remember(job_id, event, self._now)
+        elif not job_id and instructions.stop:
+            for stopped in {stop.attempt.job_id for stop in instructions.stop}:
+                table.stories.remember(stopped, event, self._now)
 
     # -- views -----------------------------------------------------------------------------------------------------
 
@@ -239,6 +232,10 @@ class ControllerState:
         job = self.jobs.get(job_id)
         return None if job is None else JobRecord(job, self._allocations.of(job_id))
 
+    def story(self, job_id: str) -> tuple[str, ...]:
+        """Return the latest events of a job in words, oldest first. A job that is not known has none."""
+        return self._table.stories.told(job_id)
+
     def pending(self) -> list[Job]:
         """Return the jobs of which some or all gangs wait for workers."""
         return list(self._table.pending.values())
@@ -270,17 +267,20 @@ class ControllerState:
         table = self._table
         check_state(table.jobs, self.fleet, self.usage, self._allocations.all_of(), table.pending, table.finished)
         self._spares.check(self.jobs)
+        assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 
 
 def _job_of(event: Event) -> str:
     """Return the id of the job that an event is about, or an empty string."""
+    attempt: AttemptId | None = getattr(event, "attempt", None)
+    if attempt is not None:
+        return attempt.job_id
     match event:
         case JobSubmittedEvent(spec):
             return spec.job_id
         case JobRestoredEvent(record):
             return record.job.spec.job_id
-    attempt: AttemptId | None = getattr(event, "attempt", None)
-    return attempt.job_id if attempt is not None else getattr(event, "job_id", "")
+    return getattr(event, "job_id", "")
 
 
 def apply_all(state: ControllerState, events: Iterable[Event], total: Instructions | None = None) -> Instructions:

@@ -8,6 +8,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job, JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.allocations import Allocations
+from iris_ray.state.stories import Stories
 from iris_ray.state.transitions import new_tasks
 
 FINISHED_JOBS_KEPT = 1000
@@ -22,6 +23,7 @@ class JobTable:
         finished: ids of those that have ended, the first to finish first.
         unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
         queue_version: counts the changes to what waits.
+        stories: the latest events of each job.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,7 @@ class JobTable:
         self.finished: dict[str, None] = {}
         self.unrecorded: set[str] = set()
         self.queue_version = 0
+        self.stories = Stories()
         self._submitted = 0
 
     # -- finding ---------------------------------------------------------------------------------------------------
@@ -128,6 +131,7 @@ class JobTable:
         """Forget a job that has not ended: a spare that is dropped."""
         del self.jobs[job_id]
         self.pending.pop(job_id, None)
+        self.stories.forget(job_id)
         self.queue_changed(job_id)
 
     def forget_old(self, allocations: Allocations) -> None:
@@ -137,4 +141,5 @@ class JobTable:
             for job_id in list(islice(self.finished, excess)):
                 if not allocations.of(job_id):
                     del self.finished[job_id], self.jobs[job_id]
+                    self.stories.forget(job_id)
                     self.changed(job_id)

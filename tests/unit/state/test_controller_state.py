@@ -1,6 +1,6 @@
 """The controller's state: each rule by its name, and all of them under random events."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -29,16 +29,6 @@ from iris_ray.state.instructions import Instructions, ReclaimSlice, StopAttempt
 from tests.support.worlds import World, charged, gang_spec, host, task_states
 
 S = TaskState
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """Two v4-16 slices of two hosts each, "a" and "b"."""
-    world = World()
-    world.add_slice("a")
-    world.add_slice("b")
-    yield world
-    world.state.check()
 
 
 # -- the table ------------------------------------------------------------------------------------------------------

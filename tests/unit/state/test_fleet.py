@@ -10,10 +10,8 @@ from tests.support.worlds import World
 
 
 @pytest.fixture
-def world() -> World:
-    world = World()
-    world.add_slice("a")
-    return world
+def slices() -> str:
+    return "a"
 
 
 def taint(world: World, until: float | None, target: str = "a-0", name: str = "bad") -> None:

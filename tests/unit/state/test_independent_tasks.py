@@ -1,6 +1,6 @@
 """Jobs without coscheduling: every task is placed, fails and is retried by itself."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -23,16 +23,6 @@ from iris_ray.state.instructions import Instructions, StopAttempt
 from tests.support.worlds import World, charged, cpu_host, host, task_states
 
 S = TaskState
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """Two v4-16 slices of two hosts each, "a" and "b"."""
-    world = World()
-    world.add_slice("a")
-    world.add_slice("b")
-    yield world
-    world.state.check()
 
 
 def attempts(world: World, job_id: str = "job") -> list[int]:

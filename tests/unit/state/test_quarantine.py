@@ -10,14 +10,6 @@ from tests.support.worlds import World
 TOO_MANY = BLAMES_ALLOWED + 1
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    world.add_slice("a")
-    world.add_slice("b")
-    return world
-
-
 def blame(world: World, node_id: str, job_id: str = "job", by_user_code: bool = True) -> None:
     world.do(WorkerBlamedEvent(node_id, job_id, "SIGSEGV", by_user_code))
     world.state.check()

@@ -12,14 +12,6 @@ from tests.support.worlds import World, charged
 S = TaskState
 
 
-@pytest.fixture
-def world() -> World:
-    world = World()
-    for name in ("a", "b"):
-        world.add_slice(name)
-    return world
-
-
 def run_again(world: World, job: Job, ran: float = 0.0) -> None:
     """Once its pause is over the gang runs, for some seconds."""
     world.now = max(world.now, job.gang.not_before)

@@ -1,7 +1,7 @@
 """The state comes back from its records: as it was, but for what happened while nobody was there."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -27,16 +27,6 @@ from iris_ray.state.records import RECORD_VERSION, JobRecord
 from tests.support.worlds import World, charged, host, task_states
 
 S = TaskState
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """Two v4-16 slices of two hosts each, "a" and "b"."""
-    world = World()
-    world.add_slice("a")
-    world.add_slice("b")
-    yield world
-    world.state.check()
 
 
 def successor(world: World, without: tuple[str, ...] = ()) -> tuple[World, list[StopAttempt]]:

@@ -1,7 +1,5 @@
 """A gang has returned all its results, but a host was lost between the first of them and the last."""
 
-import pytest
-
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
@@ -10,14 +8,6 @@ from iris_ray.state.instructions import StopAttempt
 from tests.support.worlds import World
 
 S = TaskState
-
-
-@pytest.fixture
-def world() -> World:
-    world = World()
-    for name in ("a", "b"):
-        world.add_slice(name)
-    return world
 
 
 def taken_back(world: World) -> Job:

@@ -12,11 +12,8 @@ S = TaskState
 
 
 @pytest.fixture
-def world() -> World:
-    world = World()
-    for name in ("a", "b", "c"):
-        world.add_slice(name)
-    return world
+def slices() -> str:
+    return "abc"
 
 
 def lose_slice(world: World, name: str) -> None:

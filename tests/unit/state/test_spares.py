@@ -24,11 +24,8 @@ S = TaskState
 
 
 @pytest.fixture
-def world() -> World:
-    world = World()
-    for name in ("a", "b", "c"):
-        world.add_slice(name)
-    return world
+def slices() -> str:
+    return "abc"
 
 
 def spares(world: World, job_id: str = "job") -> list[Job]:

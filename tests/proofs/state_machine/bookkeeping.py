@@ -1,0 +1,556 @@
+"""A second account of the controller's state: who holds what and who has used up what, kept from the events alone.
+
+The rules of `iris_ray.state` are written down here once more, in other words and without its indexes.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Gang, Job, JobSpec, SparePurpose
+from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
+from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.workers import TPU_NAME, Worker
+from iris_ray.state import ControllerState
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    GangAssignedEvent,
+    GangMovedEvent,
+    JobCancelledEvent,
+    PoolRestartedEvent,
+    SliceReleasedEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
+    TaskAssignedEvent,
+    TaskStateChangedEvent,
+    TaskUnschedulableEvent,
+    TimePassedEvent,
+    WorkerBlamedEvent,
+    WorkerFailedEvent,
+)
+from iris_ray.state.instructions import Instructions, ReclaimSlice
+from tests.support.worlds import World
+
+S = TaskState
+LIVE = {S.ASSIGNED, S.RUNNING, S.SUCCEEDED}
+TERMINAL = {state for state, targets in TRANSITIONS.items() if not targets}
+
+# -- the state at one moment ------------------------------------------------------------------------------------------
+
+
+class GangView(NamedTuple):
+    """All that is kept of one gang, at one moment."""
+
+    states: tuple[TaskState, ...]
+    node_ids: tuple[str | None, ...]
+    attempt: int
+    failures: int
+    preemptions: int
+    dispatch_failures: int
+    not_before: float
+    groups: tuple[str, ...]
+    started: bool
+    error: str | None
+
+    @property
+    def live(self) -> bool:
+        """Whether its attempt has hosts and is not over."""
+        return set(self.states) <= LIVE and set(self.states) != {S.SUCCEEDED}
+
+    @property
+    def over(self) -> bool:
+        """Whether it will not run again, if nothing happens to it."""
+        return self.states[0] in TERMINAL or set(self.states) == {S.SUCCEEDED}
+
+
+class JobView(NamedTuple):
+    """All that is kept of one job, at one moment."""
+
+    state: JobState
+    failures: int
+    preemptions: int
+    error: str | None
+    gangs: tuple[GangView, ...]
+
+
+def view(gang: Gang) -> GangView:
+    return GangView(
+        tuple(task.state for task in gang.tasks),
+        tuple(task.node_id for task in gang.tasks),
+        gang.attempt,
+        gang.failures,
+        gang.preemptions,
+        gang.dispatch_failures,
+        gang.not_before,
+        gang.groups,
+        gang.started,
+        gang.error,
+    )
+
+
+def view_jobs(state: ControllerState) -> dict[str, JobView]:
+    return {
+        job_id: JobView(job.state, job.failures, job.preemptions, job.error, tuple(map(view, job.gangs)))
+        for job_id, job in state.jobs.items()
+    }
+
+
+def when(notice: Notice | None) -> tuple[NoticeKind, float] | None:
+    """Its words tell the host's name of then; that may have changed since."""
+    return notice and (notice.kind, notice.deadline)
+
+
+def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
+    """The whole state, to see that nothing has changed."""
+    workers = {
+        w.node_id: (
+            w.attributes,
+            (w.draining, when(w.notice), w.final and (w.final[0], when(w.final[1]))),
+            w.foreign,
+            w.suspected_until,
+            sorted(w.occupants),
+            sorted(w.ending),
+        )
+        for w in state.workers.values()
+    }
+    usage = {user: {r: round(n, 4) for r, n in held.items() if round(n, 4)} for user, held in state.usage.items()}
+    usage = {user: held for user, held in usage.items() if held}
+    memory = {
+        (job_id, position): (
+            gang.notice,
+            gang.waiting_since,
+            gang.returning_until,
+            gang.running_since,
+            gang.quick_ends,
+            gang.groups_wanted,
+        )
+        for job_id, job in state.jobs.items()
+        for position, gang in enumerate(job.gangs)
+    }
+    queue = sorted(job.number for job in state.pending())
+    return view_jobs(state), (workers, dict(state.holders), usage, queue, memory, deepcopy(state.fleet.taints))
+
+
+# -- the account ------------------------------------------------------------------------------------------------------
+
+
+class BlameView(NamedTuple):
+    """A failure that may be a host's fault."""
+
+    at: float
+    node_id: str
+    user: str
+    by_user_code: bool
+
+
+PAUSES = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0)
+"""Before the next attempt after so many quick ends; 10 s after more of them."""
+Need = tuple[SparePurpose, tuple[int, ...]]
+
+
+@dataclass
+class Account:
+    """Who holds what and who has used up what, kept from the events alone.
+
+    Attributes:
+        held: attempt → task id → worker id, until the end is confirmed or the worker is lost.
+        holders: slice → owner.
+        failures, preemptions: (job, position of the gang) → attempts that were charged so.
+        ended: attempts that came to an end before they had succeeded.
+        verdicts: jobs that were cancelled or given up.
+        now: the latest time that an event has brought.
+        notices: worker id → kind and deadline of its notice.
+        finals: worker id → those of the nearest drain or preemption that it had word of.
+        told: attempt → kind and deadline of the notice that its tasks have.
+        began: (job, position) → when the first task of the attempt was said to run.
+        quick: (job, position) → ends in a row that came soon.
+        returning: job → until when it comes before all others.
+        wanted: job → on how many groups it ran before it lost some.
+        taints: (target, name) → until when.
+        blames: of the last hour.
+        set_aside: worker id → until when, and the blames for which it is.
+        last_held: spare that is gone → the hosts that it had.
+    """
+
+    held: dict[AttemptId, dict[str, str]] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)
+    failures: Counter[tuple[str, int]] = field(default_factory=Counter)
+    preemptions: Counter[tuple[str, int]] = field(default_factory=Counter)
+    ended: set[AttemptId] = field(default_factory=set)
+    verdicts: dict[str, JobState] = field(default_factory=dict)
+    now: float = 0.0
+    notices: dict[str, tuple[NoticeKind, float]] = field(default_factory=dict)
+    finals: dict[str, tuple[NoticeKind, float]] = field(default_factory=dict)
+    told: dict[AttemptId, tuple[NoticeKind, float]] = field(default_factory=dict)
+    began: dict[tuple[str, int], float] = field(default_factory=dict)
+    quick: Counter[tuple[str, int]] = field(default_factory=Counter)
+    returning: dict[str, float] = field(default_factory=dict)
+    wanted: dict[str, int] = field(default_factory=dict)
+    taints: dict[tuple[str, str], float | None] = field(default_factory=dict)
+    blames: list[BlameView] = field(default_factory=list)
+    set_aside: dict[str, tuple[float, list[BlameView]]] = field(default_factory=dict)
+    last_held: dict[str, list[str]] = field(default_factory=dict)
+
+    def forgive(self, node_id: str) -> None:
+        self.blames = [blame for blame in self.blames if blame.node_id != node_id]
+        self.set_aside.pop(node_id, None)
+
+    def ends_quickly(self, job_id: str, position: int) -> int:
+        """How many quick ends in a row there are if the attempt ends now."""
+        began = self.began.get((job_id, position))
+        return 0 if began is not None and self.now >= began + 10.0 else self.quick[job_id, position] + 1
+
+    def hears(self, attempt: AttemptId, kind: NoticeKind, deadline: float) -> bool:
+        """Whether the attempt is to be told; if so, it is written down."""
+        known_kind, known = self.told.get(attempt, (NoticeKind.GROWTH, 0.0))
+        if known_kind is not NoticeKind.GROWTH and known <= deadline + 1.0:
+            return False
+        self.told[attempt] = kind, deadline
+        return True
+
+    def failures_of(self, job: Job) -> int:
+        return sum(self.failures[job.spec.job_id, position] for position in range(len(job.gangs)))
+
+    def failed_for_good(self, job: Job, position: int) -> bool:
+        """Whether this gang's failures, or all of the job's, are more than there may be."""
+        limit = job.spec.max_task_failures
+        too_many = limit is not None and self.failures_of(job) > limit
+        return too_many or self.failures[job.spec.job_id, position] > job.spec.max_retries_failure
+
+    def lost_for_good(self, job: Job, position: int) -> bool:
+        return self.preemptions[job.spec.job_id, position] > job.spec.max_retries_preemption
+
+    def state_of(self, job: Job, now: JobView) -> JobState:
+        """What a job's state should be, in the words of the rules."""
+        positions = range(len(job.gangs))
+        if verdict := self.verdicts.get(job.spec.job_id):
+            return verdict
+        limit = job.spec.max_task_failures
+        if limit is None and any(self.failed_for_good(job, position) for position in positions):
+            return JobState.FAILED
+        if limit is not None and self.failures_of(job) > limit:
+            return JobState.FAILED
+        if any(self.lost_for_good(job, position) for position in positions):
+            return JobState.WORKER_FAILED
+        if all(gang.over for gang in now.gangs):
+            succeeded = any(S.SUCCEEDED in gang.states for gang in now.gangs)
+            return JobState.SUCCEEDED if succeeded else JobState.FAILED
+        return JobState.PENDING if all(set(g.states) == {S.PENDING} for g in now.gangs) else JobState.RUNNING
+
+
+def demand_of(job: Job, worker: Worker) -> Counter[str]:
+    """What one task takes: with chips, all of its host's."""
+    spec = job.spec
+    demand = Counter({resource: amount for resource, amount in spec.resources.items() if amount})
+    if uses_chips(spec):
+        demand["TPU"] = worker.resources.get("TPU", 0.0)
+    return demand
+
+
+def uses_chips(spec: JobSpec) -> bool:
+    return spec.device is not None or spec.resources.get("TPU", 0.0) > 0
+
+
+def is_nearer(known: dict[str, tuple[NoticeKind, float]], node_id: str, kind: NoticeKind, deadline: float) -> bool:
+    """Whether that is nearer than what is known of the host; if so, it is written down."""
+    if node_id in known and known[node_id][1] <= deadline + 1.0:
+        return False
+    known[node_id] = kind, deadline
+    return True
+
+
+class Bookkeeper:
+    """Keeps the account of a world as events come.
+
+    Attributes:
+        world: the state and its scheduler.
+        places: node id → where the host stands: (slice or rack, number).
+        account: what the events say.
+    """
+
+    def __init__(self, world: World, places: Mapping[str, tuple[str, int]]) -> None:
+        self.world = world
+        self.places = places
+        self.account = Account()
+
+    @property
+    def state(self) -> ControllerState:
+        return self.world.state
+
+    # -- who has used up what ----------------------------------------------------------------------------------------
+
+    def charge(self, event: Event, before: Mapping[str, JobView]) -> dict[AttemptId, TaskState]:
+        """Attempts that the event ends, with the state that its cause gets if the gang is not tried again."""
+        charged: dict[AttemptId, TaskState] = {}
+        match event:
+            case TaskStateChangedEvent(attempt, index, (S.FAILED | S.WORKER_FAILED) as end) if attempt.job_id in before:
+                job_id, number, position = attempt
+                job = self.state.jobs[job_id]
+                if before[job_id].state.finished or not 0 <= position < len(job.gangs):
+                    return {}
+                gang = before[job_id].gangs[position]
+                member = index - position
+                if not gang.live or gang.attempt != number or not 0 <= member < len(gang.states):
+                    return {}
+                if gang.states[member] is S.SUCCEEDED and end is S.FAILED:
+                    return {}  # a function returns once
+                host = self.state.workers.get(gang.node_ids[member] or "")
+                sound = host is not None and host.node_id not in self.account.notices
+                if self.account.ends_quickly(job_id, position) > 5 and sound and gang.states[member] is not S.SUCCEEDED:
+                    end = S.FAILED  # nothing is wrong but the task
+                charged[attempt] = end
+                account = self.account.failures if end is S.FAILED else self.account.preemptions
+                account[job_id, position] += 1
+            case WorkerFailedEvent(node_id) if worker := self.state.workers.get(node_id):
+                over: set[str] = set()
+                for _, attempt in worker.occupants:
+                    job_id, number, position = attempt
+                    job = self.state.jobs[job_id]
+                    gang = before[job_id].gangs[position]
+                    if job_id in over or not gang.live or gang.attempt != number or before[job_id].state.finished:
+                        continue
+                    charged[attempt] = S.WORKER_FAILED
+                    if gang.states != (S.ASSIGNED,) * len(gang.states):  # it had begun
+                        self.account.preemptions[job_id, position] += 1
+                    if self.account.lost_for_good(job, position):
+                        over.add(job_id)
+            case PoolRestartedEvent(owner):
+                self.charge_for_pool(owner, before, charged)
+        return charged
+
+    def charge_for_pool(self, owner: str, before: Mapping[str, JobView], charged: dict[AttemptId, TaskState]) -> None:
+        """All its gangs that had begun lose an attempt, until one of a job has lost too many."""
+        over: set[str] = set()
+        for attempt in filter(self.is_live, self.account.held):
+            job_id, _, position = attempt
+            job, gang = self.state.jobs[job_id], before[job_id].gangs[position]
+            if job.spec.owner != owner or job.spec.spare_for is not None or job_id in over:
+                continue
+            charged[attempt] = S.WORKER_FAILED
+            if set(gang.states) == {S.ASSIGNED}:
+                continue
+            member = next(i for i, state in enumerate(gang.states) if state is not S.SUCCEEDED)
+            host = self.state.workers[gang.node_ids[member]]
+            if self.account.ends_quickly(job_id, position) > 5 and host.node_id not in self.account.notices:
+                charged[attempt] = S.FAILED
+                self.account.failures[job_id, position] += 1
+            else:
+                self.account.preemptions[job_id, position] += 1
+            limited = job.spec.max_task_failures is not None
+            failed, lost = self.account.failed_for_good(job, position), self.account.lost_for_good(job, position)
+            if lost or (failed and (not limited or self.account.failures_of(job) > job.spec.max_task_failures)):
+                over.add(job_id)
+        for job_id, was in before.items():  # and with what nobody has had yet, results are lost
+            job = self.state.jobs[job_id]
+            if job.spec.owner != owner or was.state.finished:
+                continue
+            for position, gang in enumerate(was.gangs):
+                if set(gang.states) == {S.SUCCEEDED} and job_id not in over:
+                    charged[AttemptId(job_id, gang.attempt, position)] = S.WORKER_FAILED
+                    self.account.preemptions[job_id, position] += 1
+                    if self.account.lost_for_good(job, position):
+                        over.add(job_id)
+
+    def book_ends(
+        self,
+        event: Event,
+        before: Mapping[str, JobView],
+        after: Mapping[str, JobView],
+        charged: Mapping[AttemptId, TaskState],
+    ) -> None:
+        """Pauses, who returns, and when attempts have begun."""
+        account, now = self.account, self.account.now
+        for (job_id, _, position), end in charged.items():
+            job, was = self.state.jobs[job_id], before[job_id].gangs[position]
+            gang = after[job_id].gangs[position]
+            by_report = isinstance(event, TaskStateChangedEvent)
+            if by_report or set(was.states) != {S.ASSIGNED}:
+                quick = account.quick[job_id, position] = account.ends_quickly(job_id, position)
+                if gang.states[0] is S.PENDING:
+                    assert gang.not_before == now + (PAUSES[quick] if quick < len(PAUSES) else 10.0)
+                    if job.spec.spare_for is None:
+                        account.returning[job_id] = gang.not_before + 30.0
+            if end is S.WORKER_FAILED and gang.states[0] is S.PENDING:
+                account.wanted[job_id] = max(account.wanted.get(job_id, 0), len(was.groups))
+        match event:
+            case GangMovedEvent(attempt) if attempt.job_id in before:
+                job_id, number, position = attempt
+                was = before[job_id].gangs[position]
+                if was.live and was.attempt == number and not before[job_id].state.finished:
+                    assert set(after[job_id].gangs[position].states) == {S.PENDING}
+                    account.returning[job_id] = now + 30.0
+                    account.quick[job_id, position] = 0
+            case GangAssignedEvent(job_id):
+                account.began.pop((job_id, 0), None)
+            case TaskAssignedEvent(job_id, index):
+                account.began.pop((job_id, index), None)
+            case TaskStateChangedEvent(attempt, _, S.RUNNING | S.SUCCEEDED) if attempt.job_id in before:
+                job_id, _, position = attempt
+                if position < len(before[job_id].gangs) and before[job_id] != after[job_id]:
+                    account.began.setdefault((job_id, position), now)
+                    gang = after[job_id].gangs[position]
+                    if set(gang.states) == {S.RUNNING} and len(gang.groups) >= account.wanted.get(job_id, 0):
+                        account.wanted[job_id] = 0
+
+    # -- who holds what ----------------------------------------------------------------------------------------------
+
+    def book(self, event: Event, before: Mapping[str, JobView], instructions: Instructions) -> None:
+        """Write down what the event says about who holds what."""
+        reclaim = []
+        match event:
+            case GangAssignedEvent(job_id, names, groups):
+                node_ids = [node_id for group in groups for node_id in group]
+                self.take(job_id, 0, dict(enumerate(node_ids)))
+                if self.state.jobs[job_id].spec.coscheduling.group_by == TPU_NAME:
+                    reclaim = self.take_slices(names, self.state.jobs[job_id].spec.owner)
+            case TaskAssignedEvent(job_id, index, node_id):
+                self.take(job_id, index, {index: node_id})
+                name, _ = self.places[node_id]
+                spec = self.state.jobs[job_id].spec
+                if TPU_NAME in self.state.workers[node_id].attributes and uses_chips(spec):
+                    reclaim = self.take_slices((name,), spec.owner)
+            case AttemptEndConfirmedEvent(attempt):
+                self.account.held.pop(attempt, None)
+            case WorkerFailedEvent(node_id):
+                self.account.notices.pop(node_id, None)
+                self.account.finals.pop(node_id, None)
+                for hosts in self.account.held.values():
+                    for task_id in [task_id for task_id, host in hosts.items() if host == node_id]:
+                        del hosts[task_id]
+            case SliceReleasedEvent(name, owner):
+                self.released(name, owner)
+            case PoolRestartedEvent(owner):  # nothing of it is left anywhere
+                for attempt in list(self.account.held):
+                    if self.state.jobs[attempt.job_id].spec.owner == owner:
+                        assert not self.is_live(attempt)
+                        del self.account.held[attempt]
+                for name in list(self.account.holders):
+                    self.released(name, owner)
+                assert owner not in self.state.holders.values()
+                assert not any(
+                    set(gang.states) == {S.SUCCEEDED}
+                    for job in self.state.jobs_of(owner)
+                    for gang in map(view, job.gangs)
+                ), "results that nobody has had are lost"
+            case JobCancelledEvent(job_id) if job_id in before and not before[job_id].state.finished:
+                if job_id in self.state.jobs and not self.state.jobs[job_id].spec.spare_for:
+                    self.account.verdicts[job_id] = JobState.KILLED
+            case TaskUnschedulableEvent(job_id, index) if job_id in before and not before[job_id].state.finished:
+                gang = before[job_id].gangs[0 if self.state.jobs[job_id].spec.coscheduling else index]
+                if gang.states[0] is S.PENDING and not gang.started:
+                    self.account.verdicts[job_id] = JobState.UNSCHEDULABLE
+            case WorkerBlamedEvent(node_id, job_id, _, by_user_code) if node_id in self.state.workers:
+                self.blame(node_id, job_id, by_user_code)
+            case TaintedEvent(target, name, _, until):
+                self.account.taints[target, name] = until
+            case TaintLiftedEvent(target, name):
+                self.account.taints.pop((target, name), None)
+                if name == "quarantined":
+                    self.account.forgive(target)
+            case TimePassedEvent():
+                for taint, until in list(self.account.taints.items()):
+                    if until is not None and until <= self.account.now:
+                        del self.account.taints[taint]
+        found = self.state.fleet.taints.items()
+        assert {(t, name): taint.until for t, taints in found for name, taint in taints.items()} == self.account.taints
+        assert instructions.reclaim == reclaim
+        assert self.state.holders == self.account.holders
+
+    def released(self, name: str, owner: str) -> None:
+        """If the owner held the slice, whoever has been promised it holds it now."""
+        if self.account.holders.get(name) != owner:
+            return
+        del self.account.holders[name]
+        promised = {
+            self.state.jobs[attempt.job_id].spec.owner
+            for attempt, hosts in self.account.held.items()
+            if self.is_live(attempt)
+            and uses_chips(self.state.jobs[attempt.job_id].spec)
+            and any(self.places[node_id][0] == name for node_id in hosts.values())
+        }
+        if promised:  # of several, any
+            assert self.state.holders.get(name) in promised
+            self.account.holders[name] = self.state.holders[name]
+
+    def take(self, job_id: str, position: int, hosts: Mapping[int, str]) -> None:
+        job = self.state.jobs[job_id]
+        gang = job.gangs[position]
+        attempt = job.current_attempt(gang)
+        assert attempt not in self.account.held
+        self.account.held[attempt] = {f"{job_id}/task-{i}": host for i, host in hosts.items()}
+        assert [task.state for task in gang.tasks] == [S.ASSIGNED] * len(hosts)
+        assert {task.index: task.node_id for task in gang.tasks} == hosts
+
+    def take_slices(self, names: tuple[str, ...], owner: str) -> list[ReclaimSlice]:
+        holders = self.account.holders
+        reclaim = [ReclaimSlice(name, holders[name]) for name in names if holders.get(name, owner) != owner]
+        for name in names:
+            holders.setdefault(name, owner)
+        return reclaim
+
+    # -- which hosts are set aside -----------------------------------------------------------------------------------
+
+    def blame(self, node_id: str, job_id: str, by_user_code: bool) -> None:
+        """The third failure within an hour that is not the user's own doing sets a host aside for an hour.
+
+        For five minutes, if no user code had come to run in any of the three.
+        """
+        account, job = self.account, self.state.jobs.get(job_id)
+        user = job.spec.user if job else job_id
+        account.blames = [blame for blame in account.blames if blame.at >= account.now - 3600.0]
+        account.blames.append(BlameView(account.now, node_id, user, by_user_code))
+        if len(mine := self.not_the_users(node_id, account.blames)) > 2:
+            until = account.now + (3600.0 if any(blame.by_user_code for blame in mine) else 300.0)
+            account.taints[node_id, "quarantined"] = until
+            account.forgive(node_id)
+            account.set_aside[node_id] = until, mine
+        by_us = {other: until for other, (until, why) in account.set_aside.items() if self.may_return(other, why)}
+        for other, until in by_us.items():
+            account.forgive(other)
+            if account.taints.get((other, "quarantined")) == until:  # else it is an operator's
+                del account.taints[other, "quarantined"]
+
+    def may_return(self, node_id: str, blames: list[BlameView]) -> bool:
+        return len(self.not_the_users(node_id, blames)) <= 2
+
+    def not_the_users(self, node_id: str, blames: list[BlameView]) -> list[BlameView]:
+        """Those against a host, but for crashes of users whose tasks crash on other hosts as well."""
+        crashes = {(blame.user, blame.node_id) for blame in self.account.blames if blame.by_user_code}
+        elsewhere = {user for user, host in crashes if host != node_id}
+        return [b for b in blames if b.node_id == node_id and not (b.by_user_code and b.user in elsewhere)]
+
+    # -- reading the account -----------------------------------------------------------------------------------------
+
+    def is_live(self, attempt: AttemptId) -> bool:
+        job_id, number, position = attempt
+        if job_id not in self.state.jobs:
+            return False
+        job = self.state.jobs[job_id]
+        gang = view(job.gangs[position])
+        return gang.attempt == number and gang.live and not job.state.finished
+
+    def attempts_on(self, node_id: str) -> list[AttemptId]:
+        held = self.account.held.items()
+        return [attempt for attempt, hosts in held if node_id in hosts.values() and self.is_live(attempt)]
+
+    def members(self, name: str) -> list[Worker]:
+        return [worker for node_id, worker in self.state.workers.items() if self.places[node_id][0] == name]
+
+    def in_use(self, worker: Worker) -> Counter[str]:
+        used: Counter[str] = Counter()
+        for attempt, hosts in self.account.held.items():
+            for node_id in hosts.values():
+                if node_id == worker.node_id:
+                    used += demand_of(self.state.jobs[attempt.job_id], worker)
+        return used
+
+    def uses_of_chips(self, worker: Worker) -> int:
+        return sum(
+            list(hosts.values()).count(worker.node_id)
+            for attempt, hosts in self.account.held.items()
+            if uses_chips(self.state.jobs[attempt.job_id].spec)
+        )

@@ -1,0 +1,542 @@
+"""The state machine that Hypothesis drives: random events, late and twice, with the real scheduler in the loop.
+
+Its rules make things happen; `Oracle` says what must follow from them.
+"""
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from iris_ray.model.constraints import AttributeValue, Scalar
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.notices import NoticeKind
+from iris_ray.state import ControllerState
+from iris_ray.state.events import (
+    AssignedEvent,
+    AttemptEndConfirmedEvent,
+    Event,
+    GangMovedEvent,
+    JobCancelledEvent,
+    JobRestoredEvent,
+    JobSubmittedEvent,
+    MaintenanceCalledOffEvent,
+    PoolRestartedEvent,
+    SliceHeldEvent,
+    SliceReleasedEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
+    TaskDispatchFailedEvent,
+    TaskStateChangedEvent,
+    TaskUnschedulableEvent,
+    TimePassedEvent,
+    WorkerBlamedEvent,
+    WorkerDrainedEvent,
+    WorkerFailedEvent,
+    WorkerRegisteredEvent,
+    WorkerSuspectedEvent,
+)
+from iris_ray.state.fleet import SUSPICION_S
+from iris_ray.state.instructions import Instructions
+from iris_ray.state.records import JobRecord
+from tests.proofs.state_machine.bookkeeping import Account, view, view_all
+from tests.proofs.state_machine.oracle import Oracle
+from tests.proofs.state_machine.strategies import (
+    GANGS,
+    INDEX,
+    JOBS,
+    LIFE,
+    ODDITIES,
+    OWNERS,
+    PICK,
+    PLACES,
+    RACK_PLACES,
+    REPORTS,
+    ROUND,
+    SECONDS,
+    SOUND,
+    TERMS,
+    TPU_PLACES,
+    TROUBLE,
+    make_spec,
+)
+from tests.support.worlds import World, host
+
+S = TaskState
+
+
+class RandomEvents(RuleBasedStateMachine):
+    """Random events, late and twice, at the state with the real scheduler in the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+        self.places: dict[str, tuple[str, int]] = {}  # node id → where it stands
+        self.oracle = Oracle(self.world, self.places)
+        self.history: list[Event] = []
+        self.unsent: list[Event] = []  # what the scheduler decided a while ago
+        self.joined = 0
+        self.looks_often = True
+        for place in PLACES:
+            self.join(place)
+
+    @property
+    def state(self) -> ControllerState:
+        return self.world.state
+
+    @property
+    def account(self) -> Account:
+        return self.oracle.account
+
+    def apply(self, event: Event) -> Instructions | None:
+        """Apply an event and check all that it may change; None if it is refused."""
+        instructions = self.oracle.apply(event)
+        if instructions is not None:
+            self.history.append(event)
+        return instructions
+
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    @initialize(jobs=st.lists(JOBS, min_size=1, max_size=4), looks_often=st.booleans())
+    def some_jobs_run_already(self, jobs: list[tuple[Any, Any]], looks_often: bool) -> None:
+        self.history.clear()
+        self.looks_often = looks_often  # else the indexes have to catch up with several steps at once
+        for job in jobs:
+            self.submit(job)
+        self.schedule(0.0)
+
+    def own_jobs(self) -> list[Job]:
+        """Those that somebody submitted."""
+        return [job for job in self.state.jobs.values() if job.spec.spare_for is None]
+
+    @precondition(lambda self: len(self.own_jobs()) < 10)
+    @rule(job=JOBS)
+    def submit(self, job: tuple[Any, Any]) -> None:
+        spec = make_spec(f"job-{len(self.own_jobs()) + 1}", *job)
+        for earlier in (0.0, 7.0):  # submitting twice changes nothing
+            self.apply(JobSubmittedEvent(spec, self.world.now - earlier))
+        submitted = self.state.jobs[spec.job_id]
+        assert (submitted.state, submitted.submitted_at) == (JobState.PENDING, self.world.now)
+
+    @rule(seconds=SECONDS, when=st.sampled_from(["now", "now", "now", "twice", "later"]))
+    def schedule(self, seconds: float, when: str = "now") -> None:
+        """Let time pass, make a plan, and do what it says: at once, twice, or when other things have happened."""
+        self.world.now += seconds
+        self.apply(TimePassedEvent(self.world.now))
+        plan = self.world.plan()
+        self.oracle.check_plan(plan)
+        assert self.world.plan() == plan, "the same snapshot gives the same plan"
+        self.oracle.check_plan_after_the_latest(plan)
+        decided: list[Event] = [*plan.assignments, *plan.timed_out, *plan.unschedulable]
+        if when == "later":
+            self.unsent += decided
+            return
+        spares_changed = False
+        for event in decided:
+            queue_version = self.state.queue_version
+            assert self.apply(event) is not None, "what was just planned fits"
+            spares_changed |= isinstance(event, AssignedEvent) and self.state.queue_version != queue_version
+            if when == "twice":
+                is_assigned = isinstance(event, AssignedEvent)
+                assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
+        if not spares_changed:  # else there is more to place, or the slices of some are free
+            self.oracle.latest = self.state.fleet.version, self.world.now, plan.pending_reasons
+
+    @precondition(lambda self: len(self.own_jobs()) < 10)
+    @rule(job=JOBS)
+    def one_more_comes_when_nothing_else_has_changed(self, job: tuple[Any, Any]) -> None:
+        self.schedule(0.0)
+        self.submit(job)
+        self.schedule(0.0)
+
+    @rule(rounds=st.lists(ROUND, min_size=1, max_size=3))
+    def some_rounds(self, rounds: list[tuple[float, list[TaskState], int, bool]]) -> None:
+        """What can start does; some of what runs comes to an end, which is confirmed or not."""
+        for seconds, ends, index, confirmed in rounds:
+            self.schedule(seconds)
+            for (job, gang), end in zip(list(self.live()), ends, strict=False):
+                self.report_all(job, gang, S.RUNNING)
+                if end is S.SUCCEEDED:
+                    self.report_all(job, gang, S.SUCCEEDED)
+                else:
+                    task = gang.tasks[index % len(gang.tasks)]
+                    self.apply(TaskStateChangedEvent(job.current_attempt(gang), task.index, end, "boom"))
+            if confirmed:
+                self.confirm_all_that_is_over()
+
+    @precondition(lambda self: self.unsent)
+    @rule(pick=PICK)
+    def what_was_decided_arrives_late(self, pick: int) -> None:
+        self.apply(self.unsent.pop(pick % len(self.unsent)))
+
+    @precondition(lambda self: any(self.live()))
+    @rule(pick=PICK, index=INDEX, state=REPORTS, by_all=st.booleans())
+    def report(self, pick: int, index: int, state: TaskState, by_all: bool) -> None:
+        job, gang = self.live_gang(pick)
+        task = gang.tasks[index % len(gang.tasks)]
+        for _ in range(2):
+            if by_all:
+                self.report_all(job, gang, state)
+            else:
+                self.apply(TaskStateChangedEvent(job.current_attempt(gang), task.index, state, "boom"))
+
+    def report_all(self, job: Job, gang: Gang, state: TaskState) -> None:
+        attempt = job.current_attempt(gang)
+        for index in [task.index for task in gang.tasks]:
+            self.apply(TaskStateChangedEvent(attempt, index, state, "boom"))
+
+    @precondition(lambda self: any(self.live()))
+    @rule(pick=PICK)
+    def dispatch_fails(self, pick: int) -> None:
+        job, gang = self.live_gang(pick)
+        attempt = job.current_attempt(gang)
+        for _ in range(2):
+            self.apply(TaskDispatchFailedEvent(attempt, "no answer", self.world.now))
+        assert gang.not_before > self.world.now
+
+    @rule(
+        shape=st.sampled_from(GANGS),
+        terms=TERMS,
+        spares=st.integers(0, 2),
+        grows=st.booleans(),
+        life=st.lists(st.tuples(LIFE, PICK), min_size=2, max_size=8),
+    )
+    def life_of_a_gang(self, shape: Any, terms: Any, spares: int, grows: bool, life: list[tuple[str, int]]) -> None:
+        """All others end, so that there is room for a gang, its spares, replacements and growth.
+
+        One that grows begins on fewer slices than there are a moment later.
+        """
+        for job in self.own_jobs():
+            self.apply(JobCancelledEvent(job.spec.job_id, "enough"))
+        self.confirm_all_that_is_over()
+        self.repair()
+        room = {"constraints": (), "spares": spares, "max_retries_preemption": 30, "scheduling_timeout": None}
+        if grows:
+            room |= {"spares": 0, "grow_after": 0.0}
+            self.trouble(self.oracle.members("c")[0].node_id, 0, "lost")
+            life = [("repair", 0), ("run", 0), *life]
+        spec = make_spec(f"job-{len(self.own_jobs()) + 1}", shape, {**terms, **room})
+        self.apply(JobSubmittedEvent(spec, self.world.now))
+        job = self.state.jobs[spec.job_id]
+        for step, pick in [("run", 0), *life]:
+            if job.state.finished:
+                return
+            if step == "restart":
+                self.a_successor_takes_over()
+                job = self.state.jobs[spec.job_id]
+            else:
+                self.live_on(job, step, pick)
+            self.state_is_whole()
+            self.every_host_has_the_tasks_that_it_should_have()
+
+    def live_on(self, job: Job, step: str, pick: int) -> None:
+        hosts = [host for held in self.account.held.values() for host in held.values()]
+        if step.endswith("room"):
+            hosts = [host for a, held in self.account.held.items() if "/growth-" in a.job_id for host in held.values()]
+        match step:
+            case "drain" | "drain room" if hosts:
+                self.trouble(hosts[pick % len(hosts)], pick, "drain")
+            case "call off" if hosts:
+                self.trouble(hosts[pick % len(hosts)], pick, "call off")
+            case "lose" | "lose room" if hosts:
+                self.trouble(hosts[pick % len(hosts)], pick, "lost")
+            case "move" if job.gang.placed:
+                self.apply(GangMovedEvent(job.current_attempt(job.gang), "to more slices"))
+            case "end quickly":
+                for _ in range(7):
+                    if job.gang.placed:
+                        attempt = job.current_attempt(job.gang)
+                        self.apply(TaskStateChangedEvent(attempt, pick % 2, S.WORKER_FAILED, "boom"))
+                        self.run_all(10.0)
+            case "repair":
+                self.repair()
+            case "pool dies":
+                self.pool_dies(job.spec.owner)
+        self.run_all((0.0, 1.0, 20.0)[pick % 3])
+
+    def run_all(self, seconds: float) -> None:
+        """What is over is gone, and what can run does."""
+        self.confirm_all_that_is_over()
+        self.schedule(seconds)
+        for job, gang in list(self.live()):
+            self.report_all(job, gang, S.RUNNING)
+
+    @precondition(lambda self: any(self.live()))
+    @rule(pick=PICK)
+    def moves(self, pick: int) -> None:
+        job, gang = self.live_gang(pick)
+        attempt, charged = job.current_attempt(gang), (job.failures, job.preemptions)
+        for _ in range(2):
+            self.apply(GangMovedEvent(attempt, "to more slices"))
+        assert gang.pending
+        assert (job.failures, job.preemptions) == charged
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def pool_dies(self, owner: str) -> None:
+        """Its successor says so twice."""
+        self.apply(PoolRestartedEvent(owner))
+        before = view_all(self.state)
+        assert self.apply(PoolRestartedEvent(owner)) == Instructions()
+        assert view_all(self.state) == before
+        assert not [attempt for attempt in self.account.held if self.state.jobs[attempt.job_id].spec.owner == owner]
+
+    @rule(
+        pick=PICK,
+        index=st.integers(-1, 7),
+        ahead=st.integers(-2, 1),
+        state=st.sampled_from(list(TaskState)),
+    )
+    def report_of_anything(self, pick: int, index: int, ahead: int, state: TaskState) -> None:
+        """Tasks and attempts that there are not, or not any more, and states that are not a task's to report."""
+        job = self.job(pick)
+        position = 0 if job.spec.coscheduling else index
+        number = job.gangs[position if position in range(len(job.gangs)) else 0].attempt + ahead
+        attempt = AttemptId(job.spec.job_id, number, position)
+        about_now = not job.state.finished and not ahead and index in range(len(job.tasks))
+        before = view_all(self.state)
+        for _ in range(2):
+            self.apply(TaskStateChangedEvent(attempt, index, state, "boom"))
+            if not about_now:
+                self.apply(TaskDispatchFailedEvent(attempt._replace(gang=index), "late", self.world.now))
+        assert about_now or view_all(self.state) == before
+
+    @rule(pick=PICK, index=st.integers(-1, 7), cancelled=st.booleans())
+    def end_early(self, pick: int, index: int, cancelled: bool) -> None:
+        """Cancel a job, or give it up: late, twice, though it runs or is over. Only what never ran is given up."""
+        job_id = self.job(pick).spec.job_id
+        for _ in range(2):
+            self.apply(JobCancelledEvent(job_id, "x") if cancelled else TaskUnschedulableEvent(job_id, index, "x"))
+        job = self.state.jobs[job_id]
+        assert job.state.finished == (job.spec.spare_for is None) or not cancelled
+
+    @precondition(lambda self: self.account.held)
+    @rule(pick=PICK, all_that_is_over=st.booleans())
+    def confirm(self, pick: int, all_that_is_over: bool) -> None:
+        if all_that_is_over:
+            self.confirm_all_that_is_over()
+            return
+        attempt = list(self.account.held)[pick % len(self.account.held)]
+        live = self.oracle.is_live(attempt)
+        for _ in range(2):
+            assert (self.apply(AttemptEndConfirmedEvent(attempt)) is None) == live
+
+    def confirm_all_that_is_over(self) -> None:
+        for attempt in [attempt for attempt in self.account.held if not self.oracle.is_live(attempt)]:
+            self.apply(AttemptEndConfirmedEvent(attempt))
+
+    @rule(pick=st.integers(0, 200), count=st.integers(1, 3))
+    def the_past_comes_again(self, pick: int, count: int) -> None:
+        """Events that were delivered before are delivered again."""
+        for event in deepcopy(self.history[pick % len(self.history) :][:count]):
+            if not isinstance(event, WorkerRegisteredEvent) or self.may_register(event):
+                self.apply(event)
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self.state.workers)
+    @rule(troubles=st.lists(st.tuples(PICK, TROUBLE), min_size=1, max_size=3))
+    def some_trouble(self, troubles: list[tuple[int, str]]) -> None:
+        for pick, trouble in troubles:
+            if self.state.workers:
+                self.trouble(self.worker(pick), pick, trouble)
+
+    def trouble(self, node_id: str, pick: int, trouble: str) -> None:
+        match trouble:
+            case "lost":
+                for _ in range(2):
+                    self.apply(WorkerFailedEvent(node_id, "the host died"))
+            case "drain":
+                kind = list(NoticeKind)[pick % 2]
+                deadline = (None, self.world.now + 10.0, self.world.now + 3600.0)[pick % 3]
+                for _ in range(2):
+                    self.apply(WorkerDrainedEvent(node_id, "notice", kind, deadline))
+            case "call off":
+                known = self.account.notices.items()
+                announced = [host for host, (kind, _) in known if kind is NoticeKind.MAINTENANCE] or [node_id]
+                for _ in range(2):
+                    self.apply(MaintenanceCalledOffEvent(announced[pick % len(announced)]))
+            case "drain by itself":  # Ray's node table says so
+                deadline = (None, self.world.now + 20.0)[pick % 2]
+                event = replace(self.registration(node_id), draining="Ray drains it", deadline=deadline)
+                if self.may_register(event):
+                    self.apply(event)
+                    assert self.state.knows(event)
+            case "blamed":
+                for _ in range(1 + pick % 3):
+                    self.apply(WorkerBlamedEvent(node_id, f"job-{pick % 2}", "boom", by_user_code=pick % 4 > 0))
+            case "tainted":
+                target = (node_id, self.places[node_id][0])[pick % 2]
+                name, until = ("bad", "quarantined")[pick % 3 > 1], (None, self.world.now + 5.0)[pick % 4 > 0]
+                self.apply(TaintedEvent(target, name, "an operator says so", until))
+                if pick > 11:
+                    self.apply(TaintLiftedEvent(target, name))
+            case "silent":
+                self.apply(WorkerSuspectedEvent(node_id, "no answer", self.world.now))
+            case "foreign":
+                self.apply(replace(self.registration(node_id), foreign="a stranger"))
+            case "early":  # it is replaced before its death is known: then two have the same number
+                self.join(self.places[node_id])
+            case "odd":
+                self.change(node_id, ODDITIES[pick % len(ODDITIES)])
+            case "all odd":
+                for member in self.oracle.members(self.places[node_id][0]):
+                    self.change(member.node_id, ODDITIES[pick % len(ODDITIES)])
+
+    def change(self, node_id: str, oddity: Mapping[str, Scalar | None]) -> None:
+        """Another registration of the same host."""
+        event = self.registration(node_id, oddity)
+        if self.may_register(event):
+            for _ in range(2):
+                self.apply(event)
+                assert self.state.knows(event)
+
+    @rule()
+    def repair(self) -> None:
+        """Every place gets one sound host, and whoever was set aside comes back."""
+        for target, name in list(self.account.taints):
+            self.apply(TaintLiftedEvent(target, name))
+        for place in PLACES:
+            there = [worker for i, worker in self.state.workers.items() if self.places[i] == place]
+            there.sort(key=lambda worker: worker.draining is not None)
+            for superfluous in [worker for worker in there if worker.draining or worker is not there[0]]:
+                self.apply(WorkerFailedEvent(superfluous.node_id, "the host died"))
+            if not there or there[0].draining:
+                self.join(place)
+            elif not self.state.knows(event := self.registration(there[0].node_id)):
+                self.apply(event)
+
+    @rule()
+    def a_successor_takes_over(self) -> None:
+        """What comes back from the records is what was there; attempts that are over are stopped once more."""
+        self.apply(TimePassedEvent(self.world.now))  # taints whose time is over are not left behind
+        old, new = self.state, ControllerState()
+        self.oracle.latest = 0, 0.0, {}  # its fleet counts its changes anew
+        new.handle_event(TimePassedEvent(self.account.now))
+        for target, taints in old.fleet.taints.items():
+            for name, taint in taints.items():
+                new.handle_event(TaintedEvent(target, name, taint.reason, taint.until))
+        for worker in old.workers.values():
+            facts = worker.node_id, worker.address, worker.reported, dict(worker.resources)
+            new.handle_event(WorkerRegisteredEvent(*facts, foreign=worker.foreign))
+            if worker.notice is not None:
+                words = worker.draining, worker.notice.kind, worker.notice.deadline
+                new.handle_event(WorkerDrainedEvent(worker.node_id, *words))
+            if worker.final is not None:
+                words = worker.final[0], worker.final[1].kind, worker.final[1].deadline
+                new.handle_event(WorkerDrainedEvent(worker.node_id, *words))
+            if worker.suspected:
+                since = worker.suspected_until - SUSPICION_S
+                new.handle_event(WorkerSuspectedEvent(worker.node_id, worker.suspected, since))
+        for name, owner in old.holders.items():
+            new.handle_event(SliceHeldEvent(name, owner))
+        stopped, told = set(), {}
+        for job_id in old.jobs:
+            record = old.record(job_id)
+            assert record is not None
+            instructions = new.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+            assert instructions.finished == instructions.dropped == []
+            told |= {n.attempt: (n.notice.kind, n.notice.deadline) for n in instructions.notices}
+            stopped |= {stop.attempt for stop in instructions.stop}
+        assert stopped == {attempt for attempt in self.account.held if not self.oracle.is_live(attempt)}
+        assert told == self.account.told, "they may not have heard of it"
+        assert view_all(new) == view_all(old)
+        new.handle_event(TimePassedEvent(self.account.now))
+        assert view_all(new) == view_all(old)
+        self.account.blames.clear()
+        self.account.set_aside.clear()
+        self.world.state = new
+
+    @rule(name=st.sampled_from(["a", "b", "c", "Large"]), owner=st.sampled_from(OWNERS))
+    def release(self, name: str, owner: str) -> None:
+        self.apply(SliceReleasedEvent(name, owner))
+
+    def join(self, place: tuple[str, int]) -> None:
+        """A new worker at a place."""
+        self.joined += 1
+        node_id = f"{place[0]}-{place[1]}-{self.joined}"
+        self.places[node_id] = place
+        self.apply(self.registration(node_id))
+
+    def registration(self, node_id: str, oddity: Mapping[str, Scalar | None] | None = None) -> WorkerRegisteredEvent:
+        """That of a sound host in its place, but for an oddity."""
+        name, number = self.places[node_id]
+        if (name, number) in TPU_PLACES:
+            event = host(name, number, TPU_PLACES[name, number], node_id=node_id)
+        else:
+            event = WorkerRegisteredEvent(node_id, "10.0.0.9", {}, {"CPU": 8.0})
+        if (name, number) in RACK_PLACES:
+            rack = {"rack": AttributeValue(name)}
+            event = replace(event, attributes=rack, resources={"TPU": 4.0, "CPU": 8.0})
+        attributes = {key: value.value for key, value in event.attributes.items()} | SOUND | (oddity or {})
+        kept = {key: AttributeValue(value) for key, value in attributes.items() if value is not None}
+        without_chips = "TPU" in (oddity or {})
+        return replace(event, attributes=kept, resources={"CPU": 8.0} if without_chips else event.resources)
+
+    def may_register(self, event: WorkerRegisteredEvent) -> bool:
+        """What tasks use of a host does not vanish under them."""
+        known = self.state.workers.get(event.node_id)
+        return known is None or not known.occupants or known.resources == event.resources
+
+    # -- picking -----------------------------------------------------------------------------------------------------
+
+    def job(self, pick: int) -> Job:
+        return list(self.state.jobs.values())[pick % len(self.state.jobs)]
+
+    def worker(self, pick: int) -> str:
+        return list(self.state.workers)[pick % len(self.state.workers)]
+
+    def live(self) -> Iterator[tuple[Job, Gang]]:
+        for job in self.state.jobs.values():
+            if not job.state.finished:
+                yield from ((job, gang) for gang in job.gangs if view(gang).live)
+
+    def live_gang(self, pick: int) -> tuple[Job, Gang]:
+        gangs = list(self.live())
+        return gangs[pick % len(gangs)]
+
+    # -- after every step --------------------------------------------------------------------------------------------
+
+    @invariant()
+    def state_is_whole(self) -> None:
+        self.state.check()
+
+    @precondition(lambda self: self.looks_often)
+    @invariant()
+    def indexes_are_up_to_date_and_every_job_runs_or_has_a_reason(self) -> None:
+        self.oracle.check_plan(self.world.plan())
+        self.world.scheduler.check(self.world.now)
+
+    @invariant()
+    def every_host_has_the_tasks_that_it_should_have(self) -> None:
+        self.oracle.check_hosts()
+
+    @invariant()
+    def holds_are_as_the_events_say(self) -> None:
+        self.oracle.check_holds()
+
+    @invariant()
+    def jobs_are_counted_right(self) -> None:
+        self.oracle.check_jobs()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """Once hosts are there and nothing else goes wrong, every job ends."""
+        self.repair()
+        patience = 2 + sum(len(job.gangs) for job in self.state.jobs.values())
+        while patience and not all(job.state.finished for job in self.state.jobs.values()):
+            patience -= 1
+            for job, gang in list(self.live()):
+                self.report_all(job, gang, S.SUCCEEDED)
+            self.confirm_all_that_is_over()
+            self.schedule(1000.0)
+            self.every_host_has_the_tasks_that_it_should_have()
+            self.state_is_whole()
+        waiting = {job_id: str(why) for job_id, why in self.world.plan().pending_reasons.items()}
+        assert all(job.state.finished for job in self.state.jobs.values()), waiting
+        self.state_is_whole()

@@ -1,0 +1,111 @@
+"""A refused event is explained by what happened to its job before."""
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.notices import NoticeKind
+from iris_ray.state import job_table
+from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, WorkerDrainedEvent
+from iris_ray.state.stories import STORY_LENGTH
+from tests.support.worlds import World, attempt_id
+
+S = TaskState
+
+
+def test_refused_event_raises_with_the_story_of_its_job(world: World) -> None:
+    job = world.start()
+    world.start("other")
+    with pytest.raises(IllegalTransitionError, match="still has active tasks") as refused:
+        world.confirm(job)
+    assert refused.value.__notes__ == [
+        "before: 100.000 JobSubmittedEvent",
+        "before: 100.000 GangAssignedEvent, group_names=('a',)",
+        "before: 100.000 TaskStateChangedEvent, attempt 1 of job, task_index=0, new_state=RUNNING",
+        "before: 100.000 TaskStateChangedEvent, attempt 1 of job, task_index=1, new_state=RUNNING",
+    ]
+
+
+def test_refused_event_is_not_part_of_the_story(world: World) -> None:
+    job = world.start()
+    before = world.state.story("job")
+    with pytest.raises(IllegalTransitionError):
+        world.confirm(job)
+    assert world.state.story("job") == before
+
+
+def test_event_for_an_unknown_job_is_refused_without_a_story(world: World) -> None:
+    assignment = world.submit() and world.plan().assignments[0]
+    with pytest.raises(IllegalTransitionError, match="there is no job") as refused:
+        World().do(assignment)
+    assert not hasattr(refused.value, "__notes__")
+
+
+def test_story_holds_the_latest_events_and_no_more(world: World) -> None:
+    job = world.start(max_retries_failure=1000)
+    for _ in range(2 * STORY_LENGTH):
+        world.now += 1.0
+        world.report(job, S.RUNNING)
+    story = world.state.story("job")
+    assert len(story) == STORY_LENGTH
+    assert story[-1].startswith(f"{world.now:.3f} ")
+
+
+def test_lost_host_and_dead_pool_are_in_the_story_of_the_jobs_that_they_ended(world: World) -> None:
+    world.start(max_retries_preemption=5)
+    world.start("other", owner="pool-b")
+    world.lose("a-1")
+    world.do(PoolRestartedEvent("pool-b"))
+    assert world.state.story("job")[-1].endswith("WorkerFailedEvent, node_id=a-1")
+    assert world.state.story("other")[-1].endswith("PoolRestartedEvent, owner=pool-b")
+
+
+def test_story_holds_no_words_of_users(world: World) -> None:
+    job = world.submit(user="TOKEN=secret", name="TOKEN=secret", max_retries_failure=2)
+    world.schedule()
+    world.report(job, S.FAILED, error="KeyError: TOKEN=secret")
+    world.confirm(job, 1)
+    world.dispatch_fails(job)
+    world.do(JobCancelledEvent("job", "TOKEN=secret"))
+    story = world.state.story("job")
+    assert [line.split()[1].strip(",") for line in story] == [
+        "JobSubmittedEvent",
+        "GangAssignedEvent",
+        "TaskStateChangedEvent",
+        "AttemptEndConfirmedEvent",
+        "TaskDispatchFailedEvent",
+        "JobCancelledEvent",
+    ]
+    assert "secret" not in str(story)
+
+
+def test_story_of_a_dropped_spare_is_forgotten(world: World) -> None:
+    job = world.start()
+    world.do(WorkerDrainedEvent("a-0", "maintenance", NoticeKind.MAINTENANCE, 5000.0))
+    (spare,) = (other for other in world.state.jobs.values() if other.spec.spare_for)
+    world.schedule()
+    assert world.state.story(spare.spec.job_id)
+    world.report(job, S.FAILED)
+    assert world.state.story(spare.spec.job_id) == ()
+
+
+def test_story_of_a_forgotten_job_is_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
+    world.finish(world.start())
+    assert world.state.story("job")
+    for number in range(2):
+        world.finish(world.start(f"next-{number}"))
+    assert "job" not in world.state.jobs
+    assert world.state.story("job") == ()
+
+
+def test_late_report_about_a_forgotten_job_begins_no_story(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 0)
+    job = world.start()
+    late = attempt_id(job)
+    world.do(JobCancelledEvent("job", "enough"))
+    world.confirm(job)
+    world.do(JobCancelledEvent(world.submit("next").spec.job_id, "enough"))
+    assert "job" not in world.state.jobs
+    world.report(job, S.RUNNING, attempt=late.number)
+    assert world.state.story("job") == ()
