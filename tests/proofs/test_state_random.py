@@ -5,6 +5,7 @@
 """
 
 import os
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,7 +15,10 @@ from tests.proofs.state_machine.machine import RandomEvents
 EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
 
 
-class TestRandomEvents(RandomEvents.TestCase):
+Sequences: Any = RandomEvents.TestCase  # Hypothesis makes this class when it is asked for it
+
+
+class TestRandomEvents(Sequences):
     """Some dozens of sequences."""
 
     settings = settings(
@@ -27,7 +31,7 @@ class TestRandomEvents(RandomEvents.TestCase):
 
 @pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
-class TestRandomEventsThoroughly(RandomEvents.TestCase):
+class TestRandomEventsThoroughly(Sequences):
     """Thousands of sequences."""
 
     settings = settings(TestRandomEvents.settings, max_examples=1670 * EXAMPLES)

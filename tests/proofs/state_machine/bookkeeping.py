@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job, JobSpec, SparePurpose
@@ -101,7 +101,7 @@ def view_jobs(state: ControllerState) -> dict[str, JobView]:
 
 def when(notice: Notice | None) -> tuple[NoticeKind, float] | None:
     """Its words tell the host's name of then; that may have changed since."""
-    return notice and (notice.kind, notice.deadline)
+    return (notice.kind, notice.deadline) if notice else None
 
 
 def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
@@ -245,10 +245,10 @@ class Account:
 def demand_of(job: Job, worker: Worker) -> Counter[str]:
     """What one task takes: with chips, all of its host's."""
     spec = job.spec
-    demand = Counter({resource: amount for resource, amount in spec.resources.items() if amount})
+    demand: dict[str, Any] = {resource: amount for resource, amount in spec.resources.items() if amount}
     if uses_chips(spec):
         demand["TPU"] = worker.resources.get("TPU", 0.0)
-    return demand
+    return Counter(demand)
 
 
 def uses_chips(spec: JobSpec) -> bool:
@@ -334,15 +334,16 @@ class Bookkeeper:
             if set(gang.states) == {S.ASSIGNED}:
                 continue
             member = next(i for i, state in enumerate(gang.states) if state is not S.SUCCEEDED)
-            host = self.state.workers[gang.node_ids[member]]
-            if self.account.ends_quickly(job_id, position) > 5 and host.node_id not in self.account.notices:
+            node_id = gang.node_ids[member]
+            assert node_id is not None
+            if self.account.ends_quickly(job_id, position) > 5 and node_id not in self.account.notices:
                 charged[attempt] = S.FAILED
                 self.account.failures[job_id, position] += 1
             else:
                 self.account.preemptions[job_id, position] += 1
-            limited = job.spec.max_task_failures is not None
+            limit = job.spec.max_task_failures
             failed, lost = self.account.failed_for_good(job, position), self.account.lost_for_good(job, position)
-            if lost or (failed and (not limited or self.account.failures_of(job) > job.spec.max_task_failures)):
+            if lost or (failed and (limit is None or self.account.failures_of(job) > limit)):
                 over.add(job_id)
         for job_id, was in before.items():  # and with what nobody has had yet, results are lost
             job = self.state.jobs[job_id]
@@ -405,7 +406,9 @@ class Bookkeeper:
             case GangAssignedEvent(job_id, names, groups):
                 node_ids = [node_id for group in groups for node_id in group]
                 self.take(job_id, 0, dict(enumerate(node_ids)))
-                if self.state.jobs[job_id].spec.coscheduling.group_by == TPU_NAME:
+                coscheduling = self.state.jobs[job_id].spec.coscheduling
+                assert coscheduling is not None
+                if coscheduling.group_by == TPU_NAME:
                     reclaim = self.take_slices(names, self.state.jobs[job_id].spec.owner)
             case TaskAssignedEvent(job_id, index, node_id):
                 self.take(job_id, index, {index: node_id})

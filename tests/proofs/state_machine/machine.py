@@ -424,6 +424,7 @@ class RandomEvents(RuleBasedStateMachine):
             facts = worker.node_id, worker.address, worker.reported, dict(worker.resources)
             new.handle_event(WorkerRegisteredEvent(*facts, foreign=worker.foreign))
             if worker.notice is not None:
+                assert worker.draining is not None
                 words = worker.draining, worker.notice.kind, worker.notice.deadline
                 new.handle_event(WorkerDrainedEvent(worker.node_id, *words))
             if worker.final is not None:
@@ -434,12 +435,13 @@ class RandomEvents(RuleBasedStateMachine):
                 new.handle_event(WorkerSuspectedEvent(worker.node_id, worker.suspected, since))
         for name, owner in old.holders.items():
             new.handle_event(SliceHeldEvent(name, owner))
-        stopped, told = set(), {}
+        stopped: set[AttemptId] = set()
+        told: dict[AttemptId, tuple[NoticeKind, float]] = {}
         for job_id in old.jobs:
             record = old.record(job_id)
             assert record is not None
             instructions = new.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
-            assert instructions.finished == instructions.dropped == []
+            assert (instructions.finished, instructions.dropped) == ([], [])
             told |= {n.attempt: (n.notice.kind, n.notice.deadline) for n in instructions.notices}
             stopped |= {stop.attempt for stop in instructions.stop}
         assert stopped == {attempt for attempt in self.account.held if not self.oracle.is_live(attempt)}
@@ -472,7 +474,8 @@ class RandomEvents(RuleBasedStateMachine):
         if (name, number) in RACK_PLACES:
             rack = {"rack": AttributeValue(name)}
             event = replace(event, attributes=rack, resources={"TPU": 4.0, "CPU": 8.0})
-        attributes = {key: value.value for key, value in event.attributes.items()} | SOUND | (oddity or {})
+        own = {key: value.value for key, value in event.attributes.items()}
+        attributes = {**own, **SOUND, **(oddity or {})}
         kept = {key: AttributeValue(value) for key, value in attributes.items() if value is not None}
         without_chips = "TPU" in (oddity or {})
         return replace(event, attributes=kept, resources={"CPU": 8.0} if without_chips else event.resources)

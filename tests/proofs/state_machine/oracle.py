@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Gang, Job, SparePurpose
+from iris_ray.model.jobs import Gang, Job, SpareFor, SparePurpose
 from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Occupant, Worker
@@ -40,6 +40,7 @@ from tests.proofs.state_machine.bookkeeping import (
     view,
     view_all,
     view_jobs,
+    when,
 )
 from tests.proofs.state_machine.strategies import OWNERS
 from tests.support.worlds import World
@@ -211,7 +212,7 @@ class Oracle(Bookkeeper):
                     for attempt in self.attempts_on(node_id):
                         tell(attempt, kind, deadline)
             case MaintenanceCalledOffEvent(node_id) if node_id in self.state.workers:
-                if account.notices.get(node_id, ("", 0.0))[0] is NoticeKind.MAINTENANCE:
+                if account.notices.get(node_id, (None, 0.0))[0] is NoticeKind.MAINTENANCE:
                     del account.notices[node_id]
                     if node_id in account.finals:
                         account.notices[node_id] = account.finals[node_id]
@@ -243,15 +244,14 @@ class Oracle(Bookkeeper):
             if attempt.job_id not in to_grow:  # called off
                 del account.told[attempt]
         for job in self.state.jobs.values():
-            for gang in job.gangs:
-                known = gang.notice and (gang.notice.kind, gang.notice.deadline)
-                assert known == account.told.get(job.current_attempt(gang))
+            for one in job.gangs:
+                assert when(one.notice) == account.told.get(job.current_attempt(one))
 
     def jobs_with_room_to_grow(self) -> set[str]:
         """Those for which more slices are there, with their processes started."""
-        rooms = (job for job in self.state.jobs.values() if job.spec.spare_for is not None)
-        growth = (job for job in rooms if job.spec.spare_for.purpose is SparePurpose.GROWTH)
-        return {job.spec.spare_for.job_id for job in growth if set(view(job.gangs[0]).states) == {S.RUNNING}}
+        rooms = ((job.spec.spare_for, view(job.gangs[0])) for job in self.state.jobs.values())
+        growth = ((room, gang) for room, gang in rooms if room and room.purpose is SparePurpose.GROWTH)
+        return {room.job_id for room, gang in growth if set(gang.states) == {S.RUNNING}}
 
     def kind_of(self, event: Event) -> NoticeKind:
         return event.kind if isinstance(event, WorkerDrainedEvent) else NoticeKind.PREEMPTION
@@ -282,6 +282,7 @@ class Oracle(Bookkeeper):
         found = {}
         for job_id, job in self.state.jobs.items():
             if job.spec.spare_for is not None:
+                assert job.spec.coscheduling is not None
                 need = job.spec.spare_for.purpose, job.spec.coscheduling.num_groups
                 found[job_id] = job.spec.spare_for.job_id, need, bool(self.doomed(job))
         return found
@@ -312,9 +313,8 @@ class Oracle(Bookkeeper):
 
     def spares_with_slices(self, job: Job) -> int:
         """How many spares, replacements and room to grow aside, could take over now."""
-        others = (other for other in self.state.jobs.values() if other.spec.spare_for is not None)
-        ours = (other for other in others if other.spec.spare_for.job_id == job.spec.job_id)
-        spares = (other for other in ours if other.spec.spare_for.purpose is SparePurpose.SPARE)
+        ours = SpareFor(job.spec.job_id, SparePurpose.SPARE)
+        spares = (other for other in self.state.jobs.values() if other.spec.spare_for == ours)
         return sum(view(spare.gangs[0]).live for spare in spares)
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -362,7 +362,8 @@ class Oracle(Bookkeeper):
         """The hosts are what the job asks for, take new tasks, and are groups as they should be."""
         if isinstance(assignment, TaskAssignedEvent):
             assert job.spec.coscheduling is None
-            position, groups, group_by = assignment.task_index, {"": (assignment.node_id,)}, None
+            groups: dict[str, tuple[str, ...]] = {"": (assignment.node_id,)}
+            position, group_by = assignment.task_index, None
         else:
             assert job.spec.coscheduling is not None
             position, groups = 0, dict(zip(assignment.group_names, assignment.groups, strict=True))
@@ -395,13 +396,14 @@ class Oracle(Bookkeeper):
     def is_sound_slice(self, name: str) -> bool:
         members = self.members(name)
         size = members[0].attributes[TPU_VM_COUNT].value if members else 0
-        return sorted(worker.host_index or 0 for worker in members) == list(range(size)) and all(
+        return sorted(worker.host_index or 0 for worker in members) == list(range(int(size))) and all(
             takes_new(worker, self.world.now) and worker.attributes[TPU_VM_COUNT].value == size for worker in members
         )
 
     def check_reasons(self, plan: SchedulingResult, placed: Mapping[str, set[int]]) -> None:
         for event in plan.timed_out:
             job = self.state.jobs[event.job_id]
+            assert job.spec.scheduling_timeout is not None
             assert self.world.now - job.submitted_at > job.spec.scheduling_timeout
         for event in plan.unschedulable:
             assert any(c.key == "zone" or c.key == "generation" for c in self.state.jobs[event.job_id].spec.constraints)

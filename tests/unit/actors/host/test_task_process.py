@@ -61,7 +61,7 @@ class BadString(Exception):
 
 def raises(error: BaseException | type[BaseException]) -> Callable[[], None]:
     def function() -> None:
-        raise error if isinstance(error, BaseException) else error()  # type: ignore[misc]
+        raise error if isinstance(error, BaseException) else error()
 
     return function
 
