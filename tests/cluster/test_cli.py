@@ -32,7 +32,7 @@ from iris_ray.cli.main import main
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import address_of_nobody, command_line, environment, iris, iris_json
-from tests.support.gangs import Trace, ask_controller, controller_pid, free_chips, wait_until
+from tests.support.gangs import Trace, controller_pid, free_chips, the_controller, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -113,7 +113,7 @@ def test_why_and_cancel_of_a_job_that_waits(cluster: SimulatedCluster, running: 
     job_id = waiting_job("waits")
     assert "waiting for 9 slices" in iris(cluster, "why", job_id).stdout
     assert f"{job_id} is cancelled; it was pending" in iris(cluster, "cancel", job_id, user="bob").stdout
-    assert ask_controller("job_status", job_id).error == "cancelled by bob"
+    assert the_controller().job_status(job_id).error == "cancelled by bob"
 
 
 def test_shell_completes_jobs_of_a_cluster_that_answers(
@@ -225,10 +225,10 @@ def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
     submitted.type("\n")
     submitted.says("goes on")
     assert submitted.end() == INTERRUPTED
-    (job_id,) = [job.job_id for job in ask_controller("list_jobs") if job.name == "work" and not job.state.finished]
+    (job_id,) = [job.job_id for job in the_controller().list_jobs() if job.name == "work" and not job.state.finished]
     (tmp_path / "fine").touch()
     assert sorted(iris(cluster, "logs", "-f", job_id).stdout.splitlines()) == ["task-0| up", "task-1| up"]
-    assert ask_controller("job_status", job_id).state is JobState.SUCCEEDED
+    assert the_controller().job_status(job_id).state is JobState.SUCCEEDED
 
 
 # -- slices and hosts --------------------------------------------------------------------------------------------------
@@ -239,14 +239,14 @@ def test_drain_and_taint_close_slices_and_hosts_until_it_is_undone(cluster: Simu
     said, told = together(cluster, ("drain", drained, "--reason", "a fan"), ("taint", f"{tainted}/1", "big", "--json"))
     assert "2 hosts" in said
     assert json.loads(told)["hosts"] == [cluster.node_id(tainted, 1)]
-    closed = {w.node_id: w.unavailable for w in ask_controller("list_workers") if w.unavailable}
+    closed = {w.node_id: w.unavailable for w in the_controller().list_workers() if w.unavailable}
     assert closed == {
         cluster.node_id(drained, 0): "taint:drained (a fan)",
         cluster.node_id(drained, 1): "taint:drained (a fan)",
         cluster.node_id(tainted, 1): "taint:big (by ann)",
     }
     together(cluster, ("undrain", drained), ("untaint", f"{tainted}/1", "big"))
-    assert not [worker for worker in ask_controller("list_workers") if worker.unavailable]
+    assert not [worker for worker in the_controller().list_workers() if worker.unavailable]
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------------
@@ -313,9 +313,9 @@ def broken_version(directory: Path) -> dict[str, str]:
 def test_controller_upgrade_goes_unnoticed_and_a_broken_one_loses_no_job(
     cluster: SimulatedCluster, running: Job, trace: Trace, tmp_path: Path
 ) -> None:
-    before = ask_controller("about")
+    before = the_controller().about()
     assert "taken over 1 job: 1 running" in iris(cluster, "controller", "upgrade").stdout
-    after = ask_controller("about")
+    after = the_controller().about()
     assert after["epoch"] > before["epoch"]
     assert after["pid"] != before["pid"]
 
@@ -330,4 +330,4 @@ def test_controller_upgrade_goes_unnoticed_and_a_broken_one_loses_no_job(
     assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0" in refused.stderr
     trace.finish()  # the job's word of its end brings its own version back
     assert [task["attempt"] for task in ray.get(results, timeout=120)] == [1, 1]
-    assert ask_controller("about")["version"] == "0.1.0"
+    assert the_controller().about()["version"] == "0.1.0"
