@@ -25,7 +25,7 @@ _S = TaskState
 
 
 class PriorityBand(IntEnum):
-    """Jobs of a band are looked at before those of the next. A running gang is never evicted for another."""
+    """Jobs of a band are placed before those of the next. A running gang is never evicted for another."""
 
     PRODUCTION = 0
     INTERACTIVE = 1
@@ -42,7 +42,7 @@ class CoschedulingConfig:
 
     Raises:
         InvalidSliceCountError: ``num_groups`` is not made of distinct positive ints.
-        InvalidJobError: ``group_by`` is no name.
+        InvalidJobError: ``group_by`` is not a name.
     """
 
     group_by: str = TPU_NAME
@@ -74,7 +74,7 @@ class SparePurpose(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SpareFor:
-    """For which job slices are held ready, and why."""
+    """The job that slices are held ready for, and why."""
 
     job_id: str
     purpose: SparePurpose
@@ -82,23 +82,23 @@ class SpareFor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job asks for; never changes. Its tasks are called ``<job id>/task-<index>``.
+    """What a job asks for. Immutable. Its tasks are called ``<job id>/task-<index>``.
 
     Args:
         job_id: unique in the cluster.
-        name: what people call it; the id if left out.
-        owner: whose slices it runs on: the id of the SlicePoolManager that submitted it.
-        user: who it is for; fair share is between users.
-        priority: which jobs it goes before.
+        name: the name that people see; the id if left out.
+        owner: the id of the SlicePoolManager that submitted it and whose slices it runs on.
+        user: the user; fair share is between users.
+        priority: its band.
         device: the TPU type that it is made for, such as "v4-32"; None without TPU. It decides how many replicas make
-            a gang; which hosts will do is for the constraints to say.
+            a gang; the constraints decide which hosts will do.
         replicas: tasks per group if coscheduled, else tasks in all.
         coscheduling: how tasks form a gang; None: each is placed, fails and is retried by itself.
         whole_groups: take each group whole, with all chips, however many hosts and chips the live nodes say it has;
             ``replicas`` and the chips in ``resources`` are then what the rule for the type expects.
         constraints: what every worker must satisfy.
-        preferences: what is better satisfied; the more the better.
-        tolerations: names of taints that do not keep the job away.
+        preferences: what workers should satisfy; the more the better.
+        tolerations: names of taints that the job tolerates.
         resources: what one task takes of its worker, by Ray's resource names. A task that takes chips, or whose job
             names a device, takes all chips of its host, since libtpu allows one process a host.
         max_retries_failure: further attempts of a gang after failures of its own.
@@ -110,10 +110,10 @@ class JobSpec:
         spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
         grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
             free; None: it never does. After a loss it does not wait so long.
-        spare_for: set if it only holds slices ready for another job's gang; such jobs are made by the state itself.
+        spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
 
     Raises:
-        InvalidJobError: something that can't work as written.
+        InvalidJobError: a value is invalid.
         UnknownTPUTypeError: no such device.
     """
 
@@ -147,7 +147,7 @@ class JobSpec:
 
     @property
     def requirement(self) -> Requirement:
-        """What its gangs ask of workers."""
+        """What its gangs require of workers."""
         return make_requirement(
             self.coscheduling.group_by if self.coscheduling else None,
             self.replicas if self.coscheduling else 1,
@@ -181,14 +181,14 @@ class Gang:
         attempt: number of the current or latest attempt; 0 before the first.
         failures, preemptions: charged so far, at most one of them per attempt.
         dispatch_failures: launches that never started, since the last one that did.
-        not_before: seconds on the caller's clock; the gang is not scheduled earlier.
-        waiting_since: when it came into the queue for the last time, on the same clock.
+        not_before: the gang is not scheduled earlier; seconds on the caller's clock.
+        waiting_since: when it last entered the queue, on the same clock.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
-        returning_until: until then it comes before all that wait: it ran a moment ago, and lost its hosts; seconds.
+        returning_until: until then it goes before all waiting gangs, since it ran a moment ago; seconds.
         running_since: when the first task of its latest attempt began to run; infinite before that; seconds.
-        quick_ends: attempts in a row that were over soon after they had begun.
-        groups_wanted: on how many groups it ran before it lost some.
-        notice: what it was told about its current attempt's end, or None.
+        quick_ends: attempts in a row that ended soon after their start.
+        groups_wanted: the number of groups that it ran on before it lost some.
+        notice: the notice that its current attempt has, or None.
         started: whether any attempt ever ran.
         error: the first cause of the latest attempt's end, in words.
     """
@@ -210,15 +210,16 @@ class Gang:
     started: bool = False
     error: str | None = None
 
-    # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first speaks for all.
+    # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
 
     @property
     def position(self) -> int:
-        """Its place among the gangs of its job, which is the index of its first task."""
+        """The index of its first task, which identifies it among the gangs of its job."""
         return self.tasks[0].index
 
     @property
     def pending(self) -> bool:
+        """Whether it waits for hosts."""
         return self.tasks[0].state is _S.PENDING
 
     @property
@@ -230,25 +231,25 @@ class Gang:
 
     @property
     def is_to_grow(self) -> bool:
-        """Whether its tasks were told that it moves to more slices."""
+        """Whether its tasks were told that it is to move to more slices."""
         return self.notice is not None and self.notice.kind is NoticeKind.GROWTH
 
 
 Allocation = tuple[tuple[str, str, dict[str, float]], ...]
-"""What an attempt holds until its end is confirmed: (worker id, task id, resources) of every task."""
+"""What an attempt holds until its end is confirmed: (node id, task id, resources) of every task."""
 
 
 @dataclass(slots=True)
 class Job:
-    """A job's past and present.
+    """A job and its progress.
 
     Attributes:
-        number: counts submissions; the smaller the older.
+        number: the job's number in the order of submission.
         gangs: one if it is coscheduled, else one for every task.
         counts: how many tasks are in each state.
-        pending: positions of the gangs that wait for hosts, in the order in which they are looked at.
+        pending: positions of the gangs that wait for hosts, in the order in which they are placed.
         failures, preemptions: charged to any of its gangs so far.
-        spares_made: how many jobs have been made to hold slices ready for it, so that each has another id.
+        spares_made: how many spares have been made for it; numbers their ids.
         error: why its latest attempt, or the job, ended, in words.
     """
 
@@ -276,16 +277,16 @@ class Job:
         return [task for gang in self.gangs for task in gang.tasks]
 
     def gang_of(self, task_index: int) -> Gang:
-        """The gang that a task belongs to."""
+        """Return the gang that a task belongs to."""
         return self.gangs[0 if self.spec.coscheduling else task_index]
 
     def current_attempt(self, gang: Gang) -> AttemptId:
-        """The latest attempt of one of its gangs."""
+        """Return the latest attempt of one of its gangs."""
         return AttemptId(self.spec.job_id, gang.attempt, gang.position)
 
     @property
     def state(self) -> JobState:
-        """Derived from the counts of the tasks' states, whatever the number of tasks."""
+        """The job's state, derived from the counts of its tasks' states."""
         counts = self.counts
         if len(counts) == 1:
             return _ALONE[next(iter(counts))]
@@ -300,7 +301,7 @@ class Job:
         return JobState.PENDING if counts[_S.PENDING] == total else JobState.RUNNING
 
     def gang_state(self, task_index: int) -> JobState:
-        """The state of the gang that a task belongs to, as if it were a job by itself."""
+        """Return the state of the gang that a task belongs to, as if the gang were a job."""
         return self.state if self.spec.coscheduling else _ALONE[self.gangs[task_index].tasks[0].state]
 
     @property
@@ -330,7 +331,7 @@ _DECISIVE = (
 
 
 def _require_valid(spec: JobSpec) -> None:
-    """Refuse what can't work as written, and say how to mend it."""
+    """Raise InvalidJobError for an invalid value, with a message that says how to fix it."""
     who = f"job {spec.job_id!r}"
     if not isinstance(spec.job_id, str) or not spec.job_id:
         raise InvalidJobError(f"job_id is {spec.job_id!r}; give a name")

@@ -1,12 +1,12 @@
-"""Advance word: a host or a gang is about to be ended, by the provider or by ourselves."""
+"""Notices: advance warning that a host is to go or that a gang is to move."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 NOTICE_S = 30.0
-"""What a spot VM gets, where nobody says how long a notice is."""
+"""Seconds of notice that are assumed if none are given: what a spot VM gets."""
 GROWTH_NOTICE_S = 60.0
-"""How long a gang that is to move to more slices has to save its state."""
+"""Seconds that a gang has to save its state before it moves to more slices."""
 
 
 class NoticeKind(StrEnum):
@@ -19,12 +19,12 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostNotice:
-    """A host is going to go away.
+    """A host is to go.
 
     Attributes:
-        kind: what is going to happen to it.
+        kind: why.
         reason: the same in words, for people.
-        deadline: from when on it may be gone, in seconds since the epoch on the host's clock; None if nobody said.
+        deadline: from when on it may be gone, in seconds since the epoch on the host's clock; None if unknown.
     """
 
     kind: NoticeKind
@@ -34,12 +34,12 @@ class HostNotice:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What every task of a gang is told when one of its hosts is to go.
+    """What every task of a gang is told when the gang is to move.
 
     Attributes:
         kind: why.
         reason: the same in words, with the host.
-        deadline: when it will happen at the latest; seconds since the epoch.
+        deadline: when at the latest; seconds since the epoch.
     """
 
     kind: NoticeKind
@@ -48,9 +48,9 @@ class Notice:
 
 
 SAME_DEADLINE_S = 1.0
-"""Deadlines that differ by less are the same."""
+"""Deadlines that differ by less, in seconds, count as equal."""
 
 
 def is_as_urgent(known: Notice, deadline: float | None) -> bool:
-    """Whether whoever knows of a notice learns nothing new from one with this deadline (None: nobody knows it)."""
+    """Return whether a known notice is at least as urgent as one with this deadline (None: unknown)."""
     return deadline is None or known.deadline <= deadline + SAME_DEADLINE_S
