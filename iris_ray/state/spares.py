@@ -20,7 +20,7 @@ NO_LIMIT = 1_000_000_000
 
 
 class Spares:
-    """Knows which jobs hold slices ready for which, and which may need other spares. `SpareJobs` makes and drops them."""
+    """Knows which jobs hold slices ready for which, and which may need other spares. `SpareJobs` makes them."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[str]] = {}  # job id → ids of the jobs that hold slices ready for it
