@@ -2,14 +2,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+TWO_PROCESSES := -n 2 --dist loadgroup
 
-.PHONY: demo test check lint quick bench bench-scheduling bench-controller bench-faults chaos clean
+.PHONY: demo test proofs check lint quick bench bench-scheduling bench-controller bench-faults chaos clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## all tests, real Ray clusters included
-	$(BIN)/python -m pytest
+test: $(READY)  ## every test, real Ray clusters included; ten minutes on two cores
+	$(BIN)/python -m pytest $(TWO_PROCESSES)
+
+proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; 15 minutes on two cores
+	$(BIN)/python -m pytest $(TWO_PROCESSES) --profile=proofs
 
 check: lint quick  ## what to run before every commit; under a minute
 
@@ -19,8 +23,8 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-quick: $(READY)
-	$(BIN)/python -m pytest -m "not cluster and not thorough" -q
+quick: $(READY)  ## the tests without Ray nodes
+	$(BIN)/python -m pytest $(TWO_PROCESSES) tests/unit -q
 
 bench: $(READY)  ## launch times beside the bare minimum that Ray needs
 	$(BIN)/python benchmarks/launch.py

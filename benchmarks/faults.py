@@ -23,7 +23,7 @@ import ray
 
 from iris_ray import run_on_pod_ray
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.client.submission import pool_of_this_process
+from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import actor_pid
 

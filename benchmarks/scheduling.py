@@ -6,10 +6,10 @@
 
 A cycle is measured in three states of the indexes:
 
-- steady: as it occurs in a running controller. Before each cycle 16 tasks come and go on the hosts of one slice, so
-  that catching up with a change is part of the figure.
-- new requirement: the jobs ask what no job has asked before, so every group is judged anew.
-- from nothing: the hosts are registered and nothing else is there, as in the first cycle after a controller's start.
+- steady: as in a running Controller. Before each cycle 16 tasks come and go on the hosts of one slice, so the figure
+  includes catching up with a change.
+- new requirement: no job has had the jobs' requirement before, so every group is evaluated.
+- from nothing: the hosts are registered, and a new scheduler makes its first plan, as after the Controller's start.
 
 All figures are medians of CPU time with the garbage collector off. The hosts come in slices of 16 and have nine
 attributes each, one of them unique; the jobs have two EQ constraints.
@@ -52,14 +52,14 @@ PICTURE = Path(__file__).parents[1] / "docs" / "scheduling-cost.png"
 TPU_TYPE, SLICE = "v4-128", 16
 HOST = {"TPU": 4.0, "CPU": 120.0}
 SHARED = {TPU_TOPOLOGY: TPU_TYPE, TPU_VM_COUNT: SLICE, "region": "us", "zone": "us-a", "pool": "large", "generation": 4}
-"""Attributes that all hosts have alike. A host's slice, its number in it and its address make nine."""
+"""Attributes that all hosts share. With a host's slice, its number there and its address there are nine."""
 NOW = 1.0
 
 Constraints = tuple[Constraint, ...]
 
 
 def kinds() -> Iterator[Constraints]:
-    """Pairs of EQ constraints that every host satisfies, each of them new: every other pair of shared attributes."""
+    """All pairs of shared attributes, as two EQ constraints that every host satisfies."""
     for pair in combinations(SHARED, 2):
         yield tuple(Constraint(key, ConstraintOp.EQ, AttributeValue(SHARED[key])) for key in pair)
 
@@ -170,8 +170,8 @@ class Scenario:
     reference: tuple[float, float] | None = None  # s
 
 
-# The best known other implementation of this design: newest marin-iris wheel, Python 3.12, scheduler alone, context
-# build included, CPU time on such a machine; the least and the most of several runs.
+# The reference is the newest marin-iris wheel on Python 3.12: CPU time of its scheduler alone, with the building of its
+# context, on the same kind of machine; the minimum and the maximum of several runs.
 SCENARIOS = (
     Scenario("10,000 hosts, 100 gangs that all fit", 10_000, 100, 100, reference=(1.0, 1.3)),
     Scenario("the same on a full fleet", 10_000, 100, 0, world=full, reference=(2.9, 2.9)),
@@ -185,16 +185,16 @@ SCENARIOS = (
 
 def cpu_s(action: Callable[[], object]) -> float:
     start = time.process_time()
-    kept = action()  # what it made is freed outside the measurement
+    kept = action()  # so that its result is freed after the measurement
     spent = time.process_time() - start
     del kept
     return spent
 
 
-scheduler = Scheduler()
+running = Scheduler()
 
 
-def cycle(state: ControllerState, fleet: Fleet | None = None) -> SchedulingResult:
+def cycle(state: ControllerState, fleet: Fleet | None = None, scheduler: Scheduler = running) -> SchedulingResult:
     return scheduler.find_assignments(state.pending(), fleet or state.fleet, state.usage, NOW)
 
 
@@ -208,7 +208,7 @@ def steady_s(state: ControllerState, rounds: int) -> float:
 
 
 def new_requirement_s(state: ControllerState, job: Callable[..., JobSpec], jobs: int, rounds: int) -> float:
-    """The pending jobs make way for others."""
+    """Replaces the pending jobs by others."""
     withdraw(state, [pending.spec for pending in state.pending()])
     samples = []
     for number, constraints in zip(range(rounds), list(kinds())[1:], strict=False):
@@ -228,12 +228,13 @@ def from_nothing_s(state: ControllerState, rounds: int) -> float:
             fleet.hold(slice_name, owner)
         for worker in state.workers.values():
             fleet.put(replace(worker))
-        samples.append(cpu_s(lambda fleet=fleet: cycle(state, fleet)))
+        scheduler = Scheduler()
+        samples.append(cpu_s(lambda fleet=fleet, scheduler=scheduler: cycle(state, fleet, scheduler)))
     return statistics.median(samples)
 
 
 def measure_cycle(scenario: Scenario, rounds: int) -> tuple[float, float, float]:
-    """Steady, with a new requirement, from nothing; in seconds."""
+    """Return the seconds of a cycle: steady, with a new requirement, from nothing."""
     gc.collect()
     state = scenario.world(scenario.hosts)
     submit(state, [scenario.job(i, f"job-{i}") for i in range(scenario.jobs)])
@@ -293,7 +294,10 @@ def print_event(rounds: int) -> None:
 
 
 def memory_mb(hosts: int, gangs: int, cpu_jobs: int) -> tuple[float, float]:
-    """Resident memory of the state and its indexes, all tasks placed; and of the whole process. In a fresh process."""
+    """Return the resident memory in MB of the state and its indexes with all tasks placed, and of the whole process.
+
+    Call it in a fresh process.
+    """
     process = psutil.Process()
     before = process.memory_info().rss
     state = ControllerState()
@@ -305,14 +309,14 @@ def memory_mb(hosts: int, gangs: int, cpu_jobs: int) -> tuple[float, float]:
     del specs
     for assignment in cycle(state).assignments:
         state.handle_event(assignment)
-    assert not cycle(state).waiting
+    assert not cycle(state).pending_reasons
     assert sum(len(worker.occupants) for worker in state.workers.values()) == SLICE * gangs + cpu_jobs
     after = process.memory_info().rss
     return (after - before) / 1e6, after / 1e6
 
 
 def _received(event: Any) -> Any:
-    """An event as it comes from elsewhere: not even equal strings are shared."""
+    """Return an event as another process would send it: it shares no objects with other events."""
     return pickle.loads(pickle.dumps(event))
 
 
@@ -337,7 +341,7 @@ Curves = dict[str, list[float]]
 
 
 def measure_growth(worlds: list[tuple[int, int]], rounds: int) -> Curves:
-    """The cost of cycles with so many (hosts, gangs)."""
+    """Return the cost of one cycle, in ms, for each pair of a number of hosts and a number of gangs."""
     curves: Curves = {"steady": [], "new requirement": []}
     for hosts, gangs in worlds:
         gc.collect()

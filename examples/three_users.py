@@ -1,4 +1,4 @@
-"""Three users, each with a driver of their own, share the two slices of one (simulated) cluster: one of them waits.
+"""Three users share the two slices of one (simulated) cluster, so that one of them waits.
 
 python examples/three_users.py
 """
@@ -16,7 +16,7 @@ def train():
     time.sleep(10)
 
 
-def driver(address):
+def driver(address):  # ann, ben and cleo each run this in a process of their own
     with IrisClient.remote(address) as client:
         job = client.submit(train, resources=ResourceSpec(device=tpu_device("v4-16")))
         print(job.job_id, flush=True)
@@ -25,17 +25,18 @@ def driver(address):
 
 def main():
     with SimulatedCluster({"v4-16": 2}, connect=False) as cluster:
-        command, ls = [sys.executable, __file__, cluster.address], [sys.executable, "-m", "iris_ray", "ls", "--all"]
+        command = [sys.executable, __file__, cluster.address]
+        ls = [sys.executable, "-m", "iris_ray", "ls", "--all", "--address", cluster.address]
         users = [
             subprocess.Popen(command, env=os.environ | {"IRIS_USER": name}, stdout=subprocess.PIPE)
             for name in ("ann", "ben", "cleo")
         ]
         for user in users:
             user.stdout.readline()  # the id of a job that is in the queue
-        subprocess.run([*ls, "--address", cluster.address])
+        subprocess.run(ls)  # who runs where, and who waits
         for user in users:
             user.wait()
-        subprocess.run([*ls, "--address", cluster.address])
+        subprocess.run(ls)
 
 
 if __name__ == "__main__":

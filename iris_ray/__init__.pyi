@@ -1,5 +1,6 @@
 from .actors.wire.status import JobStatus, TaskStatus
-from .client.client import IrisClient, JobHandle
+from .client.client import IrisClient
+from .client.job_handle import JobHandle
 from .client.run_on_pod import (
     release,
     run_on_pod,

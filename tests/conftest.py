@@ -4,34 +4,169 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
+    from tests.support.clusters import Clusters, Shape
     from tests.support.gangs import Trace
 
+TESTS = Path(__file__).parent
+CLUSTER_TESTS, PROOFS, HOST_TESTS = TESTS / "cluster", TESTS / "proofs", TESTS / "unit" / "actors" / "host"
+PASSED = pytest.StashKey[bool]()
+
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
+os.environ.setdefault("RAY_worker_niceness", "0")  # else they get next to nothing beside a busy process
 os.environ.setdefault("IRIS_RAY_HOST_SILENCE_S", "10")  # machines that run tests are often busy with something else
 
-# Whoever runs the tests in the background may ignore these, and every process that a test starts would, too.
+# A shell that runs the tests in the background may ignore these, and so would every process that a test starts.
 for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, _default)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator["SimulatedCluster"]:
-    """Three v4-16 slices of two hosts each, for all tests of a module."""
-    from iris_ray import release
-    from iris_ray.testing import SimulatedCluster
+SHARED = ("cluster", "persistent_cluster", "cloud_cluster")
+"""Fixtures that are clusters which tests share, in the order in which their tests run."""
+OWN = "no_shared_cluster"
+"""The fixture of tests that start a cluster of their own in this process. They come last."""
 
-    with SimulatedCluster({"v4-16": 3}, quiet=True) as running:
-        yield running
-        release()
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--profile",
+        choices=("test", "proofs"),
+        default="test",
+        help="test: every test, in its small size (the default); proofs: tests/proofs, and what is marked so, in full",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how much Hypothesis tries where a test doesn't say so itself."""
+    settings.register_profile("test", deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
+    settings.register_profile("proofs", settings.get_profile("test"), max_examples=2000)
+    settings.load_profile(config.getoption("profile"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what the profile doesn't ask for; have the tests that share a cluster run in a row.
+
+    Of several processes each has a cluster of its own, and runs whole modules on it.
+    """
+    for item in items:
+        if item.path.is_relative_to(CLUSTER_TESTS) or turn(item):
+            item.add_marker(pytest.mark.cluster)
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {turn(item)}"))
+        elif item.path.is_relative_to(HOST_TESTS):  # they look for processes on the whole machine
+            item.add_marker(pytest.mark.xdist_group("host"))
+    full = config.getoption("profile") == "proofs"
+    wanted, left_out = [], []
+    for item in items:
+        asked_for = (full and item.path.is_relative_to(PROOFS)) or is_proof(item) == full
+        (wanted if asked_for else left_out).append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    items[:] = sorted(wanted, key=turn)
+
+
+def is_proof(item: pytest.Item) -> bool:
+    """Whether a test is left to `make proofs`."""
+    return item.get_closest_marker("proof") is not None
+
+
+def turn(item: pytest.Item) -> int:
+    """When a test runs: 0 needs no cluster in this process, then one shape after another."""
+    fixtures = getattr(item, "fixturenames", ())
+    return next((n for n, name in enumerate((*SHARED, OWN), 1) if name in fixtures), 0)
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int:
+    """How often a test kills what it kills."""
+    return 20 if request.config.getoption("profile") == "proofs" else 3
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Have the fixtures know at their end whether the test has passed."""
+    report = yield
+    if report.when == "call":
+        item.stash[PASSED] = report.passed
+    return report
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator["Clusters"]:
+    from tests.support.clusters import Clusters
+
+    running = Clusters()
+    yield running
+    running.end()
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: "Clusters") -> Iterator["SimulatedCluster"]:
+    """Three v4-16 slices of two hosts each. One that a test breaks is replaced by one of another name."""
+    yield from shared(clusters, three_slices())
+
+
+@pytest.fixture(scope="module")
+def persistent_cluster(clusters: "Clusters") -> Iterator["SimulatedCluster"]:
+    """The same, with a GCS that can be killed."""
+    yield from shared(clusters, three_slices(persistent=True))
+
+
+@pytest.fixture
+def no_shared_cluster(clusters: "Clusters") -> None:
+    """Room for a cluster of the test's own: there can be one in a process."""
+    clusters.end()
+
+
+def three_slices(persistent: bool = False) -> "Shape":
+    from iris_ray.testing import SimulatedCluster
+    from tests.support.clusters import Shape
+
+    name = "persistent" if persistent else "usual"
+    return Shape(name, lambda: SimulatedCluster({"v4-16": 3}, persistent=persistent, quiet=True))
+
+
+def shared(clusters: "Clusters", shape: "Shape") -> Iterator["SimulatedCluster"]:
+    """A cluster of that shape for one module, on which nothing runs and nothing is warm, before and after."""
+    world = clusters.of(shape)
+    yield world.cluster
+    try:
+        world.check()
+        world.give_everything_back()
+    except Exception:
+        clusters.end()
+        raise
+
+
+@pytest.fixture(autouse=True)
+def as_good_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Repair the cluster that a test shares, if it does, and check at the end that it has left no job."""
+    if not set(SHARED) & set(request.fixturenames):
+        yield
+        return
+    from tests.support.clusters import unfinished_jobs
+
+    world = request.getfixturevalue("clusters").world
+    world.repair()
+    of_the_module = unfinished_jobs()
+    yield
+    if not request.node.stash.get(PASSED, False):
+        world.clear(of_the_module)
+        return
+    try:
+        world.check(of_the_module)
+    except AssertionError:
+        world.clear(of_the_module)
+        raise
 
 
 @pytest.fixture

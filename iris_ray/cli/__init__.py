@@ -1,5 +1,5 @@
-"""The command line ``iris-ray``, also ``python -m iris_ray``.
+"""The command line ``iris-ray``, also ``python -m iris_ray``: a command is in the module of its name.
 
-May import: everything. Ray is imported by the functions that need it and not by the modules: ``--help`` and shell
-completion answer at once. Start with `main.py`.
+May import: everything. Ray and rich are imported inside the functions that need them, so that ``--help`` and shell
+completion answer at once. Start with `main.py`; options are in `options.py`, exit codes in `exits.py`.
 """

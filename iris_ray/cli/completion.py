@@ -1,4 +1,4 @@
-"""What shells complete besides commands and options: TPU types, and what is in the cluster if it answers at once."""
+"""Shell completion of TPU types, and of jobs and slices if the cluster answers at once."""
 
 import json
 import os
@@ -9,24 +9,24 @@ from typing import Any
 
 import click
 
-from iris_ray.cli.options import address_given
+from iris_ray.cli.address import address_given
 from iris_ray.cli.script import is_tpu_type
 from iris_ray.model.topology import TPU_GENERATIONS
 
 Completion = Callable[[click.Context, click.Parameter, str], list[str]]
 
 PATIENCE_S = 2.0
-"""Of somebody who has pressed the tab key; a second of it passes before a new process has met a cluster."""
+"""How long the tab key may take. A new process needs about a second of it to connect to a cluster."""
 
 
 def tpu_types(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """Those of our rules, in powers of two."""
+    """Return the TPU types that begin so, with powers of two as sizes."""
     names = (f"{generation}-{2**power}" for generation in TPU_GENERATIONS for power in range(14))
     return [name for name in names if name.startswith(begun) and is_tpu_type(name)]
 
 
 def _of_cluster(field: str, *command: str) -> Completion:
-    """One field of what a listing command finds; nothing if that fails or takes long."""
+    """Return a completion by one field of a listing command's result; it is empty if the command fails or is slow."""
 
     def complete(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
         names = [str(found[field]) for found in _listed(context, command)]
@@ -36,7 +36,7 @@ def _of_cluster(field: str, *command: str) -> Completion:
 
 
 def _listed(context: click.Context, command: tuple[str, ...]) -> list[dict[str, Any]]:
-    """In a process of its own, so that a cluster that does not answer can be left."""
+    """Run a listing command in a process of its own, so that it can be ended if the cluster does not answer."""
     asking = {name: value for name, value in os.environ.items() if name != "_IRIS_RAY_COMPLETE"}
     address = address_given(context)
     if address is not None:

@@ -1,4 +1,4 @@
-"""Starting, ending and looking at the cluster's Controller."""
+"""``iris-ray controller``: start, stop, upgrade and inspect the cluster's Controller."""
 
 import asyncio
 import time
@@ -10,26 +10,29 @@ import click
 import iris_ray
 from iris_ray.actors.wire.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
+from iris_ray.cli.address import cluster
 from iris_ray.cli.exits import NO_CLUSTER, say_error
-from iris_ray.cli.groups import KindGroup
-from iris_ray.cli.options import address_option, cluster, json_option
+from iris_ray.cli.groups import SuggestingGroup
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.options import address_option, json_option, yes_option
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.slices import slices_of
-from iris_ray.cli.tables import counted, duration, print_facts, print_json
+from iris_ray.cli.tables import print_facts
+from iris_ray.cli.words import counted, duration
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 
 STOPPED = (
-    "the Controller is stopped; jobs that run go on. Another one is started by the next"
-    " job, by one that has something to report, and by `iris-ray controller start`; it goes on from the records"
+    "the Controller is stopped; jobs that run go on. The next job starts another one; so does a running job that has"
+    " something to report, and `iris-ray controller start`. It goes on from the records"
 )
 
 
-@click.group("controller", cls=KindGroup)
+@click.group("controller", cls=SuggestingGroup)
 def controller() -> None:
     """The cluster's Controller: start, stop, upgrade, status.
 
-    It decides which job runs where. The first job starts it, Ray restarts it, and jobs that run do not notice when it
-    ends: there is nothing to do here but after an update of iris_ray.
+    The Controller decides which job runs where. The first job starts it, Ray restarts it, and running jobs do not
+    notice when it ends. So you need this command only after an update of iris_ray.
 
     \b
       iris-ray controller status
@@ -41,7 +44,7 @@ def controller() -> None:
 @json_option
 @address_option
 def start(as_json: bool) -> None:
-    """Start it; it goes on from what an earlier one has put down."""
+    """Start it from the records of an earlier one."""
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
@@ -54,13 +57,13 @@ def start(as_json: bool) -> None:
 
 
 @controller.command()
-@click.option("--yes", "-y", is_flag=True, help="Don't ask.")
+@yes_option
 @json_option
 @address_option
 def stop(yes: bool, as_json: bool) -> None:
-    """End its process for good; jobs that run go on.
+    """End it for good; running jobs go on.
 
-    Asks first if it is on a terminal.
+    On a terminal the command asks first.
     """
     with cluster():
         running = ControllerConnection(any_version=True)
@@ -76,9 +79,9 @@ def stop(yes: bool, as_json: bool) -> None:
 @json_option
 @address_option
 def upgrade(as_json: bool) -> None:
-    """Replace it by one of the version that is installed here.
+    """Replace it by the version installed here.
 
-    Jobs that run do not notice. Nothing is changed if the new one could not go on from what the old one has put down.
+    Running jobs do not notice. Nothing changes if the new one could not read the records of the old one.
     """
     with cluster():
         old = ControllerConnection(any_version=True)
@@ -93,7 +96,7 @@ def upgrade(as_json: bool) -> None:
                 " nothing is lost; try again"
             )
         new = ControllerConnection()
-        about, jobs = new.about(), new.ask("list_jobs")
+        about, jobs = new.about(), new.list_jobs()
     left = Counter(job.state.value for job in jobs if not job.state.finished)
     if as_json:
         print_json({"running": True, **about, "version_before": version, "jobs": left})
@@ -109,7 +112,7 @@ def _start() -> None:
 
 
 def _start_in_place_of(version: str) -> None:
-    """Start one of the version that is installed here, after the one of that version was ended.
+    """Start a Controller of the version that is installed here, after the one of ``version`` has ended.
 
     Raises:
         ControllerUnavailableError: it does not start; nothing of it is left, and the message says what to do.
@@ -117,7 +120,7 @@ def _start_in_place_of(version: str) -> None:
     try:
         _start()
     except ControllerUnavailableError as error:
-        if find_controller() is not None:  # one that hangs, say; its name is for one that answers
+        if find_controller() is not None:  # e.g. one that hangs; another one needs its name
             ControllerConnection(any_version=True).end()
         raise ControllerUnavailableError(
             f"{error}\nThe Controller of iris_ray {version} is ended, and the new one, of iris_ray"
@@ -128,11 +131,15 @@ def _start_in_place_of(version: str) -> None:
 
 
 def _require_successor(protocol: int, version: str) -> None:
-    """Could a Controller of the version that is installed here go on in place of one of that protocol and version?
+    """Refuse the upgrade unless a Controller of the version that is installed here can replace the old one.
+
+    Args:
+        protocol: of the old Controller.
+        version: of the old Controller.
 
     Raises:
-        UnknownRecordError: no, it can't read what the old one has put down.
-        VersionMismatchError: no, it does not understand the processes of the jobs that are there.
+        UnknownRecordError: the new Controller can't read the records of the old one.
+        VersionMismatchError: the new Controller does not understand the processes of unfinished jobs.
     """
     from iris_ray.actors.controller.journal import Journal
 
@@ -153,7 +160,7 @@ def _require_successor(protocol: int, version: str) -> None:
 @json_option
 @address_option
 def status(as_json: bool) -> None:
-    """Its epoch, node, versions, and how many jobs and hosts it sees."""
+    """Show its epoch, version, jobs and hosts."""
     with cluster():
         if find_controller() is None:
             if as_json:
@@ -161,8 +168,8 @@ def status(as_json: bool) -> None:
             say_error(NO_CONTROLLER)
             raise click.exceptions.Exit(NO_CLUSTER)
         running = ControllerConnection()
-        about, counts = running.about(), running.ask("statistics")
-        jobs, workers = running.ask("list_jobs"), running.ask("list_workers")
+        about, counts = running.about(), running.statistics()
+        jobs, workers = running.list_jobs(), running.list_workers()
     by_state = Counter(job.state.value for job in jobs)
     slice_states = Counter(view.state.value for view in slices_of(workers) if view.is_slice)
     if as_json:
@@ -182,7 +189,7 @@ def status(as_json: bool) -> None:
 
 
 def in_words(about: dict[str, Any]) -> str:
-    """Which Controller it is, in half a line."""
+    """Return which Controller it is, in half a line."""
     age = duration(time.time() - about["started_at"])
     place = f"pid {about['pid']} at {about['address']}"
     return ", ".join([f"epoch {about['epoch']}", f"iris_ray {about['version']}", place, f"up {age}"])

@@ -13,7 +13,7 @@ NOTICE_AT, NOTICE_S, LOSE_AT = 15, 10.0, 37
 
 
 def count(directory: str) -> int:
-    """Counts to `STEPS` as if it trained; task 0 writes checkpoints, and every attempt goes on from the last one."""
+    """Count to `STEPS` as if training; task 0 writes checkpoints, and every attempt goes on from the last one."""
     from iris_ray import get_job_info, preemption_notice
 
     me = get_job_info()
@@ -45,9 +45,9 @@ def count(directory: str) -> int:
 def demo() -> None:
     """See a job lose two TPU slices and finish anyway, without any TPU.
 
-    Starts real Ray nodes on this machine that pose as TPU hosts: four v4-16 slices of two hosts. A job of four tasks
-    takes two slices. One is taken away with notice: the job saves and loses no step. One goes without notice: the job
-    goes on from its last checkpoint. Takes half a minute.
+    This starts real Ray nodes on this machine that pose as TPU hosts: four v4-16 slices of two hosts. A job of four
+    tasks takes two slices. One is taken away with notice: the job saves and loses no step. One is taken away without
+    notice: the job goes on from its last checkpoint. The demo takes half a minute.
     """
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # every task's lines, not "repeated 3x across cluster"
     import tempfile

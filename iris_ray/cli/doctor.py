@@ -1,4 +1,4 @@
-"""``iris-ray doctor``: is everything as it has to be, and what to do if not."""
+"""``iris-ray doctor``: what is wrong here, in the cluster and on its hosts, and what to do."""
 
 import os
 from collections import defaultdict
@@ -8,25 +8,20 @@ import click
 
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
-from iris_ray.cli.checks import (
-    Finding,
-    Level,
-    check_controller,
-    check_hosts,
-    check_metadata,
-    check_ports,
-    check_user,
-    check_versions,
-    ephemeral_ports,
-)
+from iris_ray.cli.address import chosen_address, cluster
+from iris_ray.cli.cluster_checks import check_controller, check_hosts
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
+from iris_ray.cli.findings import Finding, Level
 from iris_ray.cli.google_checks import check_chips, check_credentials
 from iris_ray.cli.host_checks import ask_hosts, check_answers, claimed_nodes, tpu_hosts
 from iris_ray.cli.host_look import versions
-from iris_ray.cli.options import address_option, chosen_address, cluster, json_option
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.machine_checks import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
+from iris_ray.cli.options import address_option, json_option
 from iris_ray.cli.questions import on_a_terminal
-from iris_ray.cli.tables import counted, one_line, print_json
+from iris_ray.cli.tables import print_labelled
+from iris_ray.cli.words import counted, one_line
 from iris_ray.client.connection import AUTO, host_and_port
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 
@@ -39,18 +34,18 @@ _COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.
 def doctor(as_json: bool) -> None:
     """Check this machine, the cluster and each of its TPU hosts; say what to do.
 
-    Here: versions, user, ports, metadata server, credentials. Of the cluster: labels, slices, Controller. On every TPU
-    host, asked all at once for half a minute at most: who holds its chips or libtpu's lock, the metadata server,
-    versions; and which hosts do not answer.
+    On this machine: versions, user, ports, metadata server, credentials. In the cluster: labels, slices, Controller. On
+    every TPU host, all at once and for half a minute at most: which processes hold its chips or libtpu's lock, the
+    metadata server, versions. Hosts that do not answer are named.
 
-    The exit code is 1 if there is an ERROR among the findings, 3 without a cluster. Nothing is changed.
+    The exit code is 1 if a finding is an ERROR, 3 without a cluster. This command changes nothing.
 
     \b
       iris-ray doctor
       iris-ray doctor --json | jq '.[] | select(.level == "WARNING")'
     """
     if chosen_address() != AUTO:
-        host_and_port(chosen_address())  # refuses one that makes no sense, before anything is examined
+        host_and_port(chosen_address())  # refuses a malformed address before it examines anything
     findings = []
     for finding in examine():
         findings.append(finding)
@@ -66,15 +61,15 @@ def doctor(as_json: bool) -> None:
 
 
 def _print(finding: Finding) -> None:
-    level = click.style(f"{finding.level.value:7}", fg=_COLOURS[finding.level])
-    click.echo(f"{level}  {finding.check}: {one_line(finding.found)}")
+    level = f"{finding.level.value:7}"
+    print_labelled(level, _COLOURS[finding.level], f"  {finding.check}: {one_line(finding.found)}")
     if finding.advice:
         click.echo(f"{'':7}  → {finding.advice}")
 
 
 def examine() -> Iterator[Finding]:
-    """All findings, as they come."""
-    from iris_ray.client.submission import current_user
+    """Yield all findings, as they come."""
+    from iris_ray.client.identity import current_user
 
     yield check_versions()
     yield check_user(os.environ, current_user())
@@ -120,11 +115,11 @@ def _examine_controller() -> Finding:
         return check_controller(None, "", 0)
     controller = ControllerConnection()
     about = controller.about()
-    return check_controller(about, in_words(about), len(controller.ask("list_workers")))
+    return check_controller(about, in_words(about), len(controller.list_workers()))
 
 
 def reserved_chips() -> dict[str, float]:
-    """How many chips of each node are reserved by iris_ray, by node id: its placement groups say so by their names."""
+    """Return how many chips of each node iris_ray has reserved, by node id; the names of placement groups tell."""
     from ray.util.placement_group import placement_group_table
 
     from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX

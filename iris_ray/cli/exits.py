@@ -1,4 +1,4 @@
-"""What scripts learn from the exit code, and people from one line on stderr."""
+"""Exit codes for scripts, and one line on stderr for people."""
 
 import os
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _HELP_IS_THE_ANSWER: Any = getattr(click.exceptions, "NoArgsIsHelpError", ())  #
 
 
 def exit_code(error: IrisError) -> int:
-    """The exit code that stands for an error of ours."""
+    """Return the exit code for an error of ours."""
     if isinstance(error, InvalidRequestError):
         return USAGE
     if isinstance(error, (NoClusterError, ControllerUnavailableError)):
@@ -29,7 +29,7 @@ def say_error(message: str) -> None:
 
 @contextmanager
 def errors_as_lines() -> Iterator[None]:
-    """Within, every error becomes one line on stderr and an exit code, never a traceback (but with IRIS_DEBUG=1)."""
+    """Turn every error in the block into one line on stderr and an exit code. IRIS_DEBUG=1 shows tracebacks."""
     try:
         yield
     except _HELP_IS_THE_ANSWER:
@@ -39,7 +39,7 @@ def errors_as_lines() -> Iterator[None]:
         say_error(f"{error.format_message()} See: {path} --help")
         raise click.exceptions.Exit(USAGE) from None
     except (click.ClickException, click.exceptions.Exit, BrokenPipeError):
-        raise  # click knows what to do with them
+        raise  # click handles them
     except (KeyboardInterrupt, click.Abort):  # the latter is Ctrl-C, or Ctrl-D, at a question
         say_error("interrupted")
         raise click.exceptions.Exit(INTERRUPTED) from None

@@ -1,12 +1,13 @@
-"""What ``iris-ray doctor`` looks at on a TPU VM: who holds its chips, and whether Google knows who we are."""
+"""The checks of ``iris-ray doctor`` on a TPU VM: which processes hold its chips, and Google's credentials."""
 
 import threading
 import warnings
 from collections.abc import Mapping
 
-from iris_ray.actors.host.chips import Devices, blocks, find_holders
-from iris_ray.cli.checks import Finding, Level
-from iris_ray.cli.tables import counted
+from iris_ray.actors.host.chips import Devices, find_holders
+from iris_ray.actors.host.libtpu_lock import blocks
+from iris_ray.cli.findings import Finding, Level
+from iris_ray.cli.words import counted
 
 CREDENTIALS_TIMEOUT_S = 3.0
 _CREDENTIALS_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
@@ -14,9 +15,11 @@ _LOG_IN = "gcloud auth application-default login, or set GOOGLE_APPLICATION_CRED
 
 
 def check_chips(devices: Devices) -> Finding:
-    """Which processes of this machine hold its chips, or libtpu's lock."""
+    """Find the processes of this machine that hold its chips, or libtpu's lock."""
     if not devices.chips:
-        return Finding(Level.INFO, "TPU chips", "this machine has none; on a TPU VM this says who holds them")
+        return Finding(
+            Level.INFO, "TPU chips", "this machine has none; on a TPU VM this check names the processes that hold them"
+        )
     holders = find_holders(devices)
     found = counted(len(devices.chips), "chip device")
     if holders.seen:
@@ -24,16 +27,16 @@ def check_chips(devices: Devices) -> Finding:
         advice = "nothing to do if a job runs here (iris-ray workers); if not, end them: libtpu allows one process"
         return Finding(Level.INFO, "TPU chips", found, advice)
     if blocks(devices.lock):
-        found += f", held by nobody we can see; but libtpu can't open {devices.lock}"
-        return Finding(Level.WARNING, "TPU chips", found, f"if nobody uses the chips: sudo rm {devices.lock}")
+        found += f", held by no process that is visible here; but libtpu can't open {devices.lock}"
+        return Finding(Level.WARNING, "TPU chips", found, f"if no process uses the chips: sudo rm {devices.lock}")
     if holders.hidden:
-        found += f", held by none of our own processes; {holders.hidden} of other users can't be looked into"
-        return Finding(Level.INFO, "TPU chips", found, "run this as root to see all")
-    return Finding(Level.OK, "TPU chips", f"{found}, held by nobody")
+        found += f", held by none of our own processes; {holders.hidden} of other users can't be inspected"
+        return Finding(Level.INFO, "TPU chips", found, "run this as root to see all processes")
+    return Finding(Level.OK, "TPU chips", f"{found}, held by no process")
 
 
 def check_credentials(environ: Mapping[str, str]) -> Finding:
-    """Whether Google's libraries find credentials here. Of what they find only kind, account and project are shown."""
+    """Check whether Google's libraries find credentials here. The finding shows only kind, account and project."""
     answers: list[Finding] = []
     asking = threading.Thread(target=lambda: answers.append(_credentials(environ)), daemon=True)  # it may ask a server
     asking.start()
@@ -47,7 +50,7 @@ def _credentials(environ: Mapping[str, str]) -> Finding:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that users should rather be service accounts
+            warnings.simplefilter("ignore")  # about end-user credentials
             credentials, project = google.auth.default()
     except (GoogleAuthError, OSError, ValueError) as error:
         return _no_credentials(environ, (str(error).strip().splitlines() or ["none"])[0])
@@ -61,6 +64,6 @@ def _credentials(environ: Mapping[str, str]) -> Finding:
 
 def _no_credentials(environ: Mapping[str, str], found: str) -> Finding:
     if environ.get(_CREDENTIALS_VARIABLE):
-        return Finding(Level.WARNING, "credentials", found, f"mend or unset {_CREDENTIALS_VARIABLE}")
+        return Finding(Level.WARNING, "credentials", found, f"correct or unset {_CREDENTIALS_VARIABLE}")
     advice = f"nothing to do unless TPUs are created or deleted from here, with Google's API; then: {_LOG_IN}"
     return Finding(Level.INFO, "credentials", found, advice)

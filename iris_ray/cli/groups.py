@@ -1,4 +1,4 @@
-"""Groups of commands that know what people may call a command instead."""
+"""Groups of commands that suggest the right command for a wrong name."""
 
 import difflib
 from collections.abc import Mapping
@@ -17,11 +17,11 @@ OTHER_NAMES: Mapping[str, str] = {
     "uncordon": "undrain",
     "check": "doctor",
 }
-"""What other tools call our commands."""
+"""The names that other tools give to our commands."""
 
 
-class KindGroup(click.Group):
-    """Names the nearest command to an unknown one."""
+class SuggestingGroup(click.Group):
+    """Suggests the nearest commands for an unknown one."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -1,4 +1,4 @@
-"""What ``iris-ray doctor`` looks at on every TPU host of the cluster, all at once."""
+"""The checks of ``iris-ray doctor`` on every TPU host of the cluster, all hosts at once."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.cli import host_look
-from iris_ray.cli.checks import Finding, Level
-from iris_ray.cli.tables import counted, one_line
+from iris_ray.cli.findings import Finding, Level
+from iris_ray.cli.words import counted, one_line
 from iris_ray.model.workers import TPU
 
 if TYPE_CHECKING:
     from iris_ray.actors.controller.node_table import NodeTable
 
 LOOK_TIMEOUT_S = 30.0
-"""How long all hosts together may take: a process that starts, and a look around."""
+"""How long all hosts together may take to start a process and look around."""
 _NAMED = 4
 _INSTALL = "install the same in the cluster's image and here"
 _JAX = "jax"
@@ -25,8 +25,8 @@ class Host:
     """A TPU host of the cluster.
 
     Attributes:
-        name: as people call it: ``v4-16-0 host 1 (10.0.0.2)``.
-        node_id: Ray's.
+        name: for people: ``v4-16-0 host 1 (10.0.0.2)``.
+        node_id: Ray's node id.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Host:
 
 
 Answer = Mapping[str, Any] | str
-"""What `host_look.look_around` found, or why there is no answer."""
+"""What `host_look.look_around` returned, or why there is no answer."""
 
 
 def tpu_hosts(table: "NodeTable") -> list[Host]:
-    """The hosts to look at: all that have chips, but for those that are about to go."""
+    """Return the hosts to check: all that have chips and are not draining."""
     from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, WORKER_ID_LABEL
 
     found = []
@@ -51,7 +51,7 @@ def tpu_hosts(table: "NodeTable") -> list[Host]:
 
 
 def claimed_nodes(table: "NodeTable") -> set[str]:
-    """Ids of the nodes some of whose chips somebody has claimed from Ray."""
+    """Return the ids of the nodes with chips that are claimed from Ray."""
     return {
         node["NodeID"]
         for node in table.nodes
@@ -60,11 +60,11 @@ def claimed_nodes(table: "NodeTable") -> set[str]:
 
 
 def ask_hosts(hosts: Sequence[Host], timeout_s: float = LOOK_TIMEOUT_S) -> dict[Host, Answer]:
-    """Have every host look around, side by side.
+    """Run `host_look.look_around` on every host, side by side.
 
     Args:
-        hosts: of the cluster that this process is connected to.
-        timeout_s: how long to wait for all of them, in seconds.
+        hosts: hosts of the cluster that this process is connected to.
+        timeout_s: how many seconds to wait for all of them.
     """
     import ray
     from ray import cloudpickle
@@ -99,10 +99,12 @@ def ask_hosts(hosts: Sequence[Host], timeout_s: float = LOOK_TIMEOUT_S) -> dict[
 def check_answers(
     answers: Mapping[Host, Answer], claimed: set[str], here: Mapping[str, str | None]
 ) -> Iterator[Finding]:
-    """Args:
-    answers: of all hosts.
-    claimed: ids of nodes whose chips somebody has claimed from Ray, so that a process may well hold them.
-    here: this machine's versions.
+    """Check the answers of all hosts.
+
+    Args:
+        answers: by host.
+        claimed: ids of the nodes with chips that are claimed from Ray, so that a process may hold them.
+        here: this machine's versions.
     """
     if not answers:
         return
@@ -110,7 +112,7 @@ def check_answers(
     looks = {host: answer for host, answer in answers.items() if not isinstance(answer, str)}
     for host, why in silent.items():
         advice = (
-            "log in there and see what is wrong (uptime, dmesg, Ray's logs); until then keep jobs away: iris-ray drain"
+            "log in there and find the cause (uptime, dmesg, Ray's logs); until then keep jobs away: iris-ray drain"
         )
         yield Finding(Level.WARNING, "silent host", f"{host.name}: {why}", advice)
     if not silent:
@@ -125,21 +127,19 @@ def _chips(looks: Mapping[Host, Mapping[str, Any]], claimed: set[str]) -> Iterat
     idle = {host: look for host, look in looks.items() if host.node_id not in claimed}
     held = {host: look["holders"] for host, look in idle.items() if look["holders"]}
     for host, holders in held.items():
-        advice = "if they are not wanted any more, end them there (kill PID): libtpu lets in one process at a time"
+        advice = "if they are not needed any more, end them there (kill PID): libtpu allows one process at a time"
         found = f"{host.name}: {', '.join(holders)}, and nobody has claimed chips there from Ray"
         yield Finding(Level.WARNING, "chips held", found, advice)
     for host, look in looks.items():
         if look["foreign_lock"]:
             found = f"{host.name}: libtpu's lock file belongs to {look['foreign_lock']}, and Ray's user can't open it"
             yield Finding(
-                Level.WARNING, "lock file", found, "if nobody holds it, remove it there, as its owner or root"
+                Level.WARNING, "lock file", found, "if no process holds it, remove it there, as its owner or root"
             )
     hidden = [host for host, look in idle.items() if look["hidden"] and not look["holders"]]
     if hidden:
-        found = f"processes of other users can't be looked into on {named(hidden, looks)}"
-        yield Finding(
-            Level.INFO, "chips held", found, "on a doubt look there as root: fuser -v /dev/accel* /dev/vfio/*"
-        )
+        found = f"processes of other users can't be inspected on {named(hidden, looks)}"
+        yield Finding(Level.INFO, "chips held", found, "in doubt, look there as root: fuser -v /dev/accel* /dev/vfio/*")
     elif not held:
         busy = f", {counted(len(looks) - len(idle), 'host')} with claimed ones left aside" if looks != idle else ""
         yield Finding(Level.OK, "chips held", f"by no process without a claim{busy}")
@@ -151,9 +151,9 @@ def _metadata(looks: Mapping[Host, Mapping[str, Any]]) -> Finding:
     if not without:
         return Finding(Level.OK, check, f"answers on {counted(len(looks), 'host')}")
     if len(without) == len(looks):
-        advice = "nothing to do outside Google Cloud; on TPU VMs or in GKE see to it that it can be reached"
+        advice = "nothing to do outside Google Cloud; on TPU VMs or in GKE make sure that it can be reached"
         return Finding(Level.INFO, check, f"answers on none of {counted(len(looks), 'host')}", advice)
-    advice = "their preemption would come without notice: see what keeps them from it (firewall, network policy, proxy)"
+    advice = "preemptions would come without notice there: see what blocks the server (firewall, network policy, proxy)"
     return Finding(Level.WARNING, check, f"does not answer on {named(without, looks)}", advice)
 
 
@@ -178,7 +178,7 @@ def _versions(looks: Mapping[Host, Mapping[str, Any]], here: Mapping[str, str | 
 
 
 def named(some: Sequence[Host], of: Collection[Host]) -> str:
-    """The names of a few, and how many more."""
+    """Return the names of a few hosts, and how many more there are."""
     if len(some) == len(of) > 1:
         return f"all {len(of)} hosts"
     more = len(some) - _NAMED

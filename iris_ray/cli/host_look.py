@@ -1,7 +1,7 @@
-"""What a machine says about itself to ``iris-ray doctor``: who holds its chips, Google's metadata server, versions.
+"""What a machine tells ``iris-ray doctor``: which processes hold its chips, Google's metadata server, versions.
 
-On the hosts of a cluster it runs as a plain Ray task and travels by value, so that a host with another iris_ray, or
-with none, answers as well: the standard library only, and answers of built-in types.
+On the hosts of a cluster this module runs as a plain Ray task and travels by value, so that a host with another
+iris_ray, or without one, answers as well. So it uses the standard library only, and answers in built-in types.
 """
 
 import os
@@ -19,7 +19,7 @@ PACKAGES = ("ray", "iris_ray", "jax")
 
 
 def look_around() -> dict[str, Any]:
-    """All about this machine; takes a second or so, and changes nothing."""
+    """Return everything about this machine. It takes about a second and changes nothing."""
     dev, lock = device_places(os.environ)
     devices = chip_devices(dev)
     holders, hidden = find_holders([*devices, lock])
@@ -33,7 +33,7 @@ def look_around() -> dict[str, Any]:
 
 
 def device_places(environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """The directory of device files, and the file that libtpu locks. Simulated hosts have their own."""
+    """Return the directory of device files, and the file that libtpu locks. Simulated hosts have their own."""
     own = environ.get("IRIS_RAY_HOST_DIR")  # on a real host it holds logs and no devices
     if own and Path(own, "dev").is_dir():
         return Path(own, "dev"), Path(own, "lock", "libtpu_lockfile")
@@ -41,12 +41,12 @@ def device_places(environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 
 def chip_devices(dev: Path) -> list[Path]:
-    """The device files of this machine's TPU chips."""
+    """Return the device files of this machine's TPU chips."""
     return sorted([*dev.glob("accel[0-9]*"), *dev.glob("vfio/[0-9]*")])
 
 
 def find_holders(files: Iterable[Path]) -> tuple[list[str], int]:
-    """The processes that have one of the files open, and how many could not be looked into."""
+    """Return the processes that have one of the files open, and how many could not be inspected."""
     paths = set(map(str, files))
     holders, hidden = [], 0
     for process in Path("/proc").glob("[0-9]*"):
@@ -69,7 +69,7 @@ def _open_files(process: Path) -> Iterator[str]:
 
 
 def foreign_lock(lock: Path) -> str | None:
-    """Whose the lock file is if libtpu could not open it from here, even if nobody holds it; None if all is well."""
+    """Return the owner of the lock file if libtpu could not open it from here even when unlocked, or None."""
     try:
         owner = lock.stat().st_uid
     except OSError:
@@ -87,11 +87,11 @@ def metadata_host(environ: Mapping[str, str]) -> str:
 
 
 def metadata_answers(environ: Mapping[str, str]) -> bool:
-    """Whether Google's metadata server answers within `METADATA_TIMEOUT_S`."""
+    """Return whether Google's metadata server answers within `METADATA_TIMEOUT_S`."""
     answers: list[bool] = []
     url = f"http://{metadata_host(environ)}/computeMetadata/v1/"
     asking = threading.Thread(target=lambda: answers.append(_is_googles(url)), daemon=True)
-    asking.start()  # in a thread, as looking up its name has no timeout of its own
+    asking.start()  # in a thread, as name resolution has no timeout of its own
     asking.join(METADATA_TIMEOUT_S)
     return any(answers)
 
@@ -107,7 +107,7 @@ def _is_googles(url: str) -> bool:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of the packages that count; None if one is not there."""
+    """Return the versions of Python and of `PACKAGES`; None for a missing package."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 

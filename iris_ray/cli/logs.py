@@ -1,4 +1,4 @@
-"""What tasks have printed."""
+"""``iris-ray logs``: what tasks have printed."""
 
 import sys
 from collections.abc import Iterator
@@ -6,11 +6,12 @@ from collections.abc import Iterator
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus, TaskStatus
+from iris_ray.actors.wire.status import JobStatus
 from iris_ray.actors.wire.task_log import TaskLog, printable
+from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.options import address_option, cluster, json_option
-from iris_ray.cli.tables import print_json
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.options import address_option, json_option
 from iris_ray.client.log_stream import LogLine, stream_logs
 from iris_ray.model.lifecycle import JobState, TaskState
 
@@ -19,7 +20,7 @@ _FIRST_CAUSES = (TaskState.FAILED, TaskState.WORKER_FAILED)
 
 
 class Number(click.IntRange):
-    """A number, and not an "integer range", in what is said about one that is none."""
+    """A range of numbers whose error messages say "number", not "integer range"."""
 
     name = "number"
 
@@ -36,7 +37,7 @@ class Number(click.IntRange):
 def logs(
     job: str, task: int | None, follow: bool, attempt: int | None, tail: int | None, all_tasks: bool, as_json: bool
 ) -> None:
-    """What a task has printed, also after its end.
+    """What a task has printed, even after its end.
 
     \b
       iris-ray logs train-1a2b3c4d                of the task that failed first, or of task 0
@@ -54,7 +55,7 @@ def logs(
         raise click.UsageError("--json is for one task, without --follow.")
     with cluster():
         controller = ControllerConnection()
-        status: JobStatus = controller.ask("job_status", job)
+        status = controller.job_status(job)
         if task is None and not all_tasks:
             several = sum(status.tasks.values()) > 1
             task = None if follow and several else _most_telling(controller, status)
@@ -71,13 +72,13 @@ def logs(
                     _say(piece.note)
                 _write(piece.data)
         else:
-            for line in stream_logs(controller.ask, job, task, attempt=attempt, tail_lines=tail, follow=follow):
+            for line in stream_logs(controller, job, task, attempt=attempt, tail_lines=tail, follow=follow):
                 show(line, prefixed=task is None)
 
 
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
     if status.state in (JobState.FAILED, JobState.WORKER_FAILED):
-        tasks: list[TaskStatus] = controller.ask("list_tasks", status.job_id)
+        tasks = controller.list_tasks(status.job_id)
         return next((task.task_index for task in tasks if task.state in _FIRST_CAUSES), 0)
     return 0
 
@@ -85,17 +86,17 @@ def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:
 def _pieces(
     controller: ControllerConnection, job: str, task: int, attempt: int | None, tail: int | None
 ) -> Iterator[TaskLog]:
-    """All that is there now."""
-    piece: TaskLog = controller.ask("fetch_task_logs", job, task, attempt, 0, PIECE_BYTES, tail)
+    """Yield all output that exists now."""
+    piece = controller.fetch_task_logs(job, task, attempt, 0, PIECE_BYTES, tail)
     end = piece.end
     yield piece
     while piece.next_offset < end and piece.data:
-        piece = controller.ask("fetch_task_logs", job, task, piece.attempt, piece.next_offset, PIECE_BYTES, None)
+        piece = controller.fetch_task_logs(job, task, piece.attempt, piece.next_offset, PIECE_BYTES)
         yield piece
 
 
 def show(line: LogLine, prefixed: bool) -> None:
-    """Print a line of a task; what is said about it goes to stderr."""
+    """Print a line of a task to stdout, or a note about it to stderr."""
     if line.note:
         whose = f"task {line.task_index}: " if prefixed and line.task_index is not None else ""
         _say(whose + printable(line.data))
@@ -109,7 +110,7 @@ def _say(note: str) -> None:
 
 
 def _write(data: bytes) -> None:
-    """As it is, unless a terminal would act on it."""
+    """Write output unchanged; on a terminal, with control characters spelled out."""
     if sys.stdout.isatty():
         data = b"\n".join(printable(line.rstrip(b"\r")).encode() for line in data.split(b"\n"))
     sys.stdout.buffer.write(data)

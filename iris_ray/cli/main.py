@@ -1,4 +1,4 @@
-"""The group of all commands."""
+"""``iris-ray``: the group of all commands."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,22 +6,29 @@ from typing import Any
 import click
 
 import iris_ray
-from iris_ray.cli import hosts, jobs
+from iris_ray.cli.cancel import cancel
 from iris_ray.cli.controller import controller
 from iris_ray.cli.demo import demo
 from iris_ray.cli.doctor import doctor
+from iris_ray.cli.drain import drain, undrain
 from iris_ray.cli.exits import errors_as_lines
-from iris_ray.cli.groups import KindGroup
+from iris_ray.cli.groups import SuggestingGroup
 from iris_ray.cli.logs import logs
+from iris_ray.cli.ls import ls
 from iris_ray.cli.options import address_option
 from iris_ray.cli.provision import provision
 from iris_ray.cli.run import run
+from iris_ray.cli.status import status
 from iris_ray.cli.submit import submit
+from iris_ray.cli.taint import taint, untaint
+from iris_ray.cli.tasks import tasks
+from iris_ray.cli.why import why
+from iris_ray.cli.workers import workers
 
 SECTIONS: Mapping[str, tuple[click.Command, ...]] = {
     "Run": (run, submit, demo),
-    "Jobs": (jobs.ls, jobs.status, jobs.tasks, logs, jobs.why, jobs.cancel),
-    "Slices and hosts": (hosts.workers, hosts.drain, hosts.undrain, hosts.taint, hosts.untaint),
+    "Jobs": (ls, status, tasks, logs, why, cancel),
+    "Slices and hosts": (workers, drain, undrain, taint, untaint),
     "The cluster": (controller, doctor, provision),
 }
 
@@ -39,7 +46,7 @@ Completion of commands, options, TPU types, jobs and slices in bash (or zsh, wit
 """
 
 
-class Commands(KindGroup):
+class Commands(SuggestingGroup):
     """Lists its commands in sections, and shows errors as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -76,10 +83,10 @@ def main() -> None:
     From nothing to a finished job:
       iris-ray demo                           no cluster yet? See a job on a simulated one
       export RAY_ADDRESS=10.0.0.2:6379        which cluster; on one of its machines it is found without
-      iris-ray doctor                         is all as it has to be, and which TPU types are there?
+      iris-ray doctor                         is anything wrong, and which TPU types are there?
       iris-ray run train.py v4-32             train.py on every host of a v4-32; prints what it prints
       iris-ray submit train.py --tpu v4-32    the same, left to the cluster; prints the job's id
-      iris-ray ls                             everybody's jobs: what runs, what waits
+      iris-ray ls                             the jobs of all users: what runs, what waits
       iris-ray why train-1a2b3c4d             what that job waits for
       iris-ray logs -f train-1a2b3c4d         what it prints, from the beginning to its end
       iris-ray cancel train-1a2b3c4d          end it

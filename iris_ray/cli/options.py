@@ -1,13 +1,18 @@
-"""Options that several commands have, and the cluster that they choose."""
+"""The options that several commands share."""
 
+import functools
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import click
 
-from iris_ray.client.connection import AUTO, connect
+from iris_ray.cli.address import remember_address
+from iris_ray.cli.completion import tpu_types
+from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
+from iris_ray.model.jobs import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -15,9 +20,9 @@ _ADDRESS_HELP = "Address of the Ray cluster's head, HOST:PORT.  [default: $RAY_A
 
 
 def address_option(command: Command) -> Command:
-    """Gives a command ``--address``; `chosen_address` has what was given, wherever it was."""
+    """Give a command ``--address``; `chosen_address` returns its value, wherever on the command line it was given."""
     return click.option(
-        "--address", metavar="HOST:PORT", help=_ADDRESS_HELP, expose_value=False, callback=_remember_address
+        "--address", metavar="HOST:PORT", help=_ADDRESS_HELP, expose_value=False, callback=remember_address
     )(command)
 
 
@@ -25,38 +30,132 @@ def json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for machines.")(command)
 
 
-def _remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        context.find_root().meta[__name__] = value
+def yes_option(command: Command) -> Command:
+    return click.option("--yes", "-y", is_flag=True, help="Don't ask.")(command)
 
 
-def address_given(context: click.Context) -> str | None:
-    """What ``--address`` says, if it is there."""
-    given: str | None = context.find_root().meta.get(__name__)
-    return given
+def reason_option(command: Command) -> Command:
+    return click.option("--reason", help="Why, for those who ask.")(command)
 
 
-def chosen_address() -> str:
-    return address_given(click.get_current_context()) or os.environ.get("RAY_ADDRESS") or AUTO
+# -- what describes a job ----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
-    """Connected to the chosen cluster within.
+@dataclass(frozen=True, slots=True)
+class JobFlags:
+    """The options of a job, which ``run`` and ``submit`` share.
 
-    Args:
-        show_logs: whether what this process's tasks print appears here.
-        options: more for ``ray.init``.
-
-    Raises:
-        NoClusterError: there is none, or it can't be reached from here.
-        InvalidRequestError: the address makes no sense.
+    Attributes:
+        tpu_type: such as ``v4-32``; None if not given.
+        num_slices: how many slices, or the counts that it can use; None if not given.
+        stall_timeout: in seconds.
+        env: environment variables of the tasks.
+        working_dir: the directory that is sent to the hosts.
     """
-    connect(chosen_address(), show_logs, **options)
-    import ray
 
-    try:
-        yield
-    finally:
-        if not show_logs:  # otherwise Ray does it when the process ends, and waits for the last lines before
-            ray.shutdown()
+    tpu_type: str | None
+    num_slices: int | list[int] | None
+    name: str | None
+    priority: PriorityBand
+    max_retries_failure: int
+    max_retries_preemption: int
+    spares: int
+    stall_timeout: float | None
+    env: dict[str, str]
+    working_dir: str | None
+
+    def for_job(self) -> dict[str, Any]:
+        """Return the keyword arguments that every way to submit a job takes."""
+        return {
+            "name": self.name,
+            "priority": self.priority,
+            "max_retries_failure": self.max_retries_failure,
+            "max_retries_preemption": self.max_retries_preemption,
+            "spares": self.spares,
+            "stall_timeout": self.stall_timeout,
+        }
+
+    def for_ray(self) -> dict[str, Any]:
+        """Return the arguments of ``ray.init`` that send the working directory to the hosts."""
+        return {"runtime_env": {"working_dir": self.working_dir}} if self.working_dir else {}
+
+
+def parse_num_slices(_: click.Context, __: click.Parameter, value: str | None) -> int | list[int] | None:
+    """Return 2 for ``"2"`` and [2, 4] for ``"2,4"``."""
+    if value is None:
+        return None
+    parts = [part.strip() for part in value.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise InvalidSliceCountError(f"--num-slices is {value!r}; give a number, or several such as 2,4")
+    return int(parts[0]) if len(parts) == 1 else [int(part) for part in parts]
+
+
+def environment_variables(_: click.Context, __: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """Return the variables given as ``NAME=VALUE``, or as ``NAME`` for its value here."""
+    found = {}
+    for item in values:
+        name, equals, value = item.partition("=")
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise InvalidRequestError(f"--env {name}: no name of a variable; give NAME=VALUE, or NAME to pass yours on")
+        if not equals and name not in os.environ:
+            raise InvalidRequestError(f"--env {name}: it is not set here; give {name}=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def priority_band(_: click.Context, __: click.Parameter, value: str) -> PriorityBand:
+    return PriorityBand[value.upper()]
+
+
+_JOB_OPTIONS = (
+    click.option("--tpu", "tpu_type", metavar="TPU_TYPE", shell_complete=tpu_types,
+                 help="On slices of this type."),
+    click.option("--num-slices", metavar="N[,N...]", callback=parse_num_slices,
+                 help="How many slices; 2,4 means 4 if they are free now, else 2.  [default: 1]"),
+    click.option("--name", metavar="NAME", help="What to call the job.  [default: the script's or function's name]"),
+    click.option("--priority", type=click.Choice([band.name.lower() for band in PriorityBand]),
+                 default=PriorityBand.INTERACTIVE.name.lower(), show_default=True, callback=priority_band,
+                 help="Jobs of a higher band go first."),
+    click.option("--max-retries-failure", type=int, default=MAX_RETRIES_FAILURE, show_default=True, metavar="N",
+                 help="Further attempts after errors and crashes; 0 while you develop."),
+    click.option("--max-retries-preemption", type=int, default=MAX_RETRIES_PREEMPTION, show_default=True, metavar="N",
+                 help="Further attempts after lost hosts."),
+    click.option("--spares", type=click.IntRange(0), default=0, show_default=True, metavar="N",
+                 help="Slices to hold ready, each to replace a lost one."),
+    click.option("--stall-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+                 help="Start again if no task calls iris_ray.heartbeat() for so long."),
+    click.option("--env", "-e", multiple=True, callback=environment_variables, metavar="NAME[=VALUE]",
+                 help="An environment variable of the tasks; may be repeated."),
+    click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",
+                 help="Send this directory to the hosts, and run there."),
+)  # fmt: skip
+
+
+def job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of a job, as its argument ``options``."""
+
+    @functools.wraps(command)
+    def with_options(**given: Any) -> None:
+        options = JobFlags(**{field.name: given.pop(field.name) for field in fields(JobFlags)})
+        command(options=options, **given)
+
+    for option in reversed(_JOB_OPTIONS):
+        with_options = option(with_options)
+    return with_options
+
+
+class ScriptCommand(click.Command):
+    """Says where the script's own options go."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[__name__] = "--" in args
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            hint = f"{error.message} If it is the script's own, write it after --: ... -- {error.option_name} ..."
+            raise click.NoSuchOption(error.option_name, hint, error.possibilities, ctx) from None
+
+
+def marked_arguments() -> bool:
+    """Return whether the script's arguments came after ``--``, so that they can't be meant for us."""
+    return bool(click.get_current_context().meta[__name__])

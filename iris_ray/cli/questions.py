@@ -1,4 +1,4 @@
-"""Asking before something is ended."""
+"""Questions before a command ends something."""
 
 import sys
 
@@ -8,23 +8,23 @@ from iris_ray.cli.exits import FAILED, say_error
 
 
 def on_a_terminal() -> bool:
-    """Whether there is somebody to ask."""
+    """Return whether a person can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ends the command unless the answer is yes; asks nobody if there is nobody."""
+    """Ask, and end the command unless the answer is yes. Without a terminal nothing is asked."""
     if not yes and on_a_terminal() and not click.confirm(question, err=True):
         say_error("nothing is done")
         raise click.exceptions.Exit(FAILED)
 
 
 def really_cancel(otherwise: str, default: bool) -> bool:
-    """Asks once, after Ctrl-C; another Ctrl-C, Enter and Ctrl-D mean the default.
+    """Ask once, after Ctrl-C, whether to cancel the job.
 
     Args:
-        otherwise: what becomes of the job if the answer is no.
-        default: what is meant by no answer.
+        otherwise: what happens if the answer is no.
+        default: the answer that another Ctrl-C, Enter and Ctrl-D mean.
     """
     try:
         return click.confirm(f"\nCancel the job? No: {otherwise}.", default=default, err=True)

@@ -1,4 +1,4 @@
-"""``iris-ray run``: a script or a function on TPU slices, from start to end."""
+"""``iris-ray run``: run a script or a function on TPU slices, and wait for its end."""
 
 import contextlib
 import functools
@@ -9,15 +9,14 @@ from typing import Any
 
 import click
 
+from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
-from iris_ray.cli.job_options import ScriptCommand, job_options, marked_arguments, runtime_environment
-from iris_ray.cli.options import address_option, cluster
+from iris_ray.cli.options import JobFlags, ScriptCommand, address_option, job_options, marked_arguments
 from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
-from iris_ray.cli.tables import cut, one_line
+from iris_ray.cli.words import one_line
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError, IrisError, RemoteUserError
-from iris_ray.model.jobs import PriorityBand
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0
@@ -31,21 +30,7 @@ _OUR_FRAME = re.compile(r'  File "(<frozen runpy>|[^"]*/iris_ray/(actors|cli)/[^
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @job_options
 @address_option
-def run(
-    target: str,
-    second: str | None,
-    arguments: tuple[str, ...],
-    tpu_type: str | None,
-    num_slices: int | list[int] | None,
-    name: str | None,
-    priority: PriorityBand,
-    max_retries_failure: int,
-    max_retries_preemption: int,
-    spares: int,
-    stall_timeout: float | None,
-    env: dict[str, str],
-    working_dir: str | None,
-) -> None:
+def run(target: str, second: str | None, arguments: tuple[str, ...], options: JobFlags) -> None:
     """Run a script or function on every host of TPU slices, and wait for its end.
 
     \b
@@ -53,50 +38,58 @@ def run(
       iris-ray run train.py v4-32 --num-slices 2,4 -- --steps 1000
       iris-ray run train:main v5litepod-16
 
-    One fresh process per host, all or none; it starts again from the beginning after a preemption. What it prints
-    appears here, and while it waits, why. The job needs iris_ray on the hosts, and your script's text travels there by
-    itself. Modules beside it need --working-dir.
+    The job has one fresh process per host, all or none; after a preemption it starts again from the beginning. Its
+    output appears here; while it waits, the reason does. The hosts need iris_ray. Your script's text travels there by
+    itself; modules beside it need --working-dir.
 
     The job ends with this command (for one that does not: `iris-ray submit -f`). Ctrl-C asks whether to cancel it;
-    Enter or a second Ctrl-C does, and n goes on waiting. Without a terminal nobody is asked, and it is cancelled.
+    Enter or a second Ctrl-C cancels, n goes on waiting. Without a terminal Ctrl-C cancels at once.
 
-    TPU_TYPE, which may also be given with --tpu, is one that `iris-ray workers` lists, or on a cluster that has not had
-    a job `iris-ray doctor`. ARGUMENTS are the script's sys.argv[1:], or strings for the
-    function, whose results are printed.
+    TPU_TYPE, which may also be given with --tpu, is one that `iris-ray workers` lists; on a cluster that has had no job
+    yet, one that `iris-ray doctor` lists. ARGUMENTS are the script's sys.argv[1:], or strings for the function, whose
+    results are printed.
     """
-    if tpu_type is None:
-        tpu_type = second
-    elif second is not None:  # then it is the script's
-        if is_tpu_type(second) and not marked_arguments():
-            raise InvalidRequestError(f"the TPU type is given twice, {second} and --tpu {tpu_type}; leave one out")
-        arguments = (second, *arguments)
-    found = find_target(target, arguments, working_dir or ".")
+    tpu_type, arguments = _type_and_arguments(second, arguments, options.tpu_type)
+    found = find_target(target, arguments, options.working_dir or ".")
     if tpu_type is None:
         raise InvalidRequestError(f"on which TPU type? Such as: iris-ray run {target} v4-32")
-    task, called = as_task(found, arguments, env, working_dir is None)
-    from iris_ray.client.run_on_pod import make_request
-    from iris_ray.client.submission import identified, pool_of_this_process
+    task, called = as_task(found, arguments, options.env, options.working_dir is None)
+    from iris_ray.client.caller_pool import pool_of_this_process
+    from iris_ray.client.job_request import make_pod_request
 
-    # What can't work is refused before anything is connected.
-    request = make_request(
-        task,
-        tpu_type,
-        1 if num_slices is None else num_slices,
-        max_retries_preemption,
-        max_retries_failure,
-        keep_warm=0,
-        preload=(),
-        stall_timeout=stall_timeout,
-        name=name,
-        spares=spares,
-        priority=priority,
-    )
-    with cluster(show_logs=True, **runtime_environment(working_dir)):
-        ref, _ = pool_of_this_process.submit(identified(request))
-        results = _wait(ref, name or called)
+    # This refuses what can't work, before anything is connected.
+    num_slices = 1 if options.num_slices is None else options.num_slices
+    request = make_pod_request(task, tpu_type, num_slices, keep_warm=0, **options.for_job())
+    with cluster(show_logs=True, **options.for_ray()):
+        ref, _ = pool_of_this_process.submit(request)
+        results = _wait(ref, options.name or called)
     for index, result in enumerate(results):
         if result is not None:
-            click.echo(f"task {index}: {cut(one_line(repr(result)), _LONGEST_RESULT)}")
+            click.echo(f"task {index}: {_shortened(one_line(repr(result)))}")
+
+
+def _type_and_arguments(
+    second: str | None, arguments: tuple[str, ...], option: str | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the TPU type and the script's arguments.
+
+    Args:
+        second: the second argument on the command line: the type, or with ``--tpu`` the script's first argument.
+        arguments: the others.
+        option: the value of ``--tpu``.
+
+    Raises:
+        InvalidRequestError: the type is given twice.
+    """
+    if option is None or second is None:
+        return option or second, arguments
+    if is_tpu_type(second) and not marked_arguments():
+        raise InvalidRequestError(f"the TPU type is given twice, {second} and --tpu {option}; leave one out")
+    return option, (second, *arguments)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST_RESULT else text[: _LONGEST_RESULT - 1] + "…"
 
 
 def as_task(
@@ -106,14 +99,14 @@ def as_task(
     ship: bool,
     prints_errors: bool = False,
 ) -> tuple[Any, str]:
-    """What `run_on_pod` takes, and what people call it.
+    """Return the function that `run_on_pod` takes, and its name for people.
 
     Args:
         target: the script or function.
         arguments: for a function.
         env: environment variables of its tasks.
-        ship: whether a function of the current directory travels by value; the hosts can't import it.
-        prints_errors: whether what it raises is in its log, too, for those who do not wait for its results.
+        ship: whether a function of the current directory travels by value, as the hosts can't import it.
+        prints_errors: whether a task prints its exception into its log too, for jobs whose results are not awaited.
 
     Raises:
         InvalidFunctionError: a Ray remote function with arguments or variables, which it can't take from here.
@@ -123,7 +116,7 @@ def as_task(
     from ray.remote_function import RemoteFunction
 
     from iris_ray.actors.wire.ray_internals import remote_function_parts
-    from iris_ray.client.submission import require_no_arguments
+    from iris_ray.client.user_function import require_no_arguments
 
     function = remote_function_parts(target)[0] if isinstance(target, RemoteFunction) else target
     if ship and (module := is_at_home(function)):
@@ -155,7 +148,7 @@ def _require_fit(function: Callable[..., Any], name: str, arguments: Sequence[st
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # a builtin without a signature; the call will tell
+        return  # a builtin without a signature: only the call can tell
     try:
         signature.bind(*arguments)
     except TypeError as error:
@@ -166,7 +159,7 @@ def _require_fit(function: Callable[..., Any], name: str, arguments: Sequence[st
 
 
 def _wait(ref: Any, name: str) -> list[Any]:
-    """The results; ends the command if there are none."""
+    """Return the results; end the command if there are none."""
     import ray
     from ray.exceptions import RayError, RayTaskError
 
@@ -192,7 +185,7 @@ def _wait(ref: Any, name: str) -> list[Any]:
 
 
 def users_part(text: str) -> str:
-    """Of an error from the hosts: which task it was, and its traceback without the frames that are not the user's."""
+    """Return an error from the hosts as the task's name and its traceback, with the user's frames only."""
     text = text.rpartition(_OUTER_ERROR)[2]
     frames = re.split(r'(?m)^(?=  File ")', text)
     ours = [number for number, frame in enumerate(frames) if _OUR_FRAME.match(frame)]
@@ -200,7 +193,7 @@ def users_part(text: str) -> str:
 
 
 def _cancel(ref: Any) -> None:
-    """Returns when the job's processes are gone, or after a while."""
+    """Cancel the job; return when its processes are gone, or after a while."""
     import ray
 
     ray.cancel(ref)

@@ -1,4 +1,4 @@
-"""What ``iris-ray run`` sends to the hosts: a script with its text, or a function. Runs here and there."""
+"""What ``iris-ray run`` sends to the hosts: a script with its text, or a function. Used here and on the hosts."""
 
 import atexit
 import contextlib
@@ -28,13 +28,13 @@ _WHAT = "give a script, such as train.py, or a function as module:function"
 class Script:
     """A script that runs as ``__main__`` wherever it is called.
 
-    Its text travels with it. A host that has the same file (shared storage, a working directory) runs that one, so that
-    it finds the modules beside it.
+    Its text travels with it. A host that has the same file (shared storage, a working directory) runs that file, so
+    that it finds the modules beside it.
 
     Attributes:
-        path: as it was given, or as it is called in the working directory that travels with it.
-        absolute: where it lies at home.
-        text: what is in it.
+        path: as given on the command line, or its path in the working directory that travels with it.
+        absolute: its path on the machine that sends it.
+        text: its content.
         arguments: its ``sys.argv[1:]``.
     """
 
@@ -66,10 +66,10 @@ class Script:
 
 
 def read_script(path: str, arguments: Sequence[str] = ()) -> Script:
-    """A script as it is now.
+    """Read a script.
 
     Raises:
-        InvalidRequestError: it can't be read, or is no Python.
+        InvalidRequestError: it can't be read, or is not Python.
     """
     try:
         text = Path(path).read_bytes()
@@ -80,20 +80,20 @@ def read_script(path: str, arguments: Sequence[str] = ()) -> Script:
     except SyntaxError as error:
         raise InvalidRequestError(f"{path}, line {error.lineno}: {error.msg}; it would fail on every host") from None
     except ValueError as error:
-        raise InvalidRequestError(f"{path} is no Python script: {error}") from None
+        raise InvalidRequestError(f"{path} is not a Python script: {error}") from None
     return Script(path, str(Path(path).absolute()), text, tuple(arguments))
 
 
 def find_target(target: str, arguments: Sequence[str] = (), folder: str = ".") -> Script | Callable[..., Any]:
-    """The script or function that a person means.
+    """Return the script or function that a target names.
 
     Args:
         target: a path, or ``module:function``.
         arguments: for a script.
-        folder: where modules are looked for, besides those that are installed.
+        folder: where to look for modules, besides the installed ones.
 
     Raises:
-        InvalidRequestError: there is none; the message names the nearest.
+        InvalidRequestError: there is none; the message suggests the nearest.
     """
     if os.path.isfile(target):
         script = read_script(target, arguments)
@@ -121,7 +121,7 @@ def is_tpu_type(text: str) -> bool:
 
 
 def find_function(module_name: str, function_name: str, folder: str) -> Callable[..., Any]:
-    """The function, imported from the folder or from what is installed; raises like `find_target`."""
+    """Import the function from the folder or from the installed modules; raises like `find_target`."""
     here = os.path.abspath(folder)
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -145,7 +145,7 @@ def find_function(module_name: str, function_name: str, folder: str) -> Callable
 
 
 def print_error(error: Exception) -> None:
-    """To stderr, with its traceback from the user's first frame on."""
+    """Print an error to stderr, with its traceback from the user's first frame on."""
     start = error.__traceback__
     while start is not None and start.tb_next is not None and _OURS.fullmatch(start.tb_frame.f_code.co_filename):
         start = start.tb_next
@@ -153,7 +153,7 @@ def print_error(error: Exception) -> None:
 
 
 def is_at_home(function: Callable[..., Any]) -> ModuleType | None:
-    """The module of a function if it lies in the current directory, where the hosts can't import it from."""
+    """Return the module of a function if it lies in the current directory, from which the hosts can't import it."""
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if module is None or file is None or "site-packages" in file:

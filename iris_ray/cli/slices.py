@@ -1,4 +1,4 @@
-"""Slices as people look at them: complete or not, free or busy, and why not. Pure functions."""
+"""Slices and hosts for people: complete or not, free or busy, and why not. Pure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _NODE_ID = re.compile(rf"[0-9a-f]{{{_SHORTEST_ID},}}")
 
 
 class SliceState(Enum):
-    """What a slice is to the next job."""
+    """Whether a slice can take the next job."""
 
     FREE = "free"
     WARM = "warm"
@@ -31,13 +31,13 @@ class SliceView:
     """One slice, or one host without TPU.
 
     Attributes:
-        slice: its name; of a host without TPU the address.
+        slice: its name; for a host without TPU its address.
         type: its TPU type.
-        state: what it is to the next job; INCOMPLETE and BUSY go before CLOSED.
-        hosts_expected: how many hosts it has when it is complete; 0 if its hosts disagree about that.
-        jobs: whose tasks hold something of it.
-        reason: what is wrong with it, or why it takes nothing new; None if nothing is.
-        hosts: its live hosts, by number.
+        state: whether it can take the next job; INCOMPLETE and BUSY take precedence over CLOSED.
+        hosts_expected: how many hosts it has when complete; 0 if its hosts disagree.
+        jobs: the jobs with tasks on it.
+        reason: what is wrong with it, or why it takes no new jobs; None if neither applies.
+        hosts: its live hosts, by host index.
     """
 
     slice: str
@@ -54,7 +54,7 @@ class SliceView:
 
 
 def slices_of(workers: Sequence[WorkerStatus]) -> list[SliceView]:
-    """The slices that hosts make up, by name; and then the hosts without TPU, by address."""
+    """Return the slices that hosts form, sorted by name; then the hosts without TPU, sorted by address."""
     by_name: dict[str, list[WorkerStatus]] = {}
     for worker in workers:
         by_name.setdefault(worker.slice_name or worker.address, []).append(worker)
@@ -63,7 +63,7 @@ def slices_of(workers: Sequence[WorkerStatus]) -> list[SliceView]:
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """A key that sorts ``slice-10`` after ``slice-9``."""
+    """Return a key that sorts ``slice-10`` after ``slice-9``."""
     return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
 
 
@@ -71,7 +71,7 @@ def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
     group = Group(name, [_worker(host) for host in hosts], is_slice=hosts[0].slice_name is not None)
     jobs = tuple(dict.fromkeys(job_of(task_id) for host in hosts for task_id in host.tasks))
     closed = _reason(hosts)
-    if group.flaw:
+    if group.defect:
         state = SliceState.INCOMPLETE
     elif jobs:
         state = SliceState.BUSY
@@ -81,7 +81,7 @@ def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
         state = SliceState.WARM
     else:
         state = SliceState.FREE
-    reason = "; ".join(filter(None, [group.flaw, closed])) or None
+    reason = "; ".join(filter(None, [group.defect, closed])) or None
     return SliceView(name, hosts[0].device, state, group.size, jobs, reason, tuple(hosts))
 
 
@@ -91,7 +91,7 @@ def _worker(host: WorkerStatus) -> Worker:
 
 
 def _reason(hosts: Sequence[WorkerStatus]) -> str | None:
-    """Why hosts take nothing new: once if it is the same for all, else by host."""
+    """Return why hosts take no new jobs: once if the reason is the same for all, else by host."""
     why = {host_name(host): reason_of(host) for host in hosts}
     if len(set(why.values())) == 1:
         return next(iter(why.values()))
@@ -99,7 +99,7 @@ def _reason(hosts: Sequence[WorkerStatus]) -> str | None:
 
 
 def reason_of(host: WorkerStatus) -> str | None:
-    """Why a host takes nothing new, or None."""
+    """Return why a host takes no new jobs, or None."""
     return host.unavailable and host.unavailable.replace(TAINT_PREFIX, "")
 
 
@@ -108,13 +108,13 @@ def host_name(host: WorkerStatus) -> str:
 
 
 def find_target(target: str, workers: Sequence[WorkerStatus]) -> str:
-    """What a person means by the name of a slice or host, as the Controller calls it.
+    """Return the Controller's name for a slice or host: the slice's name, or the host's node id.
 
-    A host may be called ``SLICE/NUMBER``, by its IP address, or by the beginning of its node id. What fits nothing is
-    returned as it is: the Controller knows the nearest names.
+    People may call a host ``SLICE/NUMBER``, by its IP address, or by the beginning of its node id. An unknown name is
+    returned as it is: the Controller suggests the nearest ones.
 
     Raises:
-        InvalidRequestError: several hosts could be meant.
+        InvalidRequestError: the name fits several hosts.
     """
     if any(target in (w.slice_name, w.node_id) for w in workers):
         return target

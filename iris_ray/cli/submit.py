@@ -3,18 +3,25 @@
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
+from iris_ray.cli.address import cluster
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
-from iris_ray.cli.job_options import ScriptCommand, job_options, marked_arguments, runtime_environment
+from iris_ray.cli.json_output import print_json
 from iris_ray.cli.logs import show
-from iris_ray.cli.options import address_option, cluster, json_option
+from iris_ray.cli.options import (
+    JobFlags,
+    ScriptCommand,
+    address_option,
+    job_options,
+    json_option,
+    marked_arguments,
+)
 from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
-from iris_ray.cli.tables import one_line, print_json
+from iris_ray.cli.words import one_line
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
-from iris_ray.model.jobs import CoschedulingConfig, PriorityBand
+from iris_ray.model.jobs import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.task.job_info import get_job_info
@@ -28,30 +35,21 @@ from iris_ray.task.job_info import get_job_info
 @click.option("--cpu", type=float, default=0.0, metavar="N", help="CPUs of each task.  [default: 1 without --tpu]")
 @click.option("--memory-gb", type=float, default=0.0, metavar="N", help="Memory of each task.")
 @click.option("--max-task-failures", type=click.IntRange(0), metavar="N",
-              help="Failed attempts of all tasks in all that it survives, retried ones too.")  # fmt: skip
+              help="Failed attempts of all tasks together that it survives, retried ones included.")  # fmt: skip
 @click.option("--tolerate", multiple=True, metavar="NAME",
               help="Also where this taint keeps others away; may be repeated.")  # fmt: skip
-@click.option("--follow", "-f", is_flag=True, help="Stay, and print what its tasks print until it ends.")
+@click.option("--follow", "-f", is_flag=True, help="Stay, and print its tasks' output until it ends.")
 @json_option
 @address_option
 def submit(
     target: str,
     arguments: tuple[str, ...],
-    tpu_type: str | None,
-    num_slices: int | list[int] | None,
+    options: JobFlags,
     replicas: int | None,
     cpu: float,
     memory_gb: float,
     max_task_failures: int | None,
-    name: str | None,
-    priority: PriorityBand,
     tolerate: tuple[str, ...],
-    max_retries_failure: int,
-    max_retries_preemption: int,
-    spares: int,
-    stall_timeout: float | None,
-    env: dict[str, str],
-    working_dir: str | None,
     follow: bool,
     as_json: bool,
 ) -> None:
@@ -61,9 +59,9 @@ def submit(
       iris-ray submit train.py --tpu v4-32 --num-slices 2,4 -- --steps 1000
       iris-ray submit prepare.py --cpu 4 --replicas 8
 
-    This prints the job's id and ends; the job goes on. If the cluster has nothing that it could run on, that is said.
-    `iris-ray status`, `why`, `tasks`, `logs` and `cancel` take that id. With --follow it stays until the job's end,
-    which is its exit code then. Ctrl-C leaves the job running, unless you answer y to the question that it asks.
+    This prints the job's id and ends; the job goes on. If the cluster as it is can't run the job, a line on stderr says
+    so. `iris-ray status`, `why`, `tasks`, `logs` and `cancel` take that id. With --follow the command stays until the
+    job's end and takes its exit code from it. Ctrl-C leaves the job running, unless you answer y to the question.
 
     Without --tpu the tasks run on any host. On slices there is one task on every host, with all its chips, and --cpu
     and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for the function.
@@ -71,37 +69,29 @@ def submit(
     from iris_ray.client.client import IrisClient
     from iris_ray.model.resources import ResourceSpec, tpu_device
 
+    tpu_type, num_slices = options.tpu_type, options.num_slices
     if tpu_type is None and arguments and not marked_arguments() and is_tpu_type(arguments[0]):
         raise InvalidRequestError(
             f"{arguments[0]} would be an argument of the script; to run on that type: --tpu {arguments[0]} (if it is"
             " an argument: -- before it)"
         )
     if num_slices is not None and tpu_type is None:
-        raise InvalidRequestError("--num-slices is of use with --tpu only; say which type")
+        raise InvalidRequestError("--num-slices needs --tpu; say which type")
     need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(tpu_type) if tpu_type else None)
     groups = CoschedulingConfig(num_groups=num_slices) if num_slices is not None else None
-    if (parent := get_job_info()) is not None:
-        raise InvalidRequestError(
-            f"this is {parent.task_id}: a job that a task submits ends with that task, so it can't be left to the"
-            " cluster; use `iris-ray run`, or IrisClient().submit(...).results() in Python"
-        )
-    found = find_target(target, arguments, working_dir or ".")
-    task, _ = as_task(found, arguments, env, working_dir is None, prints_errors=True)
-    with cluster(**runtime_environment(working_dir)):
+    _refuse_inside_a_task()
+    found = find_target(target, arguments, options.working_dir or ".")
+    task, _ = as_task(found, arguments, options.env, options.working_dir is None, prints_errors=True)
+    with cluster(**options.for_ray()):
         job = IrisClient().submit(
             task,
-            name,
             resources=need,
             coscheduling=groups,
-            priority=priority,
-            max_retries_failure=max_retries_failure,
-            max_retries_preemption=max_retries_preemption,
             max_task_failures=max_task_failures,
             tolerations=tolerate,
             keep_warm=0,
-            spares=spares,
-            stall_timeout=stall_timeout,
             detached=True,
+            **options.for_job(),
         )
         if as_json:
             print_json({"job_id": job.job_id})
@@ -113,32 +103,41 @@ def submit(
             _say_if_it_can_not_run(job.job_id)
 
 
+def _refuse_inside_a_task() -> None:
+    """Raise InvalidRequestError if this process runs in a task: the job would end with that task."""
+    if (parent := get_job_info()) is not None:
+        raise InvalidRequestError(
+            f"this is {parent.task_id}: a job that a task submits ends with that task, so it can't be left to the"
+            " cluster; use `iris-ray run`, or IrisClient().submit(...).results() in Python"
+        )
+
+
 def _say_if_it_can_not_run(job_id: str) -> None:
-    """If the cluster as it is could not run the job even if nobody else used it; it is in the queue all the same."""
+    """Print a line if the cluster could not run the job even if it were empty. The job stays in the queue."""
     try:
-        status: JobStatus = ControllerConnection().ask("job_status", job_id)
+        status = ControllerConnection().job_status(job_id)
     except ControllerUnavailableError:
-        return  # the job has got there, which is what matters
-    if (waiting := status.waiting) is not None and waiting.reason in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
+        return  # the job has arrived; that is what counts
+    if (waiting := status.waiting) is not None and waiting.kind in (PendingKind.NO_SUCH_WORKERS, PendingKind.TOO_FEW):
         say_error(
             f"{job_id} can't run on the cluster as it is: {one_line(waiting)}; to end it: iris-ray cancel {job_id}"
         )
 
 
 def _follow(job_id: str) -> None:
-    """Print what the job's tasks print until it ends; ends the command if it did not succeed, or at Ctrl-C."""
+    """Print the output of the job's tasks until it ends. End the command if it did not succeed, or at Ctrl-C."""
     controller = ControllerConnection()
     try:
-        for line in stream_logs(controller.ask, job_id):
+        for line in stream_logs(controller, job_id):
             show(line, prefixed=True)
     except KeyboardInterrupt:
         if on_a_terminal() and really_cancel("leave it running", default=False):
-            controller.ask("cancel", job_id, "cancelled with Ctrl-C")
+            controller.cancel(job_id, "cancelled with Ctrl-C")
             say_error(f"{job_id} is cancelled")
         else:
             say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")
         raise click.exceptions.Exit(INTERRUPTED) from None
-    status: JobStatus = controller.ask("job_status", job_id)
+    status = controller.job_status(job_id)
     if status.state is not JobState.SUCCEEDED:
         say_error(f"{job_id} has ended: {status.state.value}: {one_line(status.error or '')}")
         raise click.exceptions.Exit(FAILED)

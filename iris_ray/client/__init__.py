@@ -1,7 +1,8 @@
 """The public API outside a task: the ``run_on_pod`` family, and `IrisClient` with its job handles.
 
 May import: `actors`, `task`, the pure core; `testing` for ``IrisClient.local``.
-Start with `run_on_pod.py` and `client.py`; `submission.py` checks a request and hands it to a pool.
+Start with `run_on_pod.py` and `client.py`: both make a request (`job_request.py`, options in `run_options.py`) and hand
+it to a pool (`caller_pool.py`, or `detached_job.py` if the job is to outlive its caller).
 """
 
 import lazy_loader

@@ -1,3 +1,4 @@
-from .client import IrisClient, JobHandle
+from .client import IrisClient
+from .job_handle import JobHandle
 
 __all__ = ["IrisClient", "JobHandle"]

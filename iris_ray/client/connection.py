@@ -1,9 +1,10 @@
-"""The way to a cluster and its Controller, for programs that people wait for. Nothing is started by asking."""
+"""Connecting this process to a Ray cluster. Ray is imported when it is needed, so that the command line is quick."""
 
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from iris_ray.errors import InvalidRequestError, NoClusterError
@@ -58,8 +59,60 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
         ) from None
 
 
+def join(address: str, workspace: Path | str | None) -> None:
+    """Connect a process that is in no cluster yet.
+
+    Args:
+        address: HOST:PORT of the cluster's head.
+        workspace: a directory that travels to the hosts as the working directory of the tasks, or None.
+
+    Raises:
+        NoClusterError: there is none, or it can't be reached from here.
+        InvalidRequestError: the address or the workspace makes no sense, or the process is in a cluster already.
+    """
+    import ray
+
+    options: dict[str, Any] = {}
+    if workspace is not None:
+        if not Path(workspace).is_dir():
+            raise InvalidRequestError(f"workspace is {str(workspace)!r}, which is not a directory")
+        options["runtime_env"] = {"working_dir": str(workspace)}
+    if ray.is_initialized():
+        raise InvalidRequestError(
+            "this process is connected to a Ray cluster already; use IrisClient(), or call ray.shutdown() before"
+        )
+    connect(address, **options)
+
+
+def require_cluster() -> None:
+    """Connect to the running cluster if this process has not done so.
+
+    Raises:
+        NoClusterError: there is none.
+        InvalidRequestError: the process is a Ray Client.
+    """
+    import ray
+
+    from iris_ray.actors.wire.ray_internals import is_client_mode
+
+    if is_client_mode():
+        raise InvalidRequestError(
+            "this process is connected with Ray Client (ray://), which can't own the actors of a gang; run the script"
+            " on the cluster, for example with `ray job submit -- python script.py`"
+        )
+    if not ray.is_initialized():
+        try:
+            ray.init(address=AUTO)
+        except ConnectionError as error:
+            raise NoClusterError(
+                "Ray is not initialised in this process and no running cluster was found. Call"
+                " ray.init(address=...), submit the script with `ray job submit`, or try it on a simulated cluster:"
+                " iris_ray.testing.SimulatedCluster"
+            ) from error
+
+
 def host_and_port(address: str) -> tuple[str, int]:
-    """The two parts of an address.
+    """Return the two parts of an address.
 
     Raises:
         InvalidRequestError: it makes no sense.
@@ -97,9 +150,9 @@ def _require_answer(address: str) -> None:
 
 
 def _speaks_grpc(probe: socket.socket) -> bool:
-    """Whether the other side greets with an HTTP/2 SETTINGS frame, as gRPC's servers do."""
+    """Return whether the other side greets with an HTTP/2 SETTINGS frame, as gRPC's servers do."""
     if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
-        return True  # it greets nobody before the handshake
+        return True  # it says nothing before the handshake
     try:
         return probe.recv(9)[3:4] == b"\x04"
     except OSError:
@@ -108,7 +161,7 @@ def _speaks_grpc(probe: socket.socket) -> bool:
 
 @contextmanager
 def _without_ray_address() -> Iterator[None]:
-    """Ray prefers its variable to what it is told; here it has been weighed already."""
+    """Hide ``$RAY_ADDRESS`` from Ray within, which would prefer it to the address that it is given."""
     given = os.environ.pop("RAY_ADDRESS", None)
     try:
         yield

@@ -1,24 +1,34 @@
-"""What the tasks of a job print, line by line, while it runs or afterwards; for whoever can ask the Controller."""
+"""What the tasks of a job print, line by line, while it runs or afterwards."""
 
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from iris_ray.actors.host.line_throttle import LineThrottle
 from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog
-
-Ask = Callable[..., Any]
-"""``ask(method, *args)``: the answer of the Controller to one of its methods."""
+from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
 
 PIECE_BYTES = 1 << 20
 BACKLOG_BYTES = 4 << 20
-"""Of several tasks, one that is further behind is taken up again near its end."""
+"""When several tasks are shown, one whose reader is further behind than this goes on near the end of its output."""
 TAKEN_UP_BYTES = 64 << 10
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 2.0
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
-"""When it is said for the first time why a job waits, and how often that is repeated."""
+"""After how many seconds people are told for the first time why a job waits, and how often that is repeated."""
+
+
+class LogSource(Protocol):
+    """Those methods of `ControllerConnection` that following logs needs."""
+
+    def job_status(self, job_id: str) -> JobStatus: ...
+
+    def fetch_task_logs(
+        self, job_id: str, task_index: int, attempt: int | None = None, *, max_bytes: int = 1 << 20
+    ) -> TaskLog: ...
+
+    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]: ...
 
 
 @dataclass(slots=True)
@@ -28,12 +38,12 @@ class LineSplitter:
     _rest: bytes = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The lines that are complete now, without their ends."""
+        """Return the lines that are complete now, without their ends."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return iter(lines)
 
     def rest(self) -> Iterator[bytes]:
-        """What never got an end."""
+        """Return what never got an end."""
         rest, self._rest = self._rest, b""
         return iter([rest] if rest else [])
 
@@ -55,7 +65,7 @@ class LogLine:
 
 
 def stream_logs(
-    ask: Ask,
+    controller: LogSource,
     job_id: str,
     task_index: int | None = None,
     *,
@@ -63,12 +73,12 @@ def stream_logs(
     tail_lines: int | None = None,
     follow: bool = True,
 ) -> Iterator[LogLine]:
-    """The lines of one task, or of all tasks of a job, from the beginning; and why it waits, if it is followed.
+    """Yield the lines of one task, or of all tasks of a job, from the beginning; and why it waits, if it is followed.
 
     One task's lines are all given. Those of several tasks are bounded in their rate, as on a driver's terminal.
 
     Args:
-        ask: the way to the Controller; it raises what the Controller raises.
+        controller: where to read them.
         job_id: the job.
         task_index: one task; None for all.
         attempt: this attempt alone; None for the latest and all that come after it.
@@ -82,9 +92,9 @@ def stream_logs(
     pause_s = SHORTEST_PAUSE_S
     next_word = time.monotonic() + FIRST_WORD_S
     if task_index is not None:
-        ask("fetch_task_logs", job_id, task_index, attempt, 0, 1, None)  # whether there is such a task
+        controller.fetch_task_logs(job_id, task_index, attempt, max_bytes=1)  # raises if there is no such task
     while True:
-        status: JobStatus = ask("job_status", job_id)
+        status = controller.job_status(job_id)
         if status.waiting is None:
             next_word = time.monotonic() + FIRST_WORD_S
         elif follow and time.monotonic() >= next_word:
@@ -96,7 +106,7 @@ def stream_logs(
                 shared_by = count if task_index is None else None
                 readers[index] = _TaskReader(job_id, index, attempt, tail_lines, follow, shared_by)
         wanted = {index: reader.position for index, reader in readers.items() if not reader.done and index < count}
-        logs: dict[int, TaskLog] = ask("fetch_logs", job_id, wanted, PIECE_BYTES // max(1, len(wanted)))
+        logs = controller.fetch_logs(job_id, wanted, PIECE_BYTES // max(1, len(wanted)))
         came = False
         for index, log in logs.items():
             for line in readers[index].take(log, time.monotonic()):
@@ -110,9 +120,24 @@ def stream_logs(
             time.sleep(pause_s)
 
 
+def print_logs(controller: LogSource, job_id: str, task_index: int | None) -> None:
+    """Print what one task of a job prints, or with None what all its tasks print, until the job ends."""
+    for line in stream_logs(controller, job_id, task_index):
+        text = printable(line.data)
+        if line.note:
+            whose = job_id if line.task_index is None else f"{job_id} task {line.task_index}"
+            print(f"{whose}: {text}", file=sys.stderr, flush=True)
+        else:
+            print(text if task_index is not None else f"task-{line.task_index}| {text}", flush=True)
+
+
 @dataclass(slots=True)
 class _TaskReader:
-    """How far one task has been read; ``shared_by``: how many tasks' lines are shown, if not this one's alone."""
+    """How far one task has been read.
+
+    Attributes:
+        shared_by: how many tasks' lines are shown; None if only this one's.
+    """
 
     job_id: str
     index: int
@@ -136,7 +161,7 @@ class _TaskReader:
         return LogPosition(self.attempt, self._offset, self.tail_lines)
 
     def take(self, log: TaskLog, now: float) -> Iterator[LogLine]:
-        """The lines that a piece completes."""
+        """Yield the lines that a piece completes."""
         self.behind = False
         if log.attempt == 0:
             self.done = log.job_finished or not self.follow
@@ -181,7 +206,7 @@ class _TaskReader:
         yield from (LogLine(self.index, log.attempt, text.encode()) for text in shown)
 
     def _note(self, log: TaskLog, note: str | None) -> Iterator[LogLine]:
-        """Say it, unless it has just been said."""
+        """Yield the note, unless it was the previous one, too."""
         if note and note != self._said:
             yield self._ours(log, note)
         self._said = note

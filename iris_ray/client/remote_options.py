@@ -48,7 +48,7 @@ _REASONS = {
 def function_and_options(
     remote_fn: Callable[[], Any] | Any, config: TPUConfig | None
 ) -> tuple[Callable[..., Any], TaskOptions]:
-    """The plain function and what it asks for.
+    """Return the plain function and what it asks for.
 
     Args:
         remote_fn: a callable, or a Ray remote function.

@@ -1,39 +1,27 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import ray
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.client.submission import (
-    KEEP_WARM_S,
-    identified,
-    make_job,
-    pool_of_this_process,
-    require_cluster,
-    slices_of,
-)
-from iris_ray.errors import InvalidFunctionError, IrisError, RemoteUserError
-from iris_ray.model.jobs import GROW_AFTER_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, CoschedulingConfig
-from iris_ray.model.topology import get_tpu_config
+from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.connection import require_cluster
+from iris_ray.client.job_request import make_pod_request
+from iris_ray.client.run_options import GangOptions, RunOptions, takes
+from iris_ray.errors import IrisError, RemoteUserError
+from iris_ray.model.jobs import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 
 MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
 
 
+@takes(RunOptions)
 def run_on_pod(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int] = 1,
-    *,
-    max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
-    max_retries_failure: int = MAX_RETRIES_FAILURE,
-    keep_warm: float = KEEP_WARM_S,
-    preload: Sequence[str] = (),
-    spares: int = 0,
-    grow_after: float | None = GROW_AFTER_S,
-    stall_timeout: float | None = None,
+    **options: Unpack[RunOptions],
 ) -> list[Any]:
     """Run a function on every host of TPU slices and wait for its results.
 
@@ -44,8 +32,8 @@ def run_on_pod(
         remote_fn: a function without arguments, or a Ray remote function (its ``runtime_env``, ``num_cpus``,
             ``memory`` and ``resources`` are honoured; options that can't be are refused).
         tpu_type: such as "v4-32" or "v5litepod-16".
-        num_slices: how many slices, or the counts that the function can use: ``[2, 4]`` starts on 4 if they are free
-            now, else on 2.
+        num_slices: how many slices, or the numbers of slices that the function can use: ``[2, 4]`` starts on 4 if they
+            are free now, else on 2.
         max_retries_preemption: further attempts after lost hosts.
         max_retries_failure: further attempts after errors and crashes of the function.
         keep_warm: seconds that the slices and their processes are kept for the next call; 0 gives them back at once.
@@ -62,6 +50,7 @@ def run_on_pod(
 
     Raises:
         InvalidRequestError: a bad argument; nothing was acquired.
+        TypeError: there is no such option; the message has the nearest.
         NoClusterError: Ray is not initialised and there is no cluster to connect to.
         ray.exceptions.RayTaskError: the function's own error, also an instance of the exception that it raised.
         TaskSetupError: the runtime environment or a module of ``preload`` can't be had on the hosts.
@@ -72,18 +61,7 @@ def run_on_pod(
 
         results = run_on_pod(train, "v4-32", num_slices=2)
     """
-    ref = run_on_pod_ray.remote(
-        remote_fn,
-        tpu_type,
-        num_slices=num_slices,
-        max_retries_preemption=max_retries_preemption,
-        max_retries_failure=max_retries_failure,
-        keep_warm=keep_warm,
-        preload=preload,
-        spares=spares,
-        grow_after=grow_after,
-        stall_timeout=stall_timeout,
-    )
+    ref = run_on_pod_ray.remote(remote_fn, tpu_type, num_slices, **options)
     try:
         results: list[Any] = ray.get(ref)
         return results
@@ -91,7 +69,7 @@ def run_on_pod(
         if isinstance(error.cause, IrisError) and not isinstance(error.cause, RemoteUserError):
             raise error.cause from None  # ours: the message says it all, the actor's traceback nothing
         raise
-    except BaseException:  # Ctrl-C above all: the gang must not go on without anybody waiting for it
+    except BaseException:  # Ctrl-C above all: the gang must not go on when its caller has stopped waiting
         ray.cancel(ref)
         raise
 
@@ -103,6 +81,7 @@ class _RunOnPodRay:
     ``ray.get`` raises Ray's TaskCancelledError. Several runs of one process share its warm slices.
     """
 
+    @takes(GangOptions)
     def remote(
         self,
         remote_fn: Callable[[], Any] | Any,
@@ -110,28 +89,19 @@ class _RunOnPodRay:
         num_slices: int | Sequence[int] = 1,
         max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
         max_retries_failure: int = MAX_RETRIES_FAILURE,
-        *,
-        keep_warm: float = KEEP_WARM_S,
-        preload: Sequence[str] = (),
-        spares: int = 0,
-        grow_after: float | None = GROW_AFTER_S,
-        stall_timeout: float | None = None,
+        **options: Unpack[GangOptions],
     ) -> "ray.ObjectRef[list[Any]]":
         """Start the job; arguments and errors for bad ones as in `run_on_pod`."""
-        request = make_request(
+        request = make_pod_request(
             remote_fn,
             tpu_type,
             num_slices,
-            max_retries_preemption,
-            max_retries_failure,
-            keep_warm,
-            preload,
-            stall_timeout,
-            spares=spares,
-            grow_after=grow_after,
+            max_retries_preemption=max_retries_preemption,
+            max_retries_failure=max_retries_failure,
+            **options,
         )
         require_cluster()
-        results, _ = pool_of_this_process.submit(identified(request))
+        results, _ = pool_of_this_process.submit(request)
         return results
 
     def options(self, **_: object) -> None:
@@ -144,106 +114,45 @@ class _RunOnPodRay:
 run_on_pod_ray = _RunOnPodRay()
 
 
+@takes(RunOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
 def run_on_pod_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int] = 1,
-    *,
-    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
-    max_retries_failure: int = MAX_RETRIES_FAILURE,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> list[Any]:
     """`run_on_pod` for a function that resumes from its own checkpoints: a million preemptions are fine.
 
-    Takes all that `run_on_pod` does.
+    Arguments, results and errors as for `run_on_pod`.
     """
-    return run_on_pod(
-        remote_fn,
-        tpu_type,
-        num_slices=num_slices,
-        max_retries_preemption=max_retries_preemption,
-        max_retries_failure=max_retries_failure,
-        **options,
-    )
+    return run_on_pod(remote_fn, tpu_type, num_slices, **options)
 
 
+@takes(GangOptions)
 def run_on_pod_multislice(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int],
-    **options: Any,
+    **options: Unpack[GangOptions],
 ) -> list[Any]:
-    """`run_on_pod` on several slices without any retry: the first lost host or error ends the job."""
-    return run_on_pod(
-        remote_fn,
-        tpu_type,
-        num_slices=num_slices,
-        max_retries_preemption=0,
-        max_retries_failure=0,
-        **options,
-    )
+    """`run_on_pod` on several slices without any retry: the first lost host or error ends the job.
+
+    Other arguments, results and errors as for `run_on_pod`.
+    """
+    return run_on_pod(remote_fn, tpu_type, num_slices, max_retries_preemption=0, max_retries_failure=0, **options)
 
 
+@takes(RunOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
 def run_on_pod_multislice_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int],
-    *,
-    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
-    max_retries_failure: int = MAX_RETRIES_FAILURE,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> list[Any]:
-    """`run_on_pod_resumable` with the slice counts as an argument that must be given."""
-    return run_on_pod_resumable(
-        remote_fn,
-        tpu_type,
-        num_slices=num_slices,
-        max_retries_preemption=max_retries_preemption,
-        max_retries_failure=max_retries_failure,
-        **options,
-    )
+    """`run_on_pod_resumable` with ``num_slices`` as an argument that must be given."""
+    return run_on_pod_resumable(remote_fn, tpu_type, num_slices, **options)
 
 
 def release() -> None:
     """Give back every slice that this process keeps warm, now. Jobs that still run keep theirs until they end."""
     pool_of_this_process.release()
-
-
-# -- at the door ---------------------------------------------------------------------------------------------------
-
-
-def make_request(
-    remote_fn: Callable[[], Any] | Any,
-    tpu_type: str,
-    num_slices: int | Sequence[int],
-    max_retries_preemption: int,
-    max_retries_failure: int,
-    keep_warm: float,
-    preload: Sequence[str],
-    stall_timeout: float | None = None,
-    name: str | None = None,
-    **spec: Any,
-) -> RunRequest:
-    """Check everything that can be checked without a cluster.
-
-    Raises:
-        InvalidRequestError: the first thing that is wrong, and how to mend it.
-    """
-    if isinstance(remote_fn, str):
-        raise InvalidFunctionError(
-            f"the first argument is the str {remote_fn!r}; the function comes first, then the type"
-        )
-    config = get_tpu_config(tpu_type)
-    return make_job(
-        remote_fn,
-        config,
-        name,
-        {},
-        keep_warm,
-        preload,
-        stall_timeout,
-        **slices_of(config, CoschedulingConfig(num_groups=num_slices)),
-        max_retries_preemption=max_retries_preemption,
-        max_retries_failure=max_retries_failure,
-        **spec,
-    )

@@ -1,34 +1,25 @@
-"""Google's Cloud TPU API: what it says about a slice, and slices asked for and given back.
+"""The client of Google's Cloud TPU API: asks about slices, creates and deletes them.
 
-Off unless ``IRIS_RAY_CLOUD_TPU`` names a project and zone (``projects/<project>/locations/<zone>``), in the environment
-of the head node for the Controller. The client of google-cloud-tpu has no timeout and no retries of its own; every
-call here has both. It blocks: `ProviderWords` asks in threads.
+It is off unless ``IRIS_RAY_CLOUD_TPU`` names a project and zone (``projects/<project>/locations/<zone>``); for the
+Controller, in the environment of the head node. google-cloud-tpu's own client has neither timeouts nor retries; every
+call here has both. Calls block: `ProviderWords` makes them in threads.
 """
 
-import asyncio
 import contextlib
-import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from iris_ray.cloud.provisioning import ENDPOINT_VARIABLE, LOCATION_VARIABLE, NewSlice, QueuedSlice, QueuedState
+from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.cloud.queued_slices import NewSlice, QueuedSlice
+from iris_ray.cloud.replies import queued_slice, word_of_node, word_of_queued
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.outcomes import ProviderState, ProviderWord
 
-if TYPE_CHECKING:
-    from google.cloud import tpu_v2
-
-logger = logging.getLogger(__name__)
-
-WORD_TIMEOUT_S = 2.0
-"""How long a verdict waits for the provider's word about the slices of an attempt."""
-WORD_KEPT_S = 5.0
 _LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
 _ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
 
@@ -37,7 +28,7 @@ Reply = TypeVar("Reply")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Seconds that one try may take, and all tries of a call together."""
+    """How many seconds one try may take, and all tries of a call together."""
 
     try_s: float
     total_s: float
@@ -48,19 +39,19 @@ FOR_CHANGES = Patience(20.0, 60.0)
 
 
 class CloudTpu:
-    """One zone.
+    """One zone of the Cloud TPU API.
 
     Args:
         location: ``projects/<project>/locations/<zone>``.
-        endpoint: HOST:PORT of an emulator on loopback; None: Google's, with this machine's credentials.
+        endpoint: HOST:PORT of an emulator on loopback; None means Google's API, with this machine's credentials.
 
     Raises:
-        InvalidRequestError: a location or endpoint that can't be one.
+        InvalidRequestError: the location or endpoint is malformed.
     """
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
         if not _LOCATION.fullmatch(location):
-            raise InvalidRequestError(f"{location!r} is no place of TPUs; give projects/<project>/locations/<zone>")
+            raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/<project>/locations/<zone>")
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidRequestError(
                 f"{ENDPOINT_VARIABLE} is {endpoint!r}; it is for an emulator on this machine, such as 127.0.0.1:8080"
@@ -71,22 +62,22 @@ class CloudTpu:
         self._making = threading.Lock()
 
     def prepare(self) -> None:
-        """Make the client, so that the first question finds it: the import takes a second, credentials may take more.
+        """Make the client ahead of the first call: the import takes a second, credentials may take longer.
 
-        Nobody minds if it can't be made: the first question will say so.
+        Errors are ignored here; the first call raises them again.
         """
         with contextlib.suppress(Exception):
             self._client()
 
     def slice_word(self, slice_name: str, patience: Patience = FOR_A_WORD) -> ProviderWord:
-        """What the provider says about a slice. That it can't be asked is an answer, too."""
+        """Return what the provider says about a slice. The word is UNKNOWN if it can't be asked."""
         try:
             return self._word(slice_name, patience)
         except ProviderError as error:
             return ProviderWord(ProviderState.UNKNOWN, str(error))
 
     def queued_slices(self, patience: Patience = FOR_CHANGES) -> list[QueuedSlice]:
-        """All queued resources of one node that there are.
+        """Return all queued resources of one node.
 
         Raises:
             ProviderError: the API can't be reached, or refuses.
@@ -94,16 +85,16 @@ class CloudTpu:
         found = self._call(
             lambda client, timeout: list(client.list_queued_resources(parent=self.location, timeout=timeout)), patience
         )
-        return [_queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
+        return [queued_slice(resource) for resource in found or () if len(resource.tpu.node_spec) == 1]
 
     def create(self, wanted: NewSlice, patience: Patience = FOR_CHANGES) -> str | None:
-        """Ask for a slice. The same `NewSlice` again changes nothing, as Google knows it by its request id.
+        """Ask for a slice. Asking again with the same `NewSlice` changes nothing: Google knows the request id.
 
         Returns:
-            Why it is refused (no quota, no permission, …), or None.
+            Why the API refuses (no quota, no permission, …), or None.
 
         Raises:
-            ProviderError: the API can't be reached, and nobody knows whether the request has.
+            ProviderError: the API can't be reached; the request may or may not have arrived.
         """
         from google.api_core import exceptions
         from google.cloud import tpu_v2
@@ -136,7 +127,7 @@ class CloudTpu:
         return None
 
     def delete(self, name: str, request_id: str, patience: Patience = FOR_CHANGES) -> None:
-        """Delete a queued resource with its node, which frees its quota; one that is gone already is fine.
+        """Delete a queued resource with its node, which frees its quota. Nothing happens if it is gone already.
 
         Raises:
             ProviderError: the API can't be reached, or refuses.
@@ -153,20 +144,20 @@ class CloudTpu:
         node = self._call(lambda client, timeout: client.get_node(name=node_name, timeout=timeout), patience, True)
         if node is None:
             return ProviderWord(ProviderState.PREEMPTED, "the provider has no such node any more")
-        word = _word_of_node(node)
+        word = word_of_node(node)
         if word.state is ProviderState.PREEMPTED:
             return word
         name = node.queued_resource or self._queued(slice_name)
         queued = self._call(
             lambda client, timeout: client.get_queued_resource(name=name, timeout=timeout), patience, True
         )
-        return (_word_of_queued(queued) if queued is not None else None) or word
+        return (word_of_queued(queued) if queued is not None else None) or word
 
     def _queued(self, name: str) -> str:
         return f"{self.location}/queuedResources/{name}"
 
     def _client(self) -> Any:
-        """Made once."""
+        """Return the client, which is made once."""
         with self._making:
             if self._made is None:
                 from google.cloud import tpu_v2
@@ -184,7 +175,7 @@ class CloudTpu:
     def _call(
         self, call: Callable[[Any, float], Reply], patience: Patience, may_be_missing: bool = False
     ) -> Reply | None:
-        """The reply, or None if what it is about is not there.
+        """Return the reply, or None if the resource is missing and may be.
 
         Every call here may be repeated: it reads, or it has a request id.
         """
@@ -210,96 +201,9 @@ class CloudTpu:
 
 
 def cloud_tpu_of(environ: Mapping[str, str]) -> CloudTpu | None:
-    """The zone that the environment names, or None if it names none; raises like `CloudTpu`."""
+    """Return the zone that the environment names, or None if it names none; raises like `CloudTpu`."""
     location = environ.get(LOCATION_VARIABLE)
     return CloudTpu(location, environ.get(ENDPOINT_VARIABLE) or None) if location else None
-
-
-class ProviderWords:
-    """Asks the provider about slices, side by side and for `WORD_TIMEOUT_S` at most, whatever its API does."""
-
-    def __init__(self, cloud: CloudTpu | None) -> None:
-        self._cloud = cloud
-        self._threads = ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu")
-        self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
-        if cloud is not None:
-            self._threads.submit(cloud.prepare)
-
-    @staticmethod
-    def of(environ: Mapping[str, str]) -> "ProviderWords":
-        """As the environment says. What it says wrongly is logged and counts as nothing: jobs don't depend on it."""
-        try:
-            return ProviderWords(cloud_tpu_of(environ))
-        except InvalidRequestError as error:
-            logger.error("the provider is not asked about lost slices: %s", error)
-            return ProviderWords(None)
-
-    async def about(self, slice_names: Iterable[str]) -> dict[str, ProviderWord]:
-        """Its word about each slice; nothing if there is nobody to ask."""
-        if self._cloud is None:
-            return {}
-        asked = {name: self._ask(self._cloud, name) for name in slice_names}
-        if asked:
-            await asyncio.wait(asked.values(), timeout=WORD_TIMEOUT_S)
-        late = ProviderWord(ProviderState.UNKNOWN, f"the provider did not answer within {WORD_TIMEOUT_S:g} s")
-        words = {name: answer.result() if answer.done() else late for name, answer in asked.items()}
-        for name, word in words.items():
-            logger.info("the provider says about %s: %s (%s)", name, word.state.value, word.reason)
-        return words
-
-    def _ask(self, cloud: CloudTpu, name: str) -> "asyncio.Future[ProviderWord]":
-        """Its answer to come. All hosts of a slice are lost at about the same time: they share one."""
-        if name not in self._asked:
-            loop = asyncio.get_running_loop()
-            self._asked[name] = answer = loop.run_in_executor(self._threads, _word_or_defect, cloud, name)
-            answer.add_done_callback(lambda _: loop.call_later(WORD_KEPT_S, self._asked.pop, name, None))
-        return self._asked[name]
-
-
-def _word_or_defect(cloud: CloudTpu, name: str) -> ProviderWord:
-    try:
-        return cloud.slice_word(name)
-    except Exception as error:  # a defect here must not cost anybody's verdict
-        logger.exception("asking the provider about %s failed", name)
-        return ProviderWord(ProviderState.UNKNOWN, repr(error))
-
-
-def _word_of_node(node: "tpu_v2.Node") -> ProviderWord:
-    """What a node's own state says, by the rules of the API's documentation."""
-    state, health = node.state.name, node.health.name
-    described = f" ({node.health_description})" if node.health_description else ""
-    if state in ("PREEMPTED", "TERMINATED"):
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that its node is {state}")
-    if state in ("STATE_UNSPECIFIED", "UNKNOWN"):
-        return ProviderWord(ProviderState.UNKNOWN, f"the provider says that its node is {state}{described}")
-    if state != "READY":
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {state}{described}")
-    if health not in ("HEALTHY", "HEALTH_UNSPECIFIED"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that its node is {health}{described}")
-    return ProviderWord(ProviderState.READY, "the provider says that its node is READY")
-
-
-def _word_of_queued(resource: "tpu_v2.QueuedResource") -> ProviderWord | None:
-    """What the queued resource says that its node may not say yet."""
-    state, who = resource.state.state.name, resource.state.state_initiator.name
-    if state in ("SUSPENDING", "SUSPENDED") and who == "SERVICE":
-        return ProviderWord(ProviderState.PREEMPTED, f"the provider says that it has it {state}")
-    if state in ("SUSPENDING", "SUSPENDED", "DELETING"):
-        return ProviderWord(ProviderState.FAILED, f"the provider says that a user has it {state}")
-    return None
-
-
-def _queued_slice(resource: "tpu_v2.QueuedResource") -> QueuedSlice:
-    spec, state = resource.tpu.node_spec[0], resource.state
-    error = state.failed_data.error.message if state.state.name == "FAILED" else ""
-    return QueuedSlice(
-        name=resource.name.rpartition("/")[2],
-        accelerator_type=spec.node.accelerator_type,
-        state=QueuedState.__members__.get(state.state.name, QueuedState.UNKNOWN),
-        labels=dict(spec.node.labels),
-        by_service=state.state_initiator.name == "SERVICE",
-        error=error,
-    )
 
 
 def _in_words(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 Values are typed. Numbers equal numbers (``4 == 4.0``), and nothing else: a str never equals a number and ``True`` is
 not ``1``. Ordering is defined among numbers and among strings (by code point); across kinds, and for booleans, it is
-an error, so that a constraint that can't be evaluated is seen and not silently false.
+an error, so that a constraint that can't be evaluated is reported instead of being false.
 """
 
 import math
@@ -18,7 +18,7 @@ from iris_ray.errors import InvalidConstraintError
 Scalar = str | int | float | bool
 
 TAINT_PREFIX = "taint:"
-"""An attribute whose name starts so keeps away every job that does not tolerate it, whatever its value."""
+"""An attribute with this prefix is a taint: it keeps away every job that does not tolerate it, whatever its value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +26,7 @@ class AttributeValue:
     """One typed value of a worker's attribute, or of a constraint.
 
     Raises:
-        InvalidConstraintError: not a str, a bool, or a number that compares (NaN does not).
+        InvalidConstraintError: the value is not a str, a bool or a number, or is NaN.
     """
 
     value: Scalar
@@ -34,11 +34,13 @@ class AttributeValue:
     def __post_init__(self) -> None:
         value = self.value
         if not isinstance(value, (str, int, float)) or (isinstance(value, float) and math.isnan(value)):
-            raise InvalidConstraintError(f"{value!r} is no value of an attribute; give a str, a number or a bool")
+            raise InvalidConstraintError(
+                f"{value!r} can't be the value of an attribute; give a str, a number or a bool"
+            )
 
     @staticmethod
     def parse(text: str) -> "AttributeValue":
-        """The value that an operator wrote as text: ``12`` and ``1.5`` are numbers, ``true`` and ``false`` bools."""
+        """Return the value that an operator wrote as text: ``12`` and ``1.5`` are numbers, ``true`` is a bool."""
         if text in ("true", "false"):
             return AttributeValue(text == "true")
         if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", text):
@@ -111,16 +113,16 @@ _COMPARE: Mapping[ConstraintOp, Callable[[Any, Any], bool]] = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One requirement on a worker. A missing attribute satisfies NOT_EXISTS and nothing else.
+    """One condition on a worker's attribute. A missing attribute satisfies only NOT_EXISTS.
 
     Args:
         key: the attribute's name.
         op: the comparison.
         value: what the attribute is compared with: nothing for EXISTS and NOT_EXISTS, a non-empty collection of values
-            for IN. Plain str, int, float and bool are taken for `AttributeValue` of themselves.
+            for IN. A plain str, int, float or bool becomes an `AttributeValue`.
 
     Raises:
-        InvalidConstraintError: a comparison without a value, a value where none belongs, an ordering by a bool.
+        InvalidConstraintError: a comparison has no value, EXISTS or NOT_EXISTS has one, or an ordering has a bool.
     """
 
     key: str
@@ -132,7 +134,7 @@ class Constraint:
         if not isinstance(self.key, str) or not self.key:
             raise InvalidConstraintError(f"a constraint's key is {self.key!r}; give the name of an attribute")
         if not isinstance(self.op, ConstraintOp):
-            raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op!r} is no ConstraintOp")
+            raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op!r} is not a ConstraintOp")
         object.__setattr__(self, "_compare", _COMPARE.get(self.op))
         takes_value = self._compare is not None
         if takes_value != (self.value is not None):
@@ -148,11 +150,11 @@ class Constraint:
 
     @property
     def orders(self) -> bool:
-        """Whether it can be impossible to evaluate."""
+        """Whether it compares by order, which some values don't allow."""
         return self.op in (ConstraintOp.GT, ConstraintOp.GE, ConstraintOp.LT, ConstraintOp.LE)
 
     def accepts(self, have: AttributeValue | None) -> bool:
-        """Whether an attribute with this value (None: without the attribute) satisfies the constraint.
+        """Return whether an attribute with this value satisfies the constraint; None stands for a missing attribute.
 
         Raises:
             TypeError: an ordering across kinds, such as GT between a number and a str.
@@ -162,7 +164,7 @@ class Constraint:
         return have is not None and self._compare(have, self.value)
 
     def matches(self, attributes: Attributes) -> bool:
-        """Whether a worker with these attributes satisfies the constraint; raises like `accepts`."""
+        """Return whether a worker with these attributes satisfies the constraint. Raises like `accepts`."""
         have = attributes.get(self.key)
         return self.accepts(have) if have is None or self._compare is None else self._compare(have, self.value)
 

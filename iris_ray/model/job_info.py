@@ -1,6 +1,6 @@
-"""What a task knows about itself and its gang.
+"""A task's place in its gang.
 
-The facts travel in ``IRIS_*`` environment variables and nowhere else, so that child processes of a task know them too.
+The facts travel in ``IRIS_*`` environment variables only, so that child processes of a task know them, too.
 """
 
 from collections.abc import Mapping
@@ -38,11 +38,11 @@ class JobInfo:
 
     @property
     def namespace(self) -> str:
-        """Whose endpoints the task sees: those of its job."""
+        """The id of the job whose endpoints the task sees: its own."""
         return self.job_id
 
     def to_env(self) -> dict[str, str]:
-        """The ``IRIS_*`` variables that describe this task."""
+        """Return the ``IRIS_*`` variables that describe this task."""
         return {variable: str(getattr(self, field)) for field, variable in _VARIABLES.items()}
 
 
@@ -50,7 +50,7 @@ _VARIABLES = {field: f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fi
 
 
 def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
-    """The place in its gang of the task whose environment this is; None if it is not a task's."""
+    """Return the place in its gang of the task that has this environment; None if no task has it."""
     if "IRIS_TASK_ID" not in environ:
         return None
     values = {field: environ[variable] for field, variable in _VARIABLES.items()}

@@ -15,7 +15,7 @@ from iris_ray.errors import InvalidJobError
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.multislice import slice_counts
+from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
@@ -32,31 +32,28 @@ class PriorityBand(IntEnum):
     BATCH = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class CoschedulingConfig:
     """All tasks of a group share one value of ``group_by``; a gang has one or several groups.
 
     Args:
         group_by: the attribute that names a group; for TPUs the slice's name.
-        num_groups: how many groups (slices) the job needs, or the counts that it can use; kept as an ascending tuple.
+        num_groups: how many groups (slices) the job needs, or the numbers of groups that it can use; kept as an
+            ascending tuple.
 
     Raises:
         InvalidSliceCountError: ``num_groups`` is not made of distinct positive ints.
-        InvalidJobError: ``group_by`` is not a name.
+        InvalidJobError: ``group_by`` is not the name of an attribute.
     """
 
-    group_by: str = TPU_NAME
-    num_groups: int | Sequence[int] = (1,)
+    group_by: str
+    num_groups: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.group_by, str) or not self.group_by:
-            raise InvalidJobError(f"group_by is {self.group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
-        object.__setattr__(self, "num_groups", slice_counts(self.num_groups))
-
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """The numbers of groups that the job can use, ascending."""
-        return tuple(self.num_groups)  # type: ignore[arg-type]
+    def __init__(self, group_by: str = TPU_NAME, num_groups: int | Sequence[int] = (1,)) -> None:
+        if not isinstance(group_by, str) or not group_by:
+            raise InvalidJobError(f"group_by is {group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
+        object.__setattr__(self, "group_by", group_by)
+        object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
 
 
 GROW_AFTER_S = 12 * 3600.0

@@ -1,8 +1,8 @@
-"""Several slices as one gang: which counts a job can use, and the MEGASCALE variables that join them.
+"""Several slices as one gang: on how many it can run, and the MEGASCALE variables that join them.
 
 libtpu reads the variables when the process first touches the TPU. A single slice must have none of them set:
 ``MEGASCALE_NUM_SLICES=1`` still switches megascale on, and stale values of a provider or of an earlier attempt make
-JAX wait for peers that don't exist. So they are always overwritten or removed, never inherited.
+JAX wait for peers that don't exist. So every attempt overwrites or removes them, and inherits none.
 """
 
 import operator
@@ -16,7 +16,7 @@ MEGASCALE_PREFIX = "MEGASCALE_"
 
 @dataclass(frozen=True, slots=True)
 class MultisliceInfo:
-    """What one slice of a multislice gang must know to find the others.
+    """What a slice of a gang on several slices must know to find the others.
 
     Args:
         coordinator_ip: address of slice 0's worker 0, reachable from every host; not an IPv6 literal, because JAX
@@ -35,7 +35,7 @@ class MultisliceInfo:
     debug_port: int | None = None
 
     def to_env(self) -> dict[str, str]:
-        """The variables for every process of this slice; empty for a gang of one slice."""
+        """Return the variables for every process of this slice; none for a gang of one slice."""
         if self.num_slices == 1:
             return {}
         debug_port = self.port + 1 if self.debug_port is None else self.debug_port
@@ -48,38 +48,42 @@ class MultisliceInfo:
         }
 
 
-def slice_counts(num_slices: int | Sequence[int]) -> tuple[int, ...]:
-    """The numbers of slices that a job can use, ascending: ``2`` → ``(2,)``, ``[4, 2]`` → ``(2, 4)``.
+def parse_num_slices(num_slices: int | Sequence[int]) -> tuple[int, ...]:
+    """Return the numbers of slices that a job can use, ascending: ``2`` → ``(2,)``, ``[4, 2]`` → ``(2, 4)``.
 
     Raises:
         InvalidSliceCountError: not a positive int, nor a non-empty sequence of distinct positive ints. ``True`` and
             strings are refused although Python would take them for an int and a sequence.
     """
+    numbers = _as_ints(num_slices)
+    if not numbers:
+        raise InvalidSliceCountError("num_slices is empty; name at least one number, such as [2, 4]")
+    if min(numbers) < 1:
+        raise InvalidSliceCountError(f"num_slices holds {min(numbers)}; a job needs at least 1 slice")
+    if len(set(numbers)) != len(numbers):
+        raise InvalidSliceCountError(f"num_slices names a number twice: {numbers}")
+    return tuple(sorted(numbers))
+
+
+def _as_ints(num_slices: int | Sequence[int]) -> list[int]:
     single = _as_int(num_slices)
     if single is not None:
-        counts = [single]
-    elif isinstance(num_slices, Sequence) and not isinstance(num_slices, (str, bytes, bytearray)):
-        counts = []
-        for item in num_slices:
-            count = _as_int(item)
-            if count is None:
-                raise InvalidSliceCountError(f"num_slices holds {item!r}; every count must be an int")
-            counts.append(count)
-    else:
+        return [single]
+    if not isinstance(num_slices, Sequence) or isinstance(num_slices, (str, bytes, bytearray)):
         raise InvalidSliceCountError(
-            f"num_slices is {num_slices!r}; give an int such as 2, or the counts that the job can use, such as [2, 4]"
+            f"num_slices is {num_slices!r}; give an int such as 2, or the numbers that the job can use, such as [2, 4]"
         )
-    if not counts:
-        raise InvalidSliceCountError("num_slices is empty; name at least one count, such as [2, 4]")
-    if min(counts) < 1:
-        raise InvalidSliceCountError(f"num_slices holds {min(counts)}; a job needs at least 1 slice")
-    if len(set(counts)) != len(counts):
-        raise InvalidSliceCountError(f"num_slices names a count twice: {counts}")
-    return tuple(sorted(counts))
+    numbers = []
+    for item in num_slices:
+        number = _as_int(item)
+        if number is None:
+            raise InvalidSliceCountError(f"num_slices holds {item!r}; every number must be an int")
+        numbers.append(number)
+    return numbers
 
 
 def _as_int(value: object) -> int | None:
-    """The value if it is an int, NumPy's included; bool is none here."""
+    """Return the value as an int if it is one, NumPy's included, or None; a bool is not an int here."""
     if isinstance(value, bool):
         return None
     try:

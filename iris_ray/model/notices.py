@@ -1,12 +1,12 @@
-"""Notices: advance warning that a host is to go or that a gang is to move."""
+"""Notices: a host is about to go, or a gang about to be moved, by the provider or by iris_ray."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
 NOTICE_S = 30.0
-"""Seconds of notice that are assumed if none are given: what a spot VM gets."""
+"""Seconds from a notice to its deadline if none is given: what a spot VM gets."""
 GROWTH_NOTICE_S = 60.0
-"""Seconds that a gang has to save its state before it moves to more slices."""
+"""Seconds that a gang which is to move to more slices has to save its state."""
 
 
 class NoticeKind(StrEnum):
@@ -14,7 +14,7 @@ class NoticeKind(StrEnum):
 
     PREEMPTION = "preemption"
     MAINTENANCE = "maintenance"
-    GROWTH = "growth"  # more slices are there for it
+    GROWTH = "growth"  # more slices are free for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class HostNotice:
     Attributes:
         kind: why.
         reason: the same in words, for people.
-        deadline: from when on it may be gone, in seconds since the epoch on the host's clock; None if unknown.
+        deadline: when it may be gone, in seconds since the epoch on the host's clock; None if unknown.
     """
 
     kind: NoticeKind
@@ -39,7 +39,7 @@ class Notice:
     Attributes:
         kind: why.
         reason: the same in words, with the host.
-        deadline: when at the latest; seconds since the epoch.
+        deadline: when the gang is moved at the latest, in seconds since the epoch.
     """
 
     kind: NoticeKind
@@ -48,9 +48,9 @@ class Notice:
 
 
 SAME_DEADLINE_S = 1.0
-"""Deadlines that differ by less, in seconds, count as equal."""
+"""Deadlines that differ by less than this many seconds count as the same."""
 
 
 def is_as_urgent(known: Notice, deadline: float | None) -> bool:
-    """Return whether a known notice is at least as urgent as one with this deadline (None: unknown)."""
+    """Return whether a known notice is at least as urgent as one with this deadline; None: the deadline is unknown."""
     return deadline is None or known.deadline <= deadline + SAME_DEADLINE_S

@@ -1,4 +1,4 @@
-"""How a task ended, as values: failures travel as data and are judged in one place, never through `except`."""
+"""How a task ended, as values. Failures travel as data, and `verdict` judges them in one place."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -13,20 +13,20 @@ class TpuSuccess:
 
 @dataclass(frozen=True, slots=True)
 class TpuPreempted:
-    """The provider took the host, with notice."""
+    """The provider took the host: it gave notice, or says so afterwards."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class TpuFailed:
-    """The host, or a process of ours on it, was lost without notice. Charged like a preemption."""
+    """The host, or a process of iris_ray on it, was lost without notice. Charged like a preemption."""
 
     error: str
 
 
 class RunErrorKind(Enum):
-    """What a job did to itself."""
+    """How a job failed by itself."""
 
     APPLICATION = "application error"
     CRASH = "crash"
@@ -36,13 +36,13 @@ class RunErrorKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TpuRunError:
-    """The job's own doing: an exception, an exit code, a crash on a healthy host, memory used up, or a hang.
+    """The job failed by itself: an exception, an exit code, a crash on a healthy host, memory used up, or a hang.
 
     Attributes:
         error: one line for people.
-        traceback: the remote traceback, if there was an exception.
-        exception: the pickled exception, if there was one and it can be pickled.
-        kind: which of these.
+        traceback: the remote traceback of an exception; otherwise empty.
+        exception: the pickled exception; None if there was none, or if it can't be pickled.
+        kind: how the job failed.
     """
 
     error: str
@@ -53,7 +53,7 @@ class TpuRunError:
 
 @dataclass(frozen=True, slots=True)
 class TpuCancelled:
-    """Ended by us because of another task, or on request."""
+    """iris_ray ended the task because of another task, or on request."""
 
     error: str
 
@@ -62,7 +62,7 @@ TpuResult = TpuSuccess | TpuPreempted | TpuFailed | TpuRunError | TpuCancelled
 
 
 class EndKind(Enum):
-    """How a task process ended, as its own host saw it."""
+    """How a task process ended, as its own host reports it."""
 
     RETURNED = "returned"
     RAISED = "raised"
@@ -70,24 +70,24 @@ class EndKind(Enum):
     CRASHED = "crashed"
     OUT_OF_MEMORY = "out of memory"  # its own MemoryError, or killed because the host had none left
     NEVER_STARTED = "never started"  # the waiting process had died before any user code ran
-    DEVICE_BUSY = "device busy"  # somebody else holds the host's chips, so no user code ran
-    STOPPED = "stopped"  # by us
+    DEVICE_BUSY = "device busy"  # another process holds the host's chips, so no user code ran
+    STOPPED = "stopped"  # by iris_ray
 
 
 DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.DEVICE_BUSY})
-"""No user code ran in this task; that is nobody's fault, and explains whatever the others of its gang did."""
+"""Ends of tasks in which no user code ran. Such an end explains the errors of the other tasks of its gang."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """The facts about one task's end.
+    """How one task ended.
 
     Attributes:
-        kind: what happened.
-        ended_at: seconds since the epoch on the task's host; orders causes and instructions within a gang.
+        kind: in which way.
+        ended_at: seconds since the epoch on the task's host; it orders causes and consequences within a gang.
         payload: the pickled result (RETURNED) or exception (RAISED; None if it can't be pickled).
         error: one line for people.
-        traceback: text (RAISED).
+        traceback: the traceback as text (RAISED); otherwise empty.
     """
 
     kind: EndKind
@@ -98,17 +98,22 @@ class TaskEnd:
 
 
 class ProviderState(Enum):
-    """What the provider's API makes of a slice."""
+    """The state of a slice, by the provider's API."""
 
     PREEMPTED = "preempted"  # taken by the provider
     FAILED = "failed"  # broken, or under maintenance
     READY = "ready"
-    UNKNOWN = "unknown"  # it could not be asked, or its answer decides nothing
+    UNKNOWN = "unknown"  # it could not be asked, or its answer is not conclusive
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderWord:
-    """What the provider says about the slice of a host, and in which words."""
+    """What the provider says about the slice of a host.
+
+    Attributes:
+        state: the slice's state.
+        reason: the same in words, for people.
+    """
 
     state: ProviderState
     reason: str
@@ -116,11 +121,11 @@ class ProviderWord:
 
 @dataclass(frozen=True, slots=True)
 class HostEvidence:
-    """What is known about a host at the moment of judgement.
+    """What is known about a host when its gang is judged.
 
     Attributes:
         lost: why the host counts as lost, or None if it answers.
-        draining: the notice that the host had, or None.
+        draining: the notice that the host had, in words, or None.
         provider: what the provider says about a lost host's slice; None if it was not asked.
     """
 
@@ -131,7 +136,12 @@ class HostEvidence:
 
 @dataclass(frozen=True, slots=True)
 class TaskKey:
-    """A task's place in its gang."""
+    """A task's place in its gang.
+
+    Attributes:
+        slice_id: the number of the slice in the gang, from 0.
+        host_index: the number of the host in the slice, from 0.
+    """
 
     slice_id: int
     host_index: int

@@ -1,4 +1,4 @@
-"""What a gang asks of the workers that it runs on. Jobs that ask the same share one evaluation of the fleet."""
+"""What a gang asks of its workers. Jobs with equal requirements share one evaluation of the fleet."""
 
 import functools
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from iris_ray.model.workers import TPU, Worker, rounded
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Everything about a job that decides which groups of workers will do.
+    """Everything about a job that decides which groups of workers suit it.
 
     Args:
         group_by: the attribute whose value the members of a group share; None: every worker is a group by itself.
-        replicas: hosts that are needed of each group.
-        whole_groups: take each group whole, however many hosts and chips the live nodes say it has.
+        replicas: how many hosts the gang needs of each group.
+        whole_groups: whether to take each group whole, with as many hosts and chips as its live nodes report.
         constraints: what every worker must satisfy.
-        preferences: what is better satisfied.
-        tolerated: attributes that do not keep the job away though they are taints.
+        preferences: constraints that the scheduler satisfies if it can.
+        tolerated: keys of the taints that don't keep the job away.
         resources: what one task needs of its worker; sorted pairs.
-        chips: whether tasks use chips. libtpu allows one process a host, so such a task takes all chips of its worker.
+        chips: whether tasks use chips. libtpu allows one process per host, so each task takes all chips of its host.
     """
 
     group_by: str | None
@@ -38,15 +38,15 @@ class Requirement:
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
-        return self._hash  # it is looked up for every job in every cycle
+        return self._hash  # cached, since every job in every cycle looks it up
 
     def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: bool = False) -> bool:
-        """Whether one more task fits beside those that hold resources of the worker.
+        """Return whether one more task fits on a worker, beside its occupants.
 
         Args:
-            worker: where.
+            worker: the worker.
             taken: what else is taken of it.
-            soon: whether tasks that are over count as gone.
+            soon: whether to count what ended tasks still hold as free.
         """
         free = worker.free_soon() if soon else worker.free
         if self.chips and free.get(TPU, 0.0) != worker.resources.get(TPU, 0.0):
@@ -57,8 +57,8 @@ class Requirement:
             return False
         return all(rounded(free.get(r, 0.0) - taken.get(r, 0.0)) >= need for r, need in self.resources)
 
-    def lack(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
-        """How much of what a task needs is missing: 0 nothing, 1 all of one thing."""
+    def shortfall(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
+        """Return how much of a task's needs is missing, of the resource that lacks most: 0 nothing, 1 all of it."""
         taken = taken or {}
         missing = [1 - rounded(worker.free.get(r, 0.0) - taken.get(r, 0.0)) / need for r, need in self.resources]
         if self.chips and (taken.get(TPU) or not worker.chips_idle):
@@ -66,14 +66,14 @@ class Requirement:
         return max(0.0, *missing) if missing else 0.0
 
     def fits_into(self, free: Mapping[str, float]) -> bool:
-        """Whether one more task fits, chips aside."""
-        for resource, need in self.resources:  # noqa: SIM110 — half the time of all() with a generator
+        """Return whether these free resources are enough for one more task. Does not ask whether the chips are idle."""
+        for resource, need in self.resources:  # noqa: SIM110 — takes half the time of all() with a generator
             if free.get(resource, 0.0) < need:
                 return False
         return True
 
     def demand(self, worker: Worker) -> dict[str, float]:
-        """What one task takes of this worker."""
+        """Return what one task takes of a worker."""
         demand = dict(self.resources)
         if self.chips:
             demand[TPU] = worker.resources.get(TPU, 0.0)
@@ -90,7 +90,7 @@ def make_requirement(
     resources: Mapping[str, float],
     uses_device: bool,
 ) -> Requirement:
-    """A requirement; equal ones are the same object.
+    """Return a requirement. Equal requirements are the same object.
 
     Args:
         tolerations: names of taints, without the prefix. A constraint that asks for a taint tolerates it, too.
@@ -99,7 +99,7 @@ def make_requirement(
     asked_for = {c.key for c in constraints if c.op is not ConstraintOp.NOT_EXISTS}
     needs = {r: n for r, n in resources.items() if n > 0}
     chips = TPU in needs or whole_groups or uses_device
-    if chips:  # a host without any is no use; however many it has are enough for a whole group
+    if chips:  # at least one chip per host; a whole group is taken with as many as it has
         needs[TPU] = 1.0 if whole_groups else max(1.0, needs.get(TPU, 0.0))
     return _same(
         Requirement(

@@ -1,4 +1,4 @@
-"""What one task of a job needs."""
+"""What each task of a job needs of its host."""
 
 import math
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ BYTES_PER_GB = 10**9
 
 
 def tpu_device(tpu_type: str) -> TPUConfig:
-    """A TPU type as a device to ask for, such as ``tpu_device("v4-32")``.
+    """Return a TPU type as a device to ask for, such as ``tpu_device("v4-32")``.
 
     Raises:
-        UnknownTPUTypeError: there is none of that name; the message has the nearest.
+        UnknownTPUTypeError: there is no such type; the message has the nearest.
     """
     return get_tpu_config(tpu_type)
 
@@ -29,7 +29,7 @@ class ResourceSpec:
         device: the TPU type; each task has all chips of its host. None: a task without TPU.
 
     Raises:
-        InvalidRequestError: an amount that can't be.
+        InvalidRequestError: an amount that makes no sense; the message names it.
     """
 
     cpu: float = 0.0

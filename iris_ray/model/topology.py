@@ -1,20 +1,20 @@
 """TPU types: what a name such as ``v4-32`` means in chips, hosts and VMs.
 
-Everything is computed from one rule per generation, not looked up in a table of sizes. Sources:
+One rule per generation computes everything; there is no table of sizes. Sources:
 
 - Google Cloud's page of each generation, https://cloud.google.com/tpu/docs/v4 (likewise v2, v3, v5e, v5p,
-  v6e, tpu7x): TensorCores a chip, chips a host, slice shapes, the largest slice.
+  v6e, tpu7x): TensorCores per chip, chips per host, slice shapes, the largest slice.
 - ``ray._private.accelerators.tpu`` (Ray 2.60): how Ray spells a type in the label ``ray.io/tpu-pod-type``.
 
-What is an assumption rather than a documented fact:
+Assumptions that no document states:
 
 - v4, v5p and v7x: every multiple of four chips up to the largest slice is accepted. Google documents shapes
-  whose sides are all at most 4 or all multiples of 4, so a size between those (v4-40, say) is accepted though
-  perhaps nobody can rent it. Refusing a size that does exist would be worse.
+  whose sides are all at most 4 or all multiples of 4, so a size between those, such as v4-40, is accepted
+  although it may not be for rent. Refusing a size that does exist would be worse.
 - v7x-2 is one chip: Google's xpk has a machine type for it, ``tpu7x-standard-1t``; Ray has no such shape.
 - v5p ends at v5p-12288, the largest slice Google says it schedules, although a v5p pod has 8,960 chips.
-- v2-16 and v3-16 are refused: neither Google's lists nor Ray's hold that shape.
-- v2-64 is accepted: Ray's list holds its shape (4x8), though Google does not always offer it.
+- v2-16 and v3-16 are refused: neither Google nor Ray lists that shape.
+- v2-64 is accepted: Ray lists its shape (4x8), though Google does not always offer it.
 """
 
 import re
@@ -30,30 +30,30 @@ from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
 
 __all__ = ["TPU_GENERATIONS", "TPUConfig", "default_topology", "get_tpu_config"]
 
-_CHIPS_PER_VM: Final = 4  # of every slice that does not fit into one VM
+_CHIPS_PER_VM: Final = 4  # chips per VM of every slice that does not fit into one VM
 
 
 @dataclass(frozen=True, slots=True)
 class _Generation:
     """The rule of one generation.
 
-    ``single_vm_chips`` are the sizes of the slices that one VM holds; all larger slices are made of VMs of
-    four chips. ``dimensions`` is that of the torus: 2-D slices come in powers of two from 4x4 on, 3-D ones in
-    whole VMs.
+    ``single_vm_chips`` are the sizes in chips of the slices that one VM holds; all larger slices consist of VMs of four
+    chips. ``dimensions`` is the number of dimensions of the torus: 2-D slices come in powers of two from 4x4 on, 3-D
+    slices in whole VMs.
     """
 
     name: str
     max_chips: int
-    cores_per_chip: int = 2  # 1: the number in the type's name counts chips
+    cores_per_chip: int = 2  # if 1, the number in the type's name counts chips
     chips_per_host: int = 4  # physical host
     single_vm_chips: tuple[int, ...] = (4,)
     dimensions: int = 3
     spellings: tuple[str, ...] = ()
     google_name: str = ""
 
-    @cache  # noqa: B019 - the rules stay for as long as the process
+    @cache  # noqa: B019 - the rules live as long as the process
     def sizes(self) -> tuple[int, ...]:
-        """Every number that may follow the hyphen, ascending."""
+        """Return every number that may follow the hyphen, ascending."""
         if self.dimensions == 3:
             larger = list(range(2 * _CHIPS_PER_VM, self.max_chips + 1, _CHIPS_PER_VM))
         else:
@@ -61,13 +61,13 @@ class _Generation:
         return tuple(chips * self.cores_per_chip for chips in (*self.single_vm_chips, *larger))
 
     def nearest(self, size: int) -> list[str]:
-        """The type of this size if there is one, else its neighbours on both sides."""
+        """Return the type of this size if it exists, else the types of the next smaller and the next larger size."""
         sizes = self.sizes()
         below, above = bisect_right(sizes, size) - 1, bisect_left(sizes, size)
         return [f"{self.name}-{sizes[i]}" for i in sorted({below, above}) if 0 <= i < len(sizes)]
 
     def explain_sizes(self) -> str:
-        """The rule in words, for a person whose type was refused."""
+        """Return the rule in words, for error messages."""
         sizes, singles = self.sizes(), len(self.single_vm_chips)
         unit = "chips" if self.cores_per_chip == 1 else f"TensorCores, {self.cores_per_chip} a chip"
         multiples = f"multiples of {_CHIPS_PER_VM * self.cores_per_chip}"
@@ -99,7 +99,7 @@ _BY_NAME: Final = {name: rule for rule in _RULES for name in (rule.name, *rule.s
 TPU_GENERATIONS: Final = tuple(rule.name for rule in _RULES)
 """The canonical names of the generations, oldest first."""
 
-# "v4-32", "TPU-v4-32", "tpu7x-8", "v5litepod_16": the generation, and whatever follows it.
+# "v4-32", "TPU-v4-32", "tpu7x-8", "v5litepod_16": the generation, and the rest.
 _SPELLING: Final = re.compile(r"(?:tpu[-_ ]?v?|v)(?P<generation>\d+[a-z]*)(?P<rest>.*)", re.ASCII | re.DOTALL)
 _SIZE: Final = re.compile(r"[-_ ](\d{1,12})", re.ASCII)
 _ALMOST_SIZE: Final = re.compile(r"[^\da-z]*(\d{1,12})[^\da-z]*", re.ASCII)
@@ -109,10 +109,10 @@ _ALMOST_SIZE: Final = re.compile(r"[^\da-z]*(\d{1,12})[^\da-z]*", re.ASCII)
 class TPUConfig:
     """A TPU slice type in numbers.
 
-    ``vm_count`` is what a scheduler needs: VMs run the operating system, carry the worker ids and get one
-    task each. ``host_count`` is the number of physical machines underneath. The two differ for v5litepod and
-    v6e, whose machines have eight chips: a v5litepod-16 is two machines that Google splits into four VMs of
-    four chips, and a v6e-1 has an eighth of a machine, which counts as one.
+    A scheduler needs ``vm_count``: VMs run the operating system, carry the worker ids and get one task each.
+    ``host_count`` is the number of physical machines. The two differ for v5litepod and v6e, whose machines have eight
+    chips: a v5litepod-16 is two machines that Google splits into four VMs of four chips, and a v6e-1 has an eighth of a
+    machine, which counts as one.
 
     Attributes:
         name: The canonical type, as Ray's node label ``ray.io/tpu-pod-type`` carries it: ``"v5litepod-16"``.
@@ -137,13 +137,13 @@ class TPUConfig:
         return self.name.replace(self.generation, google_name, 1)
 
     def with_live_hosts(self, chips_per_host: float) -> "TPUConfig":
-        """This type as a live slice really is, which wins over the rule.
+        """Return this type with the hosts of a live slice, which may differ from the rule.
 
         A v5litepod-8 is one VM of eight chips by rule, but GKE also makes it of two VMs of four chips.
 
         Args:
             chips_per_host: Chips on one live node of the slice, a whole number: its ``TPU`` resource (a float
-                in Ray), divided by ``RAY_TPU_RESOURCE_PER_CHIP`` where somebody has set that variable.
+                in Ray), divided by ``RAY_TPU_RESOURCE_PER_CHIP`` where that variable is set.
 
         Returns:
             The same slice with ``vm_count`` and ``chips_per_vm`` as observed.
@@ -172,20 +172,20 @@ class TPUConfig:
 
 
 def get_tpu_config(name: str) -> TPUConfig:
-    """What a TPU type is made of.
+    """Return what a TPU type consists of.
 
-    Case and surrounding blanks don't matter, a ``TPU`` may stand in front, the size may follow a hyphen, an
-    underscore or a blank, v5e and v5lite mean v5litepod, and tpu7x means v7x.
+    Case and surrounding blanks don't matter. The name may begin with ``TPU``. The size may follow a hyphen, an
+    underscore or a blank. v5e and v5lite mean v5litepod, and tpu7x means v7x.
 
     Args:
         name: The type, as Google Cloud's ``--accelerator-type`` or Ray spells it. Its number counts
-            TensorCores for v2, v3, v4, v5p and v7x (two a chip), chips for v5litepod and v6e.
+            TensorCores for v2, v3, v4, v5p and v7x (two per chip), chips for v5litepod and v6e.
 
     Returns:
         The configuration by rule. What a live node reports may differ: see ``TPUConfig.with_live_hosts``.
 
     Raises:
-        UnknownTPUTypeError: there is no such type; the message says why and ends with the nearest ones.
+        UnknownTPUTypeError: the type does not exist; the message says why and ends with the nearest types.
 
     Example:
         >>> get_tpu_config("v4-32")
@@ -209,10 +209,10 @@ def get_tpu_config(name: str) -> TPUConfig:
 
 
 def default_topology(config: TPUConfig) -> str:
-    """The default shape of a slice in chips, such as ``"2x2x4"`` for v4-32.
+    """Return the default shape of a slice in chips, such as ``"2x2x4"`` for v4-32.
 
-    Google's default is the shape nearest to a cube or square. A slice may be rented in another shape of the
-    same size: then the live node's label ``ray.io/tpu-topology`` is right and this is not.
+    Google's default is the shape nearest to a cube or square. A slice may be rented in another shape of the same size;
+    the live node's label ``ray.io/tpu-topology`` has the actual shape.
 
     Sides ascend, except that Google writes the four-chip slice as 2x2x1. Shapes as documented (all sides at
     most 4, or all multiples of 4) come first; other sizes get the most compact shape that 2x2x1 hosts tile.
@@ -236,7 +236,7 @@ def default_topology(config: TPUConfig) -> str:
 
 
 def _tileable_boxes(volume: int) -> Iterator[tuple[int, int, int]]:
-    """All a <= b <= c with a*b*c = volume and at least two even sides."""
+    """Yield all a <= b <= c with a*b*c = volume and at least two even sides."""
     for a in range(1, isqrt(volume) + 1):
         for b in range(a, isqrt(volume // a) + 1):
             sides = (a, b, volume // (a * b))
@@ -245,7 +245,7 @@ def _tileable_boxes(volume: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _parse(name: str) -> tuple[_Generation, int]:
-    """The generation's rule and the size that a name asks for, whether that size exists or not."""
+    """Return the generation's rule and the size that a name asks for. The size may not exist."""
     if not isinstance(name, str):
         raise _unknown(name, f"a string is needed, not {type(name).__name__}", _examples(_RULES))
     spelled = _SPELLING.fullmatch(name.strip().lower())
@@ -268,7 +268,7 @@ def _parse(name: str) -> tuple[_Generation, int]:
 
 
 def _examples(rules: Sequence[_Generation]) -> list[str]:
-    """A few types that exist: of one generation the smallest and largest, of several one each."""
+    """Return a few types that exist: the smallest and the largest of one generation, or one of each of several."""
     if len(rules) == 1:
         sizes = rules[0].sizes()
         return [f"{rules[0].name}-{size}" for size in (sizes[0], sizes[-1])]

@@ -1,30 +1,30 @@
-"""Judgement: from the facts about each task to one verdict for the gang, and what it charges.
+"""Judges a gang: from the facts about each task to one verdict, and which budget it charges.
 
-When one member ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". So
-the gang is judged, not each task. A lost host, or a task that did not get to run, explains everything else; otherwise
-the earliest error does. Message texts are never read: a user's error may well say "timed out".
+When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". So the
+gang is judged, not each task. A lost host, or a task that could not run, explains everything else; otherwise the
+earliest error does. The text of a message never counts: a user's error may say "timed out", too.
 
 ============================================  ============  ====================
-what happened to the first cause              outcome       charged
+the first cause                               outcome       charged
 ============================================  ============  ====================
 host lost or its processes gone, had notice   TpuPreempted  preemption budget
 host lost, the provider says that it took it  TpuPreempted  preemption budget
-host lost, or a process of ours on it         TpuFailed     preemption budget
+host lost, or a process of iris_ray on it     TpuFailed     preemption budget
 process ended by itself on a host with notice TpuPreempted  preemption budget
-exit code or signal, when told to move        as the move   as the move
+exit code or signal, after a notice           as the move   as the move
 all tasks had saved after a notice            TpuPreempted  preemption budget
 exception, exit code, crash, memory used up   TpuRunError   failure budget
 no heartbeat of any task for too long         TpuRunError   failure budget
 process had died before any user code ran     TpuFailed     nothing, but a pause
 moved to more slices                          TpuCancelled  nothing
-somebody else holds the host's chips          TpuFailed     nothing, but a pause
-ended by us, nobody else to blame             TpuCancelled  failure budget
+another process holds the host's chips        TpuFailed     nothing, but a pause
+ended by iris_ray without another cause       TpuCancelled  failure budget
 ============================================  ============  ====================
 
-The last row can't happen unless we err; charging it keeps such an error from looping for ever. And the state has one
-rule of its own: whoever loses a task on a host that is still there, or the process of its pool, several times in a row
-and each time within seconds (`QUICK_ENDS_ARE_FAILURES`), is charged a failure. `docs/failures.md` has all of it,
-for users.
+The last row happens only if iris_ray has a defect; the charge keeps such a defect from looping for ever. The state has
+one rule more: a job that loses a task on a host that is still there, or its pool's process, several times in a row and
+each time within seconds (`QUICK_ENDS_ARE_FAILURES`), is charged a failure. `docs/failures.md` has the whole table for
+users.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,12 @@ from iris_ray.model.outcomes import (
 
 
 def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
-    """One task's outcome, from how its process ended (None: nobody can tell) and from the state of its host."""
+    """Return one task's outcome.
+
+    Args:
+        end: how its process ended; None if that was not reported.
+        host: what is known about its host.
+    """
     if end is not None and end.kind is EndKind.RETURNED:
         assert end.payload is not None
         return TpuSuccess(end.payload)
@@ -73,14 +78,14 @@ def _judge_lost(host: HostEvidence, lost: str) -> TpuResult:
     if host.draining:
         return TpuPreempted(f"{lost}; {host.draining}")
     word = host.provider
-    if word is None or word.state is ProviderState.UNKNOWN:  # that nobody could be asked says nothing
+    if word is None or word.state is ProviderState.UNKNOWN:  # an API that can't be asked says nothing
         return TpuFailed(lost)
     said = f"{lost}; {word.reason}"
     return TpuPreempted(said) if word.state is ProviderState.PREEMPTED else TpuFailed(said)
 
 
-_OBEDIENT = frozenset({EndKind.EXITED, EndKind.CRASHED})
-"""How a task ends of which SIGTERM has made an end; as good as if we had ended it."""
+_ENDS_BY_SIGTERM = frozenset({EndKind.EXITED, EndKind.CRASHED})
+"""How a task may end because of the SIGTERM that comes with a notice. It then counts as ended by iris_ray."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +108,7 @@ class Verdict:
 
     @property
     def charged_as(self) -> TaskState:
-        """The state that the first cause is reported in; it names the budget. Not for successes."""
+        """The state in which the first cause is reported; it decides which budget is charged. Not for successes."""
         assert not self.succeeded
         return TaskState.WORKER_FAILED if isinstance(self.result, (TpuPreempted, TpuFailed)) else TaskState.FAILED
 
@@ -114,37 +119,41 @@ def judge_gang(
     our_reason: tuple[TaskKey, TpuResult] | None = None,
     was_told: bool = False,
 ) -> Verdict:
-    """One verdict for the gang, with its first cause.
+    """Return one verdict for the gang, with its first cause.
 
     Args:
-        ends: how each task's process ended; None where the report is missing.
-        hosts: the state of each task's host.
-        our_reason: why we ended it, if we did, and because of which task; it counts if nothing else was the matter.
-        was_told: that it was to move, with a SIGTERM: an exit code or a signal is an answer to that.
+        ends: how each task's process ended; None if that was not reported.
+        hosts: what is known about each task's host.
+        our_reason: why iris_ray ended the gang, if it did, and because of which task. It is the cause if there is no
+            other one.
+        was_told: whether the gang had a notice, and with it a SIGTERM, which explains an exit code or a signal.
     """
-    obeyed = {
-        key for key, end in ends.items() if was_told and end and end.kind in _OBEDIENT and not hosts[key].draining
+    by_notice = {
+        key
+        for key, end in ends.items()
+        if was_told and end and end.kind in _ENDS_BY_SIGTERM and not hosts[key].draining
     }
     results = {
-        key: judge_task(replace(end, kind=EndKind.STOPPED) if end and key in obeyed else end, hosts[key])
+        key: judge_task(replace(end, kind=EndKind.STOPPED) if end and key in by_notice else end, hosts[key])
         for key, end in ends.items()
     }
-    blamed = [key for key, result in results.items() if not isinstance(result, TpuSuccess)]
-    if not blamed:
+    suspects = [key for key, result in results.items() if not isinstance(result, TpuSuccess)]
+    if not suspects:
         return Verdict(None, next(iter(results.values())), results)
 
     def suspicion(key: TaskKey) -> tuple[int, float]:
+        """Return how likely a task is the first cause; the least value wins."""
         result, end, host = results[key], ends[key], hosts[key]
         ran = end is None or end.kind not in DID_NOT_RUN
         if isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining or not ran):
             rank = 0
-        elif isinstance(result, TpuRunError) or key in obeyed:
+        elif isinstance(result, TpuRunError) or key in by_notice:
             rank = 1
         else:
             rank = 2 if isinstance(result, TpuFailed) else 3
         return rank, end.ended_at if end else 0.0
 
-    cause = min(blamed, key=suspicion)
+    cause = min(suspects, key=suspicion)
     if our_reason is not None and isinstance(results[cause], TpuCancelled):
         cause, result = our_reason
         return Verdict(cause, result, results)

@@ -1,4 +1,4 @@
-"""One host as the scheduler sees it. Pure data; changed by the `Fleet` alone."""
+"""One host as the scheduler sees it. Pure data; only the `Fleet` changes it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -30,20 +30,20 @@ class Worker:
         address: the host's IP address.
         attributes: typed facts about the host and its slice, and the taints that were set on it.
         resources: what the host has in all, by Ray's resource names.
-        draining: why the host takes nothing new, or None.
-        foreign: who outside iris_ray uses the chips, or None.
-        notice: what gangs on it are told, if it is to go.
-        final: ``draining`` and ``notice`` of a drain or a preemption, if it had such a word; while a maintenance is
-            nearer, they are those of the maintenance, which may be called off.
-        suspected: why the host may be gone, or None.
-        suspected_until: seconds on the caller's clock; later the suspicion counts no more.
-        occupants: tasks that hold resources here until their end is confirmed.
-        ending: those among them that are over and will be confirmed in a moment.
+        draining: why the host takes no new tasks, or None.
+        foreign: which process outside iris_ray uses the chips, or None.
+        notice: what gangs on it are told if the host is to go, or None.
+        final: the ``draining`` and ``notice`` of a drain or a preemption, which can't be called off, or None. Kept
+            while a maintenance comes first: ``draining`` and ``notice`` are then those of the maintenance.
+        suspected: why the host may be lost, or None.
+        suspected_until: when the suspicion ends; seconds on the caller's clock.
+        occupants: the attempts of tasks that hold resources here until their end is confirmed.
+        ending: those of them that have ended and are about to be confirmed.
         reported: the attributes that the host itself reports.
         free: what no occupant holds.
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
-        host_index: its 0-based number within the slice; None if it has none, which is not 0.
+        host_index: its 0-based number within the slice; None if it has none.
         duplicate: whether another live host claims the same number of the same slice.
     """
 
@@ -73,21 +73,22 @@ class Worker:
         self._recount()
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
+        """Give resources to an occupant."""
         self.occupants[occupant] = resources
         self._recount()
 
     def vacate(self, occupant: Occupant) -> None:
-        """The occupant's end is confirmed."""
+        """Free what an occupant held: its end is confirmed."""
         self.occupants.pop(occupant, None)
         self.ending.discard(occupant)
         self._recount()
 
     def free_soon(self) -> Mapping[str, float]:
-        """What will be free once all that is over has been confirmed."""
+        """Return what will be free once the ends of all ended occupants are confirmed."""
         return self._free_beside(set(self.occupants) - self.ending) if self.ending else self.free
 
     def _free_beside(self, occupants: Iterable[Occupant]) -> dict[str, float]:
-        # Counted anew each time: adding and taking away fractions would drift.
+        # Summed up again each time, because adding and subtracting fractions would drift.
         free = dict(self.resources)
         for occupant in occupants:
             for resource, amount in self.occupants[occupant].items():
@@ -100,17 +101,17 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name in messages."""
         return f"host {self.node_id}" if self.host_index is None else f"host {self.host_index}"
 
 
 def rounded(amount: float) -> float:
-    """To ten-thousandths, in which Ray counts: 0.3 - 0.1 - 0.1 is to be 0.1."""
+    """Round to ten-thousandths, the unit in which Ray counts: 0.3 - 0.1 - 0.1 becomes 0.1."""
     return round(amount, 4)
 
 
 def string_attribute(attributes: Attributes, key: str) -> str | None:
-    """The attribute's value if it is a str."""
+    """Return an attribute's value if it is a str, else None."""
     found = attributes.get(key)
     return found.value if found is not None and isinstance(found.value, str) else None
 

@@ -1,9 +1,10 @@
-"""Who runs where, who goes first, and why a job waits. Reads the state and proposes; it changes nothing.
+"""Who runs where, who goes first, and why a job waits. Reads the state and proposes a plan; it changes nothing.
 
 May import: `model`, `state`. No Ray, no clock, no I/O.
-Start with `scheduler.py`; `fair_queue.py` is the order of the queue, `pending_reason.py` the reasons.
+Start with `scheduler.py`; `fair_queue.py` says who goes first in the queue, `pending_reason.py` why a job waits.
 """
 
-from iris_ray.scheduler.scheduler import Scheduler, SchedulingResult
+from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.scheduler.scheduler import Scheduler
 
 __all__ = ["Scheduler", "SchedulingResult"]

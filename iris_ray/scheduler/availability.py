@@ -1,96 +1,86 @@
-"""What is left for one requirement while a plan is being made: candidates minus what the plan has given away."""
+"""What is available to one requirement while a plan is made: its candidates minus what the plan has given away."""
 
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
-from iris_ray.model.workers import TPU_NAME, Resources, Worker
-from iris_ray.scheduler.candidates import Candidates, Fit, Rank, Status
+from iris_ray.model.workers import TPU_NAME, Worker
+from iris_ray.scheduler.candidates import Candidates
+from iris_ray.scheduler.evaluation import Evaluation, Rank, Status
 from iris_ray.scheduler.pending_reason import PendingKind, Shortage
+from iris_ray.scheduler.plan import Plan
 from iris_ray.state.groups import Group
-
-
-@dataclass(slots=True)
-class Plan:
-    """What a plan has given away so far.
-
-    Attributes:
-        taken: worker id → what is taken of it.
-        kept: worker id → job that has waited so long that nobody else gets it.
-        takers: worker id → the job that takes something of it, or that it is kept for.
-        touched: the workers of all of these, in the order in which it happened.
-    """
-
-    taken: dict[str, Resources] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
-    takers: dict[str, str] = field(default_factory=dict)
-    touched: list[Worker] = field(default_factory=list)
-
-    def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
-        before = self.taken.get(worker.node_id)
-        if before is not None:
-            demand = {r: before.get(r, 0.0) + demand.get(r, 0.0) for r in {**before, **demand}}
-        self.taken[worker.node_id] = demand
-        self.takers[worker.node_id] = job_id
-        self.touched.append(worker)
-
-    def keep(self, worker: Worker, job_id: str) -> None:
-        self.kept[worker.node_id] = self.takers[worker.node_id] = job_id
-        self.touched.append(worker)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedPlacement:
-    """What gangs find that can use the same numbers of groups, and get none.
+    """Why a gang got no groups. Holds for every gang with the same requirement and the same ``num_groups``.
 
     Attributes:
-        reason: the kind of answer to why they wait.
-        counts: the numbers of groups.
-        free: how many there are now.
-        sound: how many there would be if nobody used them.
+        kind: the kind of pending reason.
+        num_groups: the numbers of groups that the gang can use, ascending.
+        free: how many groups are free.
+        suitable: how many groups would be free if no task used them.
         shortage: what is in the way.
     """
 
-    reason: PendingKind
-    counts: tuple[int, ...]
+    kind: PendingKind
+    num_groups: tuple[int, ...]
     free: int
-    sound: int
+    suitable: int
     shortage: Shortage
 
 
-class Availability:
-    """The candidates of one requirement, as the plan leaves them. The candidates themselves stay as they are.
+class GivenAway(NamedTuple):
+    """A group that was free before the plan gave it away.
 
     Attributes:
-        candidates: as they are without the plan.
-        version: counts the changes that the plan has made to it.
+        group: its name.
+        job_id: the job that gets it.
+        is_kept: whether the group is only kept for that job.
+    """
+
+    group: str
+    job_id: str
+    is_kept: bool
+
+
+class Availability:
+    """The candidates of one requirement as the plan leaves them. The candidates themselves don't change.
+
+    Attributes:
+        candidates: the groups without the plan.
+        version: counts the changes that the plan has made to them.
         kept: buckets of which some group is kept for a job.
-        waiting: jobs that found too little here, in order.
-        failed_placements: what they found, by the numbers of groups that they can use. It holds for all that come after
-            them, until the plan gives something away; so a long queue costs little.
-        given_away: groups that were free before the plan, what becomes of them in words, and the job that gets them.
+        unplaced: ids of the jobs that found too little here, in the order of the queue.
+        failed_placements: ``num_groups`` → why such a gang got nothing. It holds for all later gangs until the plan
+            gives something away, so a long queue of identical jobs is cheap.
+        given_away: groups that were free before the plan.
     """
 
     def __init__(self, candidates: Candidates, plan: Plan) -> None:
         self.candidates = candidates
         self.version = 0
         self.kept: set[int] = set()
-        self.waiting: list[str] = []
+        self.unplaced: list[str] = []
         self.failed_placements: dict[tuple[int, ...], FailedPlacement] = {}
-        self.given_away: list[tuple[str, str, str]] = []
+        self.given_away: list[GivenAway] = []
         self._plan = plan
-        self._seen = 0
-        self._changed: dict[str, Rank | None] = {}  # groups that are no longer as the candidates have them
-        self._reranked: defaultdict[int, list[Rank]] = defaultdict(list)  # heaps
-        self._gained: Counter[int] = Counter()
-        self._soon: dict[str, bool] = {}  # whether a group that has been touched is about to be free
-        self._gained_soon: Counter[int] = Counter()
-        self._passed: Counter[int] = Counter()  # how many ranks at the front of a bucket are known to have changed
+        self._seen = 0  # how many of the plan's touched workers are accounted for
+        self._changed: dict[str, Rank | None] = {}  # groups that the plan has changed: their rank now; None if not free
+        self._reranked: defaultdict[int, list[Rank]] = defaultdict(
+            list
+        )  # heaps of groups that are free with a new rank
+        self._gained: Counter[int] = Counter()  # bucket → change of the number of free groups; at most 0
+        self._free_soon: dict[str, bool] = {}  # touched groups: whether they are about to be free
+        self._gained_soon: Counter[int] = Counter()  # bucket → change of the number of groups that are about to be free
+        self._passed: Counter[int] = Counter()  # bucket → how many ranks at the front are known to have changed
 
     def catch_up(self) -> None:
-        """Take note of what the plan has given away since the last time."""
+        """Account for what the plan has given away since the last call."""
         touched = self._plan.touched
         if self._seen == len(touched):
             return
@@ -99,103 +89,111 @@ class Availability:
         names = dict.fromkeys(name_of(worker) for worker in islice(touched, self._seen, None))
         self._seen = len(touched)
         for name in names:
-            fit = self.candidates.fits.get(name) if name is not None else None
-            if fit is None or name is None or fit.status is Status.UNFIT:
+            found = self.candidates.evaluations.get(name) if name is not None else None
+            if found is None or name is None or found.status is Status.UNSUITABLE:
                 continue
             if any(node_id in self._plan.kept for node_id in self.group(name).node_ids):
-                self.kept.add(fit.bucket)
-            if fit.rank is not None:
-                self._change(name, fit, fit.rank)
-            soon = self._changed.get(name, fit.rank) is None and self._will_have_room(name, fit)
-            self._gained_soon[fit.bucket] += soon - self._soon.get(name, fit.ending)
-            self._soon[name] = soon
+                self.kept.add(found.bucket)
+            if found.rank is not None:
+                self._change(name, found, found.rank)
+            soon = self._changed.get(name, found.rank) is None and self._will_have_room(name, found)
+            self._gained_soon[found.bucket] += soon - self._free_soon.get(name, found.free_soon)
+            self._free_soon[name] = soon
 
     def free(self, bucket: int) -> int:
-        """How many groups are left."""
+        """Return how many groups are free."""
         return len(self.candidates.free.get(bucket, ())) + self._gained[bucket]
 
-    def soon(self, bucket: int) -> int:
-        """How many groups are about to be free."""
-        return self.candidates.soon[bucket] + self._gained_soon[bucket]
+    def free_soon(self, bucket: int) -> int:
+        """Return how many groups are about to be free."""
+        return self.candidates.free_soon[bucket] + self._gained_soon[bucket]
 
-    def nearest(self, buckets: Collection[int]) -> Iterator[str]:
-        """Groups that are in use or given away, the nearest to being free first."""
-        fits, plan, lack = self.candidates.fits, self._plan, self.candidates.requirement.lack
+    def closest_to_free(self, buckets: Collection[int]) -> Iterator[str]:
+        """Iterate over the names of groups that are in use or given away, the closest to being free first."""
+        evaluations, plan, shortfall = self.candidates.evaluations, self._plan, self.candidates.requirement.shortfall
         touched = []
-        for name in self._soon:
-            fit = fits[name]
-            if fit.bucket in buckets and self._changed.get(name, fit.rank) is None:
-                missing = [short for w in fit.good if (short := lack(w, plan.taken.get(w.node_id))) > 0]
-                touched.append((self._tasks(fit) - len(fit.good) + len(missing), sum(missing), name))
-        as_they_are = (
-            near
-            for near in self.candidates.near
-            if near[2] not in self._soon and fits[near[2]].status is Status.BUSY and fits[near[2]].bucket in buckets
+        for name in self._free_soon:
+            found = evaluations[name]
+            if found.bucket in buckets and self._changed.get(name, found.rank) is None:
+                missing = [lack for w in found.eligible if (lack := shortfall(w, plan.taken.get(w.node_id))) > 0]
+                touched.append((self._tasks(found) - len(found.eligible) + len(missing), sum(missing), name))
+        untouched = (
+            entry
+            for entry in self.candidates.closest
+            if entry[2] not in self._free_soon
+            and evaluations[entry[2]].status is Status.IN_USE
+            and evaluations[entry[2]].bucket in buckets
         )
-        return (name for _, _, name in heapq.merge(sorted(touched), as_they_are))
+        return (name for _, _, name in heapq.merge(sorted(touched), untouched))
 
     def best(self, bucket: int, count: int, own: Iterable[str]) -> list[str]:
-        """The names of the best groups; those that the job's owner keeps already are better than others."""
+        """Return the names of the best free groups.
+
+        Args:
+            bucket: where to look.
+            count: how many names to return at most.
+            own: slices where the job's owner keeps actors; they are preferred.
+        """
         if not count:
             return []
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for rank in heapq.merge(self._ranks_of(own, bucket), self._unchanged(bucket), self._still_free(bucket, count)):
-            found[rank[-1]] = None
-            if len(found) == count:
+            names[rank[-1]] = None
+            if len(names) == count:
                 break
-        return list(found)
+        return list(names)
 
     def members(self, name: str) -> tuple[Worker, ...]:
-        """The workers of a group that the gang would take."""
-        fit, tasks = self.candidates.fits[name], self._tasks(self.candidates.fits[name])
-        usable = self._usable(name, fit)
+        """Return the workers of a free group that the gang would take."""
+        found = self.candidates.evaluations[name]
+        usable, tasks = self._usable(name, found), self._tasks(found)
         if len(usable) == tasks:
             return usable
         return tuple(islice(filter(self._has_room, usable), tasks))
 
     def group(self, name: str) -> Group:
+        """Return a candidate's group by its name."""
         group = self.candidates.grouping.get(name)
-        assert group is not None, f"{name} was a candidate a moment ago"
+        assert group is not None, f"{name} is a candidate, but not a group"
         return group
 
-    def _tasks(self, fit: Fit) -> int:
-        return fit.bucket or self.candidates.requirement.replicas
+    def _tasks(self, found: Evaluation) -> int:
+        return found.bucket or self.candidates.requirement.replicas
 
-    def _usable(self, name: str, fit: Fit) -> tuple[Worker, ...]:
-        return self.group(name).workers if fit.usable is None else fit.usable
+    def _usable(self, name: str, found: Evaluation) -> tuple[Worker, ...]:
+        return self.group(name).workers if found.usable is None else found.usable
 
-    def _will_have_room(self, name: str, fit: Fit) -> bool:
+    def _will_have_room(self, name: str, found: Evaluation) -> bool:
         plan, has_room = self._plan, self.candidates.requirement.has_room
-        if not any(worker.ending for worker in fit.good):
+        if not any(worker.ending for worker in found.eligible):
             return False
-        there = (w for w in fit.good if w.node_id not in plan.kept)
-        return sum(has_room(w, plan.taken.get(w.node_id), soon=True) for w in there) >= self._tasks(fit)
+        not_kept = (w for w in found.eligible if w.node_id not in plan.kept)
+        return sum(has_room(w, plan.taken.get(w.node_id), soon=True) for w in not_kept) >= self._tasks(found)
 
-    def _change(self, name: str, fit: Fit, original: Rank) -> None:
+    def _change(self, name: str, found: Evaluation, original: Rank) -> None:
         before = self._changed.get(name, original)
         if before is None:
-            return  # what is gone does not come back
-        after = self._rank_now(name, fit, before)
+            return  # the plan takes nothing back, so the group does not become free again
+        after = self._rank_now(name, found, before)
         if name not in self._changed or after != before:
             self._changed[name] = after
             self.version += 1
             if after is None:
-                self._gained[fit.bucket] -= 1
+                self._gained[found.bucket] -= 1
                 takers, kept = self._plan.takers, self._plan.kept
                 node_id = next(w for w in self.group(name).node_ids if w in takers)
-                words = "is kept for" if node_id in kept else "goes to"
-                self.given_away.append((name, words, takers[node_id]))
+                self.given_away.append(GivenAway(name, takers[node_id], node_id in kept))
             else:
-                heapq.heappush(self._reranked[fit.bucket], after)
+                heapq.heappush(self._reranked[found.bucket], after)
 
-    def _rank_now(self, name: str, fit: Fit, rank: Rank) -> Rank | None:
-        usable = self._usable(name, fit)
-        spare = len(usable) - self._tasks(fit)
+    def _rank_now(self, name: str, found: Evaluation, rank: Rank) -> Rank | None:
+        usable = self._usable(name, found)
+        hosts_left = len(usable) - self._tasks(found)
         for worker in usable:
-            spare -= not self._has_room(worker)
-            if spare < 0:
+            hosts_left -= not self._has_room(worker)
+            if hosts_left < 0:
                 return None
-        return (*rank[:3], spare, name) if self.candidates.requirement.group_by else rank
+        return (*rank[:3], hosts_left, name) if self.candidates.requirement.group_by else rank
 
     def _has_room(self, worker: Worker) -> bool:
         plan, node_id = self._plan, worker.node_id
@@ -209,9 +207,9 @@ class Availability:
             return []
         ranks = []
         for name in own:
-            fit = self.candidates.fits.get(name)
-            if fit is not None and fit.bucket == bucket and (rank := self._changed.get(name, fit.rank)):
-                ranks.append((*rank[:2], -1, *rank[3:]))
+            found = self.candidates.evaluations.get(name)
+            if found is not None and found.bucket == bucket and (rank := self._changed.get(name, found.rank)):
+                ranks.append((*rank[:2], -1, *rank[3:]))  # sorts before groups that no owner keeps
         return sorted(ranks)
 
     def _unchanged(self, bucket: int) -> Iterator[Rank]:

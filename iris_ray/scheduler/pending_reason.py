@@ -12,9 +12,9 @@ class PendingKind(Enum):
     """The kinds of answers to "why is it pending?"."""
 
     PAUSED = "a launch has just failed"
-    NO_SUCH_WORKERS = "nothing in the cluster is like that"
-    TOO_FEW = "there are fewer than that in good order"
-    IN_USE = "others use them, or come first"
+    NO_SUCH_WORKERS = "no group in the cluster suits the job"
+    TOO_FEW = "too few groups suit the job"
+    IN_USE = "other jobs use the groups or come first in the queue"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +23,15 @@ class Obstacle:
 
     Attributes:
         group: its name.
-        short: how many of its hosts are missing, busy or unfit.
-        why: in words.
-        users: jobs that use it.
+        hosts_missing: how many more hosts it needs: those that are missing, in use or unfit.
+        why: the reason in words.
+        used_by: ids of the jobs that use it.
     """
 
     group: str
-    short: int
+    hosts_missing: int
     why: str
-    users: tuple[str, ...] = ()
+    used_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.group}: {self.why}"
@@ -39,16 +39,16 @@ class Obstacle:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """What jobs of one requirement find in the fleet.
+    """What keeps jobs with the same requirement from running.
 
     Attributes:
-        removed: how many workers each constraint or taint leaves out.
-        closest: the groups that come closest, the nearest first; some of them.
-        more: how many are not named.
-        slice_types: how many slices of which type there are; only if nothing comes close.
+        excluded: how many workers each constraint or taint excludes.
+        closest: some of the groups that are not free, the closest to being free first.
+        more: how many such groups are not named.
+        slice_types: TPU type → how many slices the cluster has; empty if any group comes close.
     """
 
-    removed: tuple[tuple[str, int], ...]
+    excluded: tuple[tuple[str, int], ...]
     closest: tuple[Obstacle, ...]
     more: int
     slice_types: Mapping[str, int]
@@ -59,25 +59,25 @@ class PendingReason:
     """Why a job waits.
 
     Attributes:
-        job_id: which.
-        reason: the kind of answer.
+        job_id: the job.
+        kind: the kind of answer.
         requirement: what it asks of workers.
-        counts: the numbers of groups that it can use.
-        free: groups that it could have now.
-        sound: groups that it could have if nobody used them.
-        shortage: what it finds; None while it is paused.
-        ahead: how many jobs that ask the same are before it in the queue.
-        first_ahead: the first of them, or None.
-        kept: groups that nobody else gets any more, because the job has waited long enough.
-        pause: for how many seconds it is not tried, and why; None if it is.
+        num_groups: the numbers of groups that it can use, ascending.
+        free: how many groups are free for it.
+        suitable: how many groups would be free for it if no task used them.
+        shortage: what is in the way; None while it is paused.
+        ahead: how many jobs with the same requirement are before it in the queue.
+        first_ahead: the id of the first of them, or None.
+        kept: names of the groups that are kept for it, because it has waited long or has just lost its hosts.
+        pause: for how many seconds it is not tried, and why; None if it is tried.
     """
 
     job_id: str
-    reason: PendingKind
+    kind: PendingKind
     requirement: Requirement
-    counts: tuple[int, ...]
+    num_groups: tuple[int, ...]
     free: int = 0
-    sound: int = 0
+    suitable: int = 0
     shortage: Shortage | None = None
     ahead: int = 0
     first_ahead: str | None = None
@@ -88,20 +88,20 @@ class PendingReason:
         if self.pause is not None:
             return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
         assert self.shortage is not None
-        found = self.shortage
+        shortage = self.shortage
         parts = [f"waiting for {self._wish}; {self.free} free"]
         if self.ahead:
             jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
-            parts.append(f"behind {jobs} that ask the same, first {self.first_ahead}")
+            parts.append(f"behind {jobs} with the same requirement, the first is {self.first_ahead}")
         if self.kept:
             parts.append(f"{', '.join(self.kept[:4])}{', …' if len(self.kept) > 4 else ''} kept for it")
-        parts += map(str, found.closest)
-        if found.more:
+        parts += map(str, shortage.closest)
+        if shortage.more:
             parts.append("…")
-        if self.reason is PendingKind.NO_SUCH_WORKERS and not found.closest:
+        if self.kind is PendingKind.NO_SUCH_WORKERS and not shortage.closest:
             parts.append(f"none like that in the cluster, which has {self._there_are}")
-        if self.reason is not PendingKind.IN_USE:
-            parts += [f"{what!r} leaves out {count} hosts" for what, count in found.removed]
+        if self.kind is not PendingKind.IN_USE:
+            parts += [f"{what!r} excludes {count} hosts" for what, count in shortage.excluded]
         return "; ".join(parts)
 
     @property
@@ -109,8 +109,8 @@ class PendingReason:
         need = self.requirement
         what = {None: "host", TPU_NAME: "slice"}.get(need.group_by, f"group by {need.group_by}")
         conditions = " and ".join(map(str, need.constraints)) or "any"
-        plural = "" if self.counts == (1,) else "s"
-        return f"{' or '.join(map(str, self.counts))} {what}{plural} ({conditions})"
+        plural = "" if self.num_groups == (1,) else "s"
+        return f"{' or '.join(map(str, self.num_groups))} {what}{plural} ({conditions})"
 
     @property
     def _there_are(self) -> str:

@@ -50,7 +50,7 @@ class Gangs:
         config = job.spec.coscheduling
         sizes = {len(group) for group in event.groups}
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
-        if config is None or not equal or len(event.groups) not in config.counts:
+        if config is None or not equal or len(event.groups) not in config.num_groups:
             raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
         node_ids = tuple(node_id for group in event.groups for node_id in group)
         gang = job.gang

@@ -8,58 +8,58 @@ from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
 
 
 class Group:
-    """Workers that share a value of an attribute, and what is the same for all of them.
+    """Workers that share a value of an attribute, and facts about all of them, worked out once.
 
-    A group is made anew when a member comes, goes or changes; what tasks hold may change while it stands.
+    `Grouping` makes a new group when a member comes, goes or changes. Only what tasks hold changes within a group.
 
     Attributes:
         name: the shared value.
-        is_slice: whether it is a TPU slice, which is of use only if it is complete.
-        workers: slices by host number; others by slice, host number and id.
-        node_ids: in the same order.
+        is_slice: whether it is a TPU slice, which is usable only if it is complete.
+        workers: the members. Those of a slice are sorted by host_index; others by slice, host_index and node_id.
+        node_ids: the members' node ids, in the same order.
         size: how many hosts it has when it is complete.
-        flaw: what makes it useless, or None.
-        taints: keys of attributes, of any member, that keep jobs away.
-        ailing: members that take nothing new, and why.
-        visited: members whose chips somebody outside iris_ray uses, and what is known of that.
-        suspects: members that may be gone.
-        sound: whether nothing at all is wrong with any of them.
+        defect: why it is not a complete slice, or None.
+        taints: keys of the taints that any member has.
+        unhealthy: node_id → why the member takes no new tasks.
+        foreign_use: node_id → which process outside iris_ray uses the member's chips.
+        suspected: members that may be lost.
+        has_issues: whether any of the above restricts the use of any member.
     """
 
     __slots__ = (
         "_room",
         "_shared",
-        "ailing",
-        "flaw",
+        "defect",
+        "foreign_use",
+        "has_issues",
         "is_slice",
         "name",
         "node_ids",
         "size",
-        "sound",
-        "suspects",
+        "suspected",
         "taints",
-        "visited",
+        "unhealthy",
         "workers",
     )
 
     def __init__(self, name: str, workers: Sequence[Worker], is_slice: bool) -> None:
         self.name = name
         self.is_slice = is_slice
-        self.workers = tuple(sorted(workers, key=_place)) if len(workers) > 1 else tuple(workers)
+        self.workers = tuple(sorted(workers, key=_sort_key)) if len(workers) > 1 else tuple(workers)
         self.node_ids = tuple(worker.node_id for worker in self.workers)
         keys = dict.fromkeys(chain.from_iterable(worker.attributes for worker in self.workers))
         self.taints = tuple(key for key in keys if key.startswith(TAINT_PREFIX))
-        self.ailing = {worker.node_id: why for worker in self.workers if (why := _ailment(worker))}
-        self.visited = {worker.node_id: worker.foreign for worker in self.workers if worker.foreign}
-        self.suspects = [worker for worker in self.workers if worker.suspected]
+        self.unhealthy = {worker.node_id: why for worker in self.workers if (why := _health_problem(worker))}
+        self.foreign_use = {worker.node_id: worker.foreign for worker in self.workers if worker.foreign}
+        self.suspected = [worker for worker in self.workers if worker.suspected]
         self.size = _full_size(self.workers) if is_slice else len(workers)
-        self.flaw = _flaw(self.workers, self.size) if is_slice else None
-        self.sound = not (self.flaw or self.ailing or self.visited or self.suspects or self.taints)
+        self.defect = _defect(self.workers, self.size) if is_slice else None
+        self.has_issues = bool(self.defect or self.unhealthy or self.foreign_use or self.suspected or self.taints)
         self._room: tuple[dict[str, float], bool] | None = None
         self._shared: dict[str, bool] = {}
 
     def shares(self, key: str) -> bool:
-        """Whether all members have the same value of an attribute, or none has it; then the first speaks for all."""
+        """Return whether all members have the same value of an attribute, or none has it."""
         if len(self.workers) == 1:
             return True
         shared = self._shared.get(key)
@@ -68,11 +68,12 @@ class Group:
         return shared
 
     def occupants_changed(self) -> None:
+        """Forget how much room there is."""
         self._room = None
 
     @property
     def room(self) -> tuple[dict[str, float], bool]:
-        """What every member has free, by resource, and whether no task uses any member's chips."""
+        """How much of each resource every member has free at least, and whether all members' chips are idle."""
         if self._room is None:
             first, *others = self.workers
             least = dict(first.free)
@@ -85,7 +86,7 @@ class Group:
 
 
 class Grouping:
-    """All groups by one attribute (None: every worker is one), made when somebody first asks for them."""
+    """The workers grouped by one attribute; if it is None, every worker is a group. Groups are made when first read."""
 
     def __init__(self, key: str | None) -> None:
         self._key = key
@@ -99,7 +100,7 @@ class Grouping:
         return name in self._members
 
     def name_of(self, worker: Worker) -> str | None:
-        """The name of the group that a worker belongs to; None if it belongs to none."""
+        """Return the name of the group that a worker belongs to, or None."""
         if self._key is None:
             return worker.node_id
         if self._key == TPU_NAME:
@@ -108,24 +109,28 @@ class Grouping:
         return None if value is None else str(value)
 
     def members(self, name: str) -> Collection[Worker]:
-        """The workers of a group, in no order."""
+        """Return the workers of a group, in no particular order."""
         return self._members.get(name, {}).values()
 
     def groups(self) -> Iterator[Group]:
+        """Iterate over all groups."""
         return filter(None, map(self.get, self._members))
 
     def get(self, name: str) -> Group | None:
+        """Return a group by its name; None if it has no live workers."""
         group = self._groups.get(name)
         if group is None and (members := self._members.get(name)):
             group = self._groups[name] = Group(name, list(members.values()), self._key == TPU_NAME)
         return group
 
     def add(self, worker: Worker) -> None:
+        """Add a worker, or record that it changed; its group is made again when it is next read."""
         if name := self.name_of(worker):
             self._members.setdefault(name, {})[worker.node_id] = worker
             self._groups.pop(name, None)
 
     def remove(self, worker: Worker) -> None:
+        """Remove a worker from its group."""
         if name := self.name_of(worker):
             members = self._members[name]
             del members[worker.node_id]
@@ -134,11 +139,12 @@ class Grouping:
             self._groups.pop(name, None)
 
     def occupants_changed(self, worker: Worker) -> None:
+        """Record that tasks came to a worker or left it."""
         if (name := self.name_of(worker)) and (group := self._groups.get(name)):
             group.occupants_changed()
 
 
-def _place(worker: Worker) -> tuple[str, int, str]:
+def _sort_key(worker: Worker) -> tuple[str, int, str]:
     number = worker.host_index
     return worker.slice_name or "", -1 if number is None else number, worker.node_id
 
@@ -148,11 +154,11 @@ def _is_shared(key: str, workers: Sequence[Worker]) -> bool:
     values = [value.value for value in found if value is not None]
     if len(values) < len(found):
         return not values
-    # 4 and 4.0 count as different, which costs time and nothing else.
+    # 4 and 4.0 count as different here. That only makes evaluations slower.
     return values.count(values[0]) == len(values) and len(set(map(type, values))) == 1
 
 
-def _ailment(worker: Worker) -> str | None:
+def _health_problem(worker: Worker) -> str | None:
     if worker.draining:
         return f"{worker.name} is draining ({worker.draining})"
     if worker.slice_name and worker.host_index is None:
@@ -163,7 +169,7 @@ def _ailment(worker: Worker) -> str | None:
 
 
 def _full_size(workers: Sequence[Worker]) -> int:
-    """How many hosts a slice has when it is complete; 0 if its hosts disagree about that."""
+    """Return how many hosts a slice has when it is complete; 0 if its hosts report different sizes."""
     sizes = {value.value for w in workers if (value := w.attributes.get(TPU_VM_COUNT)) is not None}
     if not sizes:
         return len(workers)
@@ -171,14 +177,14 @@ def _full_size(workers: Sequence[Worker]) -> int:
     return size if isinstance(size, int) and not sizes else 0
 
 
-def _flaw(workers: Sequence[Worker], size: int) -> str | None:
+def _defect(workers: Sequence[Worker], size: int) -> str | None:
     numbers = [worker.host_index for worker in workers]
     if None in numbers:
         return "a host has no worker id"
     if len(set(numbers)) != len(numbers):
         return "two hosts claim the same worker id"
     if not size:
-        return "its hosts disagree about how many they are"
+        return "its hosts report different slice sizes"
     if missing := sorted(set(range(size)).difference(numbers)):
         some = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
         return f"host {some} of {size} is missing"

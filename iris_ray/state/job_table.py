@@ -76,7 +76,7 @@ class JobTable:
         if spec.job_id in self.jobs:
             return
         if spec.coscheduling:
-            count = spec.replicas * max(spec.coscheduling.counts)
+            count = spec.replicas * max(spec.coscheduling.num_groups)
             gangs = [Gang(new_tasks(spec.job_id, count), waiting_since=now)]
         else:
             gangs = [Gang([task], waiting_since=now) for task in new_tasks(spec.job_id, spec.replicas)]

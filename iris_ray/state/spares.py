@@ -123,7 +123,7 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
     needs += [(SparePurpose.REPLACEMENT, (1,))] * (doomed - min(sound, spec.spares))
     have = len(job.gang.groups)
     if not doomed and may_grow(job, now):
-        needs.append((SparePurpose.GROWTH, tuple(count - have for count in config.counts if count > have)))
+        needs.append((SparePurpose.GROWTH, tuple(count - have for count in config.num_groups if count > have)))
     return needs
 
 
@@ -139,7 +139,7 @@ def may_grow(job: Job, now: float) -> bool:
 
 def _has_room_to_grow(job: Job) -> bool:
     config = job.spec.coscheduling
-    return config is not None and len(job.gang.groups) < max(config.counts)
+    return config is not None and len(job.gang.groups) < max(config.num_groups)
 
 
 def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:
@@ -188,4 +188,4 @@ def need_of(spare: Job) -> Need:
     """Return the need that a spare was made for."""
     assert spare.spec.spare_for is not None
     assert spare.spec.coscheduling is not None
-    return spare.spec.spare_for.purpose, spare.spec.coscheduling.counts
+    return spare.spec.spare_for.purpose, spare.spec.coscheduling.num_groups

@@ -1,7 +1,7 @@
 """Names under which the tasks of a job find each other's addresses.
 
-An endpoint is put down in the cluster's key-value store by the task that offers it, and counts only as long as that
-attempt of that task is not over. So it outlives the Controller, and nobody has to take it back.
+A task that offers an endpoint records it in the cluster's key-value store. The record counts only as long as that
+attempt of that task is not over. So it outlives the Controller, and need not be taken back.
 """
 
 import pickle
@@ -10,7 +10,6 @@ import time
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import endpoint_key
-from iris_ray.actors.wire.status import TaskStatus
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE
@@ -34,15 +33,15 @@ def register_endpoint(name: str, address: str) -> None:
 
 
 def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
-    """The address that a task of this job has registered.
+    """Return the address that a task of this job has registered.
 
     Args:
         name: its name.
-        timeout: for how many seconds to wait until somebody registers it.
+        timeout: for how many seconds to wait until a task registers it.
 
     Raises:
-        EndpointNotFoundError: nobody has, or whoever did has ended.
-        ControllerUnavailableError: nobody can tell: no Controller ran, neither within the timeout nor for 20 s.
+        EndpointNotFoundError: no task has, or the one that did has ended.
+        ControllerUnavailableError: no Controller could tell: none ran within the timeout, nor within 20 s.
         InvalidRequestError: called outside a task.
     """
     me, deadline = _task(name), time.monotonic() + timeout
@@ -61,14 +60,14 @@ def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
     index, attempt, address = pickle.loads(found)
     if (index, attempt) == (me.task_index, me.attempt):
         return str(address)
-    holder: TaskStatus = ControllerConnection(patience_s=max(left_s, RESTART_S)).ask("task_status", me.job_id, index)
+    holder = ControllerConnection(patience_s=max(left_s, RESTART_S)).task_status(me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 
 
 def _task(name: str) -> JobInfo:
     me = get_job_info()
     if me is None:
-        raise InvalidRequestError("endpoints are for tasks of a job; this process is none")
+        raise InvalidRequestError("endpoints are for tasks of a job; this process is not one")
     if not isinstance(name, str) or not name:
         raise InvalidRequestError(f"the endpoint's name is {name!r}; give a str")
     return me

@@ -19,8 +19,8 @@ def initialize(**kwargs: Any) -> None:
     """Join the processes of this gang into one JAX program; call it before anything else touches JAX's devices.
 
     ``jax.distributed.initialize()`` finds its peers by itself on Cloud TPU, with one fixed port. This one takes the
-    address that iris_ray chose for this attempt: no leftover of an earlier attempt and no other gang on the host can
-    be in its way, and it works without TPUs too. Outside a task, and in a gang of one, it does nothing, so that a
+    address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang on
+    the host, and it works without TPUs, too. Outside a task, and in a gang of one, it does nothing, so that a
     script also runs on its own.
 
     Args:
@@ -47,9 +47,9 @@ def initialize(**kwargs: Any) -> None:
 
 
 def agreed_notice(step: int) -> PreemptionNotice | None:
-    """The notice that this gang has had, at a step that is the same in all its processes; until then None.
+    """Return the notice that this gang has had, at a step that is the same in all its processes; until then None.
 
-    To be called once in every step, by all processes. JAX agrees on the step by itself, because each process gets
+    All processes must call it once in every step. JAX agrees on the step by itself, because each process gets
     SIGTERM with the notice. In a process that runs alone this is `preemption_notice`.
 
     Example::

@@ -1,4 +1,4 @@
-"""What the calling task knows about itself."""
+"""Where in its gang the calling task is."""
 
 import os
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""What a task hears when its gang is to move, and how it says that it is ready to.
+"""How a task learns that its gang is to move, and says that it is ready to.
 
-Everything goes through three files of the task's process on its host: TPUHostActor writes the notice, the task marks
-that it has saved its state, and touches its heartbeat. So child processes of a task can use this as well as the task.
+Everything goes through three files of the task's process on its host: TPUHostActor writes the notice, and the task
+marks there that it has saved its state, and that it makes progress. So child processes of a task can use them, too.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """Advance word: this task's gang is to move.
+    """Advance notice that this task's gang is to move.
 
     Attributes:
         kind: `NoticeKind`: PREEMPTION, MAINTENANCE, or GROWTH if more slices are there for it.
-        reason: why, in words, with the host that is to go.
-        deadline: when it is over at the latest; seconds since the epoch.
+        reason: why, in words, with the host that goes away.
+        deadline: when the attempt ends at the latest; seconds since the epoch.
     """
 
     kind: NoticeKind
@@ -35,14 +35,14 @@ class PreemptionNotice:
 
     @property
     def seconds_left(self) -> float:
-        """Until the deadline; negative afterwards."""
+        """Seconds until the deadline; negative afterwards."""
         return self.deadline - time.time()
 
     def saved(self) -> NoReturn:
-        """Say that this task has nothing to lose any more. Does not return.
+        """Say that this task has saved its state, and wait for its end. Does not return.
 
         Once every task of the gang has said so, or has returned, all are ended and the gang goes on elsewhere at once,
-        with a new attempt. If some never say so, the gang moves at the deadline.
+        with a new attempt. Otherwise the gang moves at the deadline.
         """
         files = TaskFiles.of_this_task()
         assert files is not None, "a notice comes from the files of a task"
@@ -52,7 +52,7 @@ class PreemptionNotice:
 
 
 def preemption_notice() -> PreemptionNotice | None:
-    """The notice that this task's gang has had, or None. Costs a look into the file system (microseconds).
+    """Return the notice that this task's gang has had, or None. Costs a look into the file system (microseconds).
 
     Tasks of a gang may see it at slightly different times. Where all must save the same step, as in JAX, use
     `iris_ray.jax.agreed_notice`.
@@ -78,8 +78,8 @@ def preemption_notice() -> PreemptionNotice | None:
 def on_preemption(callback: Callable[[PreemptionNotice], None]) -> None:
     """Have a function called, once, in a thread of its own, when this task's gang is to move. Outside a task: never.
 
-    Whoever can't change the code at all may rely on SIGTERM: a task that has installed a handler for it (JAX and Orbax
-    do) gets that signal with the notice; others get none.
+    Code that you can't change may rely on SIGTERM: a task that has installed a handler for it (JAX and Orbax do) gets
+    that signal with the notice; others get none.
     """
     if TaskFiles.of_this_task() is None:
         return
@@ -96,12 +96,12 @@ def heartbeat(step: int | None = None) -> None:
     """Say that this task makes progress, for jobs with a ``stall_timeout``. Costs a small file (some ten microseconds).
 
     Args:
-        step: how far it is; the one who is furthest behind in a stalled gang is named by it.
+        step: how far it is; if the gang stalls, the task that is furthest behind is named.
     """
     files = TaskFiles.of_this_task()
     if files is None:
         return
-    unfinished = Path(f"{files.heartbeat}.{threading.get_native_id()}")  # no other thread of any process has this one
+    unfinished = Path(f"{files.heartbeat}.{threading.get_native_id()}")  # the id is unique among all processes
     with contextlib.suppress(OSError):  # a full disk is no reason to end a training run
         unfinished.write_text("" if step is None else str(int(step)))
         unfinished.replace(files.heartbeat)

@@ -1,7 +1,8 @@
-"""Try code against TPU slices that are not there: real Ray nodes pose as TPU hosts, and Google's servers are emulated.
+"""Run code on TPU slices without TPUs: real Ray nodes pose as TPU hosts, and emulators stand in for Google's servers.
 
 May import: `model`.
-Start with `cluster.py`, which is `SimulatedCluster`.
+Start with `cluster.py`, the public `SimulatedCluster`: it starts a `HeadMachine` and, by `HostStarter`, the hosts;
+`HostFaults` takes them away. Each node is a `Machine`, whose processes a supervisor owns (`process_supervisor.py`).
 """
 
 from iris_ray.testing.cluster import SimulatedCluster

@@ -1,4 +1,4 @@
-"""Says so when a simulated host ends that nobody took away: a fault of this machine, not of what is simulated."""
+"""Reports simulated hosts that end unasked: a fault of this machine, not of the simulation."""
 
 import sys
 import threading
@@ -10,12 +10,12 @@ _LOOK_S = 0.5
 
 
 class EndWatch:
-    """Looks at hosts in the background, and prints the end of a raylet's log if it ended by itself.
+    """Watches hosts in the background, and prints the end of a raylet's log if the raylet ended by itself.
 
-    It prints also in a quiet cluster: without it, such an end looks like a loss that was asked for.
+    It prints in a quiet cluster too: otherwise such an end looks like a loss that a test asked for.
 
     Args:
-        tail: the last lines of a host's logs, as the end of a message.
+        tail: returns the last lines of a host's logs, as the end of a message.
     """
 
     def __init__(self, tail: Callable[[RunningHost], str]) -> None:
@@ -27,17 +27,17 @@ class EndWatch:
         self._thread.start()
 
     def add(self, host: RunningHost) -> None:
-        """Watches one more host."""
+        """Watch one more host."""
         with self._lock:
             self._hosts.append(host)
 
     def expect(self, host: RunningHost) -> None:
-        """Lets a host end by itself: it has been drained, or frozen for longer than Ray waits."""
+        """Expect a host to end by itself: it was drained, or is frozen for longer than Ray waits."""
         with self._lock:
             self._hosts = [other for other in self._hosts if other is not host]
 
     def close(self) -> None:
-        """Stops looking."""
+        """Stop watching."""
         self._stop.set()
         self._thread.join()
 

@@ -1,8 +1,8 @@
-"""Removes a simulated cluster's directory once the driver and all keepers are gone, however they ended.
+"""Removes a simulated cluster's directory once the driver and all process supervisors are gone, however they ended.
 
 Run as a script, never imported: ``python -I -S janitor.py DIRECTORY``, with the reading end of the lifeline pipe as its
-standard input. The driver and every keeper hold the writing end, so its end of file means that nobody is left who could
-still write into the directory.
+standard input. The driver and every process supervisor hold the writing end, so the pipe's end of file means that no
+process is left that could write into the directory.
 """
 
 import os
@@ -13,7 +13,7 @@ import time
 
 
 def main(directory: str) -> int:
-    # Whatever ends the driver by its process group or terminal must not end the one who tidies up after it.
+    # A signal that ends the driver through its process group or terminal must not end the janitor too.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 4096):
@@ -22,7 +22,7 @@ def main(directory: str) -> int:
         shutil.rmtree(directory, ignore_errors=True)
         if not os.path.lexists(directory):
             return 0
-        time.sleep(0.1)  # e.g. a process outside the simulated hosts that has just created a file there
+        time.sleep(0.1)  # e.g. a process outside the simulated hosts has just created a file there
     return 1
 
 

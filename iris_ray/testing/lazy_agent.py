@@ -1,13 +1,13 @@
-"""Stands in for Ray's runtime_env agent on a simulated host, and becomes it when it is first needed.
+"""Stands in for Ray's runtime_env agent on a simulated host, and becomes that agent at its first use.
 
-Run as a script, never imported. The real agent costs 1.5 s of CPU to start, and a host needs it only once a worker with
-a runtime_env is to run there.
+Run as a script, never imported. The real agent costs 1.5 s of CPU to start, and a host needs it only when a worker
+with a runtime_env runs there.
 
 1. ``python -I -S lazy_agent.py wait ADDRESS PORT_FILE PYTHON SCRIPT [ARG ...]`` binds the agent's port, writes it into
    ``PORT_FILE``, where the raylet looks for it, and waits for a connection. It then leaves that connection in the
    socket's backlog and executes, in the same process,
-2. ``PYTHON lazy_agent.py become FD SCRIPT [ARG ...]``, which runs the agent's own ``SCRIPT`` with the socket it finds
-   bound already in place of the one that it makes itself.
+2. ``PYTHON lazy_agent.py become FD SCRIPT [ARG ...]``, which runs the agent's own ``SCRIPT`` with the bound socket
+   in place of the one that the script would make itself.
 """
 
 import os
@@ -19,12 +19,12 @@ from typing import Any
 
 
 def wait(address: str, port_file: str, python: list[str], script: list[str]) -> None:
-    """Announces a bound port, waits for the first connection, and executes stage 2."""
+    """Announce a bound port, wait for the first connection, and execute stage 2."""
     listener = socket.create_server((address, 0), backlog=128)
     temporary = f"{port_file}.tmp"
     with open(temporary, "w") as file:
         file.write(str(listener.getsockname()[1]))
-    os.replace(temporary, port_file)  # the raylet polls for the file: it must never see half of it
+    os.replace(temporary, port_file)  # the raylet polls for the file: it must never see half a number
     select.select([listener], [], [])
     listener.set_inheritable(True)
     port = f"--runtime-env-agent-port={listener.getsockname()[1]}"
@@ -32,7 +32,7 @@ def wait(address: str, port_file: str, python: list[str], script: list[str]) -> 
 
 
 def become(inherited: int, script: list[str]) -> None:
-    """Runs ``script`` as the main program; when it binds the inherited socket's address, it gets that socket."""
+    """Run ``script`` as the main program; when it binds the inherited socket's address, it gets that socket."""
     with socket.socket(fileno=os.dup(inherited)) as listener:
         wanted = listener.getsockname()
 

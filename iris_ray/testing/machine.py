@@ -14,30 +14,30 @@ import psutil
 _SCRIPTS = Path(__file__).parent
 _NOT_RUNNING = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, None)
 _SIGNAL_ROUNDS = 50
-_LEFTOVERS = 3  # the keeper's exit code when some process would not go
-_END_TIMEOUT_S = 15.0  # longer than the keeper's own
+_LEFTOVERS = 3  # the supervisor's exit code when some process did not end
+_END_TIMEOUT_S = 15.0  # longer than the supervisor's own
 
 
 def script_command(name: str) -> list[str]:
-    """How to run one of this package's stand-alone scripts: without site-packages, which they do not need."""
+    """Return the command that runs a stand-alone script of this package, without site-packages."""
     return [sys.executable, "-I", "-S", str(_SCRIPTS / name)]
 
 
 class Machine:
-    """One command and all processes that descend from it, under a keeper (see ``keeper.py``).
+    """One command and all processes that descend from it, under a supervisor (see ``process_supervisor.py``).
 
     Args:
         command: the program and its arguments.
         env: its whole environment.
         cwd: its working directory.
-        log: a file for what the keeper, or the command before it opens its own log, has to say.
-        lifeline: writing end of the janitor's pipe.
+        log: a file for the output of the supervisor, and of the command until it opens its own log.
+        lifeline: the writing end of the janitor's pipe.
     """
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, lifeline: int) -> None:
         with log.open("ab") as output:
-            self._keeper = subprocess.Popen(
-                [*script_command("keeper.py"), str(lifeline), str(os.getpid()), *command],
+            self._supervisor = subprocess.Popen(
+                [*script_command("process_supervisor.py"), str(lifeline), str(os.getpid()), *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -46,57 +46,57 @@ class Machine:
                 pass_fds=(lifeline,),
                 start_new_session=True,  # out of reach of the terminal's Ctrl-C and hang-up
             )
-        self._tree = psutil.Process(self._keeper.pid)
+        self._tree = psutil.Process(self._supervisor.pid)
         self._kill_asked = False
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
-        """The keeper's process, whose end is that of the machine."""
-        return self._keeper
+        """The supervisor's process; the machine ends when it ends."""
+        return self._supervisor
 
     @property
     def running(self) -> bool:
-        """Whether the machine is there; a frozen one is."""
-        return self._keeper.poll() is None
+        """Whether the machine runs; a frozen machine counts as running."""
+        return self._supervisor.poll() is None
 
     @property
     def killed(self) -> bool:
-        """Whether this process has asked for its end."""
+        """Whether this process has asked for the machine's end."""
         return self._kill_asked
 
     def pids(self) -> list[int]:
-        """Pids of all processes that live on the machine, parents before children; empty once it is gone."""
+        """Return the pids of all processes on the machine, parents before children; empty once it is gone."""
         return [process.pid for process in self._processes() if _status(process) not in (None, psutil.STATUS_ZOMBIE)]
 
     def begin_kill(self) -> None:
-        """Asks the keeper to SIGKILL everything, and returns at once."""
+        """Ask the supervisor to SIGKILL everything, and return at once."""
         self._kill_asked = True
-        stdin = self._keeper.stdin
+        stdin = self._supervisor.stdin
         if stdin is not None and not stdin.closed:
-            with contextlib.suppress(OSError, ValueError):  # the keeper may be gone, or another thread be first
-                # Closing alone would not do: a forked child of this process may hold the pipe open too.
+            with contextlib.suppress(OSError, ValueError):  # the supervisor is gone, or another thread was first
+                # Closing alone is not enough: a forked child of this process may hold the pipe open too.
                 stdin.write(b"x")
                 stdin.close()
 
     def kill(self) -> None:
-        """SIGKILLs everything on the machine and waits until it is gone and reaped.
+        """SIGKILL everything on the machine and wait until it is gone and reaped.
 
         Raises:
-            TimeoutError: some process would not go within 15 s.
+            TimeoutError: some process did not end within 15 s.
         """
         self.begin_kill()
         try:
-            code = self._keeper.wait(_END_TIMEOUT_S)
+            code = self._supervisor.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._keeper.kill()
-            self._keeper.wait()
+            self._supervisor.kill()
+            self._supervisor.wait()
             code = _LEFTOVERS
         if code == _LEFTOVERS:
-            raise TimeoutError(f"processes of {self._keeper.args!r} did not end after SIGKILL")
+            raise TimeoutError(f"processes of {self._supervisor.args!r} did not end after SIGKILL")
 
     def freeze(self) -> None:
-        """SIGSTOPs everything on the machine, also what starts meanwhile."""
-        # One that is stopped cannot fork any more: as soon as a look finds nobody running, nobody is.
+        """SIGSTOP everything on the machine, processes that start meanwhile included."""
+        # A stopped process cannot fork: as soon as one pass finds no running process, there is none.
         for _ in range(_SIGNAL_ROUNDS):
             running = [process for process in self._processes() if _status(process) not in _NOT_RUNNING]
             if not running:
@@ -106,7 +106,7 @@ class Machine:
             time.sleep(0.002)
 
     def thaw(self) -> None:
-        """SIGCONTs everything on the machine."""
+        """SIGCONT everything on the machine."""
         for process in self._processes():
             _send(process, signal.SIGCONT)
 
@@ -118,7 +118,7 @@ class Machine:
 
 
 def _status(process: psutil.Process) -> str | None:
-    """As psutil names it; None if the process is gone."""
+    """Return the status as psutil names it; None if the process is gone."""
     try:
         return str(process.status())
     except psutil.NoSuchProcess:

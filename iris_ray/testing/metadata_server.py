@@ -1,7 +1,7 @@
 """The metadata servers of simulated hosts: real HTTP, with the answers of Google's.
 
-What they speak is documented at https://cloud.google.com/compute/docs/metadata/querying-metadata (headers, ETags, long
-polls) and https://cloud.google.com/tpu/docs/view-maintenance-notifications. They have no credentials to give.
+The protocol is documented at https://cloud.google.com/compute/docs/metadata/querying-metadata (headers, ETags, long
+polls) and https://cloud.google.com/tpu/docs/view-maintenance-notifications. They serve no credentials.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ PREEMPTED = "instance/preempted"
 MAINTENANCE_EVENT = "instance/maintenance-event"
 UPCOMING_MAINTENANCE = "instance/upcoming-maintenance"
 
-_CLOSE_TIMEOUT_S = 0.05  # for those who wait for a change; 0 would be for ever
+_CLOSE_TIMEOUT_S = 0.05  # for clients that wait for a change; 0 would mean for ever
 _LONGEST_POLL_S = 3600.0
 _WINDOW_S = 4 * 3600.0
 _IMMINENT_S = 3600.0
@@ -32,16 +32,16 @@ T = TypeVar("T")
 
 
 class Fault(Enum):
-    """What may be wrong with a metadata server."""
+    """How a metadata server can misbehave."""
 
-    UNAVAILABLE = "answers 503 to everything, as the real one does during maintenance"
-    HANGS = "takes questions and never answers"
-    HANGS_UP = "closes every connection, also those that wait for a change"
+    UNAVAILABLE = "answers 503 to every request, as the real one does during maintenance"
+    HANGS = "accepts requests and never answers"
+    HANGS_UP = "closes every connection, those that wait for a change included"
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What one key answers."""
+    """The answer for one key."""
 
     body: str
     status: int = 200
@@ -49,14 +49,14 @@ class Value:
     etag: str = field(default_factory=lambda: secrets.token_hex(8))
 
 
-# The real server's way to say that nothing is planned; on machine types that don't support it, it is a plain 404.
+# How the real server says that nothing is planned; machine types without support answer a plain 404.
 NO_MAINTENANCE = Value(
     '{ "error": "no notifications have been received yet, try again later" }', 503, "application/json"
 )
 
 
 class HostMetadata:
-    """The metadata server of one host. Its methods may be called from any thread but the servers' own.
+    """The metadata server of one host. Call its methods from any thread but the servers' own.
 
     Attributes:
         address: ``ip:port``, as ``GCE_METADATA_HOST`` has it.
@@ -77,7 +77,7 @@ class HostMetadata:
         self._changed = asyncio.Condition()
 
     def set(self, key: str, value: Value | None) -> None:
-        """Change what a key answers; None for a key that there is not."""
+        """Change the answer for a key; None removes the key."""
 
         def change() -> None:
             if value is None:
@@ -88,14 +88,14 @@ class HostMetadata:
         self._run(self._change(change))
 
     def preempt(self) -> None:
-        """The host's VM is being preempted."""
+        """Announce the preemption of the host's VM."""
         self.set(PREEMPTED, Value("TRUE"))
 
     def announce_maintenance(self, starts_in_s: float, kind: str = "UNSCHEDULED") -> None:
-        """Maintenance of the host is going to begin.
+        """Announce maintenance of the host.
 
         Args:
-            starts_in_s: when, in seconds from now.
+            starts_in_s: when it begins, in seconds from now.
             kind: ``SCHEDULED`` or ``UNSCHEDULED``.
         """
         start = time.time() + starts_in_s
@@ -112,12 +112,12 @@ class HostMetadata:
         self.set(UPCOMING_MAINTENANCE, Value(json.dumps(announced), content_type="application/json"))
 
     def call_off_maintenance(self) -> None:
-        """What was announced will not take place."""
+        """Say that no maintenance is planned any more."""
         self.set(MAINTENANCE_EVENT, Value("NONE"))
         self.set(UPCOMING_MAINTENANCE, NO_MAINTENANCE)
 
     def misbehave(self, fault: Fault | None) -> None:
-        """From now on do what real servers do on bad days; None for a good day again."""
+        """Misbehave from now on; None ends that."""
 
         def change() -> None:
             self._fault = fault
@@ -177,7 +177,7 @@ class MetadataServers:
         self._thread.start()
 
     def serve(self, ip: str, values: Mapping[str, str]) -> HostMetadata:
-        """Begin to serve a host.
+        """Begin to serve a host's metadata.
 
         Args:
             ip: a loopback address; the port is any free one.
@@ -186,7 +186,7 @@ class MetadataServers:
         return asyncio.run_coroutine_threadsafe(self._serve(ip, values), self._loop).result()
 
     def close(self) -> None:
-        """Stop serving everybody. Harmless when repeated."""
+        """Stop all servers. Harmless when repeated."""
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
@@ -213,7 +213,7 @@ class MetadataServers:
 
 
 def _refusal(request: web.BaseRequest) -> str | None:
-    """Questions that were not meant for a metadata server, or come through a proxy, get no answer."""
+    """Return why a request is refused (not meant for a metadata server, or through a proxy), or None."""
     if request.headers.get("Metadata-Flavor") != "Google":
         return "Missing Metadata-Flavor:Google header.\n"
     if "X-Forwarded-For" in request.headers:

@@ -1,11 +1,11 @@
-"""A slice that is being taken away."""
+"""The preemption of one slice."""
 
 import threading
 from collections.abc import Callable
 
 
 class Preemption:
-    """The preemption of one slice, under way or done.
+    """The preemption of one slice, announced, under way or done.
 
     Attributes:
         slice_name: the slice.
@@ -26,11 +26,11 @@ class Preemption:
         return self._done.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Waits until the hosts are gone, at most ``timeout_s`` seconds. Returns whether they are."""
+        """Wait until the hosts are gone, at most ``timeout_s`` seconds. Return whether they are."""
         return self._done.wait(timeout_s)
 
     def start(self) -> None:
-        """Begins to count down; without notice, kills before it returns."""
+        """Begin to count down; without notice, kill before this returns."""
         if not self.notice_s:
             self._end()
             return
@@ -38,7 +38,7 @@ class Preemption:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Leaves the hosts alone if they are still there; waits for a kill under way."""
+        """Call the kill off if it has not begun; if it has, wait for its end."""
         self._cancelled.set()
         if self._thread is not None:
             self._thread.join()

@@ -11,15 +11,15 @@ from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata
 
 HOST_DIR_VARIABLE = "IRIS_RAY_HOST_DIR"
-"""Names the private directory of a simulated host; no real host has this variable."""
+"""Names the private directory of a simulated host."""
 
 METADATA_VARIABLE = "IRIS_RAY_METADATA_HOST"
-"""Where a host's metadata server is, for iris_ray alone. Through Google's own variable, ``GCE_METADATA_HOST``, its
-client libraries would ask this server for the credentials of the cloud VM that the cluster may run on: it has none."""
+"""The address of a host's metadata server, for iris_ray alone. If Google's own variable, ``GCE_METADATA_HOST``, named
+it, Google's client libraries would ask this server for the cloud VM's credentials: it has none."""
 
 _SUBDIRECTORIES = ("dev", "lock", "logs", "tmp")
 
-# What describes the machine that the driver runs on must not describe the simulated ones.
+# Variables that describe the driver's machine must not describe the simulated hosts.
 _NOT_INHERITED = ("MEGASCALE_", "TPU_", "RAY_ADDRESS", "RAY_OVERRIDE_", HOST_DIR_VARIABLE, METADATA_VARIABLE)
 
 
@@ -29,8 +29,8 @@ class TPUHost:
 
     Attributes:
         slice_name: name of its slice.
-        worker_id: its number within the slice, from 0.
-        config: type of the slice.
+        worker_id: its number within the slice, from 0 (TPU's worker id).
+        config: the type of the slice.
         node_id: hex id of its Ray node.
         address: its IP address.
         directory: its private directory.
@@ -49,7 +49,7 @@ class TPUHost:
         return f"{self.slice_name}-w{self.worker_id}"
 
     def resources(self) -> dict[str, float]:
-        """The custom resources that a raylet on a TPU VM finds by itself."""
+        """Return the custom resources that a raylet on a TPU VM detects by itself."""
         resources = {
             "TPU": float(self.config.chips_per_vm),
             f"accelerator_type:{self._accelerator}": 1.0,
@@ -60,7 +60,7 @@ class TPUHost:
         return resources
 
     def labels(self) -> dict[str, str]:
-        """The node labels that a raylet on a TPU VM sets by itself."""
+        """Return the node labels that a raylet on a TPU VM sets by itself."""
         return {
             "ray.io/accelerator-type": self._accelerator,
             "ray.io/tpu-slice-name": self.slice_name,
@@ -70,7 +70,7 @@ class TPUHost:
         }
 
     def metadata(self, addresses: Sequence[str]) -> dict[str, str]:
-        """What the metadata server of a TPU VM says about it, by key. Arguments as for `environment`."""
+        """Return what the metadata server of a TPU VM answers, by key. Arguments as for `environment`."""
         tpu_env = {
             "ACCELERATOR_TYPE": self.config.accelerator_type,
             "NODE_ID": self.slice_name,
@@ -88,13 +88,13 @@ class TPUHost:
         }
 
     def environment(self, addresses: Sequence[str]) -> dict[str, str]:
-        """The whole environment of the host's processes.
+        """Return the whole environment of the host's processes.
 
         Args:
             addresses: IP addresses of all hosts of the slice, by worker id.
         """
         return {
-            # There is no TPU: JAX would look for one first, and say so on every host. A user's own choice wins.
+            # There is no TPU: JAX would look for one first, and report that on every host. A user's own choice wins.
             "JAX_PLATFORMS": "cpu",
             **machine_environment(),
             "TPU_NAME": self.slice_name,
@@ -102,13 +102,13 @@ class TPUHost:
             "TPU_WORKER_HOSTNAMES": ",".join(addresses),
             "TPU_ACCELERATOR_TYPE": self.config.accelerator_type,
             "TPU_TOPOLOGY": default_topology(self.config),
-            "TPU_SKIP_MDS_QUERY": "true",  # libtpu: all is told, don't ask Google's metadata server
+            "TPU_SKIP_MDS_QUERY": "true",  # libtpu needs nothing from Google's metadata server
             "TMPDIR": str(self.directory / "tmp"),
             HOST_DIR_VARIABLE: str(self.directory),
         }
 
     def make_directory(self) -> None:
-        """Makes the private directory, with an empty file for every chip in ``dev/``."""
+        """Create the private directory, with an empty file for every chip in ``dev/``."""
         for name in _SUBDIRECTORIES:
             (self.directory / name).mkdir(parents=True)
         for chip in range(self.config.chips_per_vm):
@@ -121,7 +121,7 @@ class TPUHost:
 
 @dataclass(frozen=True, slots=True)
 class RunningHost:
-    """A host, the processes that make it up, and what its metadata server says."""
+    """A host, its processes, and its metadata server."""
 
     host: TPUHost
     machine: Machine
@@ -129,9 +129,9 @@ class RunningHost:
 
 
 def machine_environment() -> dict[str, str]:
-    """This process's environment without what describes the machine and cluster that it runs on.
+    """Return this process's environment without the variables that describe its machine and cluster.
 
-    ``python`` on the simulated machines is this process's interpreter, also where no virtual environment is activated.
+    ``python`` on the simulated machines is this process's interpreter, even if no virtual environment is active.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
     kept["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), kept.get("PATH", os.defpath)])

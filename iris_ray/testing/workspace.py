@@ -1,4 +1,4 @@
-"""The directory of a simulated cluster and everything that runs in it, ended together in every case."""
+"""The directory of a simulated cluster and the machines that run in it. All of it ends together."""
 
 import contextlib
 import os
@@ -16,8 +16,8 @@ _JANITOR_TIMEOUT_S = 10.0
 class Workspace:
     """A directory, machines started in it, and a janitor that removes it when all of them and this process are gone.
 
-    The janitor reads one end of a pipe, the *lifeline*, whose other end this process and every keeper hold: its end of
-    file is the one event that cannot be missed, whatever ends whom. See ``keeper.py`` and ``janitor.py``.
+    The janitor reads one end of a pipe, the *lifeline*. This process and every process supervisor hold the other
+    end, so the pipe's end of file can't be missed, however they end. See ``process_supervisor.py`` and ``janitor.py``.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Workspace:
             os.close(reading)
 
     def launch(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Machine:
-        """Starts a machine. What its command says before it opens logs of its own goes to ``name.log``."""
+        """Start a machine. Its output goes to ``name.log`` until its command opens logs of its own."""
         with self._lock:
             log = self.root / f"{name}.log"
             machine = Machine(command, env=env, cwd=cwd, log=log, lifeline=self._lifeline)
@@ -51,13 +51,13 @@ class Workspace:
         return machine
 
     def close(self) -> None:
-        """Ends all machines and has the directory removed.
+        """End all machines and have the directory removed.
 
         Raises:
-            TimeoutError: some process would not go.
+            TimeoutError: some process did not end.
         """
         with self._lock:
-            # All at once, so that they end side by side, and that from here on an interruption changes nothing.
+            # Ask all of them first: they end side by side, and an interruption from here on changes nothing.
             for machine in self._machines:
                 machine.begin_kill()
             if self._lifeline >= 0:
@@ -71,16 +71,16 @@ class Workspace:
                     errors.append(error)
             self._machines.clear()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._janitor.wait(_JANITOR_TIMEOUT_S)  # it goes on by itself if that was not enough
+            self._janitor.wait(_JANITOR_TIMEOUT_S)  # it continues by itself if it needs longer
         if errors:
             raise errors[0]
 
     def leave_to_parent(self) -> None:
-        """For a forked child of this process: lets go of the lifeline, which it must not keep alive."""
+        """Close the lifeline in a forked child of this process: the child must not keep it open."""
         with contextlib.suppress(OSError):
             os.close(self._lifeline)
 
     def tail(self, *logs: Path, lines: int = 20) -> str:
-        """The last lines of some log files, as the end of an error message; empty if they hold nothing."""
+        """Return the last lines of some log files, as the end of an error message; empty if there are none."""
         text = [line for log in logs if log.is_file() for line in log.read_text(errors="replace").splitlines()]
         return "".join(f"\n  {line}" for line in text[-lines:])

@@ -1,17 +1,15 @@
-"""Somebody else's process holds the chips of a host: nothing runs there, nobody is charged, and nobody is killed."""
+"""Another process holds the chips of a host: nothing runs there, no job is charged, and the process is not killed."""
 
 from typing import Any
 
-import pytest
 import ray
 
 from iris_ray import get_job_info, release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.chip_holders import ChipHolder, libtpu_library
-from tests.support.gangs import Trace, alive, ask_controller, job_view, wait_until
-
-pytestmark = pytest.mark.cluster
+from tests.support.gangs import Trace, alive, job_view, result_of, the_controller
+from tests.support.waiting import wait_until
 
 
 def stranger_on(cluster: SimulatedCluster, slice_name: str) -> ChipHolder:
@@ -30,7 +28,7 @@ def where() -> str:
 
 def waiting_job() -> Any:
     """The job that waits because somebody holds chips, once there is one."""
-    waiting = [job for job in ask_controller("list_jobs") if job.waiting and "held by" in str(job.waiting)]
+    waiting = [job for job in the_controller().list_jobs() if job.waiting and "held by" in str(job.waiting)]
     return waiting[0] if waiting else None
 
 
@@ -70,7 +68,7 @@ def test_gang_waits_with_the_reason_and_runs_once_the_holder_is_gone(
         assert ray.wait([ref], timeout=0) == ([], [ref])
     finally:
         stranger.end()
-    assert set(ray.get(ref, timeout=120)) == set(cluster.slice_names)
+    assert set(result_of(ref)) == set(cluster.slice_names)
     view = job_view(job.job_id)
     assert (view.failures, view.preemptions) == (0, 0)
     wait_until(lambda: any(said in line for line in terminal.lines), 10)  # the driver's terminal tells it, too

@@ -4,55 +4,51 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import ray
 from google.cloud import tpu_v2
 
-from iris_ray import release, run_on_pod_ray
+from iris_ray import run_on_pod_ray
 from iris_ray.actors.controller import autoscaler_demand
 from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, AutoscalerDemand
-from iris_ray.actors.wire.controller_connection import find_controller
 from iris_ray.actors.wire.ray_internals import pending_gang_demand
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.cloud.provisioning import ENDPOINT_VARIABLE, LOCATION_VARIABLE
+from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
-from tests.conftest import Terminal
-from tests.support.gangs import Trace, ask_controller, job_view, wait_until
-
-pytestmark = pytest.mark.cluster
+from tests.conftest import Terminal, shared
+from tests.support.clusters import Clusters, Shape
+from tests.support.gangs import Trace, job_view, result_of, the_controller
+from tests.support.proofs import in_proofs
+from tests.support.waiting import wait_until
 
 HEAD = "TPU-v4-16-head"
 NodeState = tpu_v2.Node.State
 
 
 @pytest.fixture(scope="module")
-def provider() -> Iterator[CloudTpuServer]:
+def provider(clusters: Clusters) -> Iterator[CloudTpuServer]:
     with CloudTpuServer() as running:
         yield running
+        clusters.end()  # its Controller asks this server
 
 
 @pytest.fixture(scope="module")
-def cluster(provider: CloudTpuServer) -> Iterator[SimulatedCluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(LOCATION_VARIABLE, provider.location)
-        patch.setenv(ENDPOINT_VARIABLE, provider.address)
-        patch.setenv(VARIABLE, "1")
-        with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
-            yield running
-            release()
+def cloud_cluster(clusters: Clusters, provider: CloudTpuServer) -> Iterator[SimulatedCluster]:
+    """Two v4-16 slices whose Controller asks the provider, and shows the autoscaler what is missing."""
 
+    @contextmanager
+    def start() -> Iterator[SimulatedCluster]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(LOCATION_VARIABLE, provider.location)
+            patch.setenv(ENDPOINT_VARIABLE, provider.address)
+            patch.setenv(VARIABLE, "1")
+            with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
+                yield running
 
-@pytest.fixture(autouse=True)
-def nothing_left(cluster: SimulatedCluster) -> Iterator[None]:
-    """What a test that failed has left must not be in the way of the next one."""
-    yield
-    if find_controller() is None:
-        return
-    for job in ask_controller("list_jobs"):
-        if not job.state.finished:
-            ask_controller("cancel", job.job_id, "the test is over")
+    yield from shared(clusters, Shape("cloud", start, slices=2))
 
 
 def iris_ray(*args: str) -> str:
@@ -75,10 +71,10 @@ def gang_demand() -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("state", "outcome"), [(NodeState.PREEMPTED, "TpuPreempted"), (NodeState.REPAIRING, "TpuFailed")]
+    ("state", "outcome"), [(NodeState.PREEMPTED, "TpuPreempted"), *in_proofs((NodeState.REPAIRING, "TpuFailed"))]
 )
 def test_host_lost_without_notice_is_judged_by_the_providers_word(
-    cluster: SimulatedCluster,
+    cloud_cluster: SimulatedCluster,
     provider: CloudTpuServer,
     trace: Trace,
     terminal: Terminal,
@@ -91,8 +87,8 @@ def test_host_lost_without_notice_is_judged_by_the_providers_word(
     victim = first[0]["slice"]
     provider.add_node(victim)
     provider.set_node(victim, state)
-    cluster.kill_host(victim, 1)
-    cluster.add_slice("v4-16")
+    cloud_cluster.kill_host(victim, 1)
+    cloud_cluster.add_slice("v4-16")
     trace.wait_for_tasks(2, attempt=2, timeout_s=120)
     trace.finish()
     ray.get(ref)
@@ -103,19 +99,21 @@ def test_host_lost_without_notice_is_judged_by_the_providers_word(
     assert f"the provider says that its node is {state.name}" in line
 
 
-def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(cluster: SimulatedCluster, trace: Trace) -> None:
-    whole = sum(len(cluster.worker_ids(name)) == 2 for name in cluster.slice_names)
+def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(
+    cloud_cluster: SimulatedCluster, trace: Trace
+) -> None:
+    whole = sum(len(cloud_cluster.worker_ids(name)) == 2 for name in cloud_cluster.slice_names)
     running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
     trace.wait_for_tasks(2 * whole, timeout_s=120)
     waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
-    wait_until(lambda: ask_controller("demand") == {"v4-16": 1})
+    wait_until(lambda: the_controller().demand() == {"v4-16": 1})
     wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
     assert gang_demand()[0][HEAD] == 1
     time.sleep(3)
     assert demand_groups() == ["PENDING"]
 
-    cluster.add_slice("v4-16")
-    assert ray.get(waiting, timeout=60) == ["ran"] * 2
+    cloud_cluster.add_slice("v4-16")
+    assert result_of(waiting) == ["ran"] * 2
     wait_until(lambda: not demand_groups() and not gang_demand())
     wait_until(lambda: ray.available_resources().get(HEAD) == ray.cluster_resources()[HEAD])
     trace.finish()
@@ -123,17 +121,17 @@ def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(cluster: Sim
 
 
 def test_demand_for_version_2_is_the_head_alone_and_no_slice_that_is_there_serves_it(
-    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+    cloud_cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The heads of slices in use are free, as jobs claim chips: without a selector Ray would give one of them."""
     monkeypatch.setattr(autoscaler_demand, "has_autoscaler_v2", lambda: True)
     demand, missing = AutoscalerDemand(), {"v4-16": 1}
-    there = dict.fromkeys(cluster.slice_names, ("v4-16", True))
+    there = dict.fromkeys(cloud_cluster.slice_names, ("v4-16", True))
     demand.update(missing, there)
     wait_until(lambda: gang_demand() == [{HEAD: 1.0}])
     time.sleep(2)
     assert demand_groups() == ["PENDING"]
-    new = cluster.add_slice("v4-16")
+    new = cloud_cluster.add_slice("v4-16")
     wait_until(lambda: demand_groups() == ["CREATED"])
     demand.update(missing, there | {new: ("v4-16", False)})  # its other hosts are still to come
     assert demand_groups() == []
@@ -144,7 +142,7 @@ def test_demand_for_version_2_is_the_head_alone_and_no_slice_that_is_there_serve
     wait_until(lambda: ray.available_resources().get(HEAD) == ray.cluster_resources()[HEAD])
 
 
-def test_demand_goes_with_the_job_and_with_the_controller(cluster: SimulatedCluster) -> None:
+def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: SimulatedCluster) -> None:
     ref = run_on_pod_ray.remote(lambda: None, "v5p-16", num_slices=3)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
     controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
@@ -153,25 +151,25 @@ def test_demand_goes_with_the_job_and_with_the_controller(cluster: SimulatedClus
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)  # those of the process before were removed
     ray.kill(ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE), no_restart=True)
     wait_until(lambda: not demand_groups())
-    iris_ray("controller", "start", "--address", cluster.address)
+    iris_ray("controller", "start", "--address", cloud_cluster.address)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
-    (job,) = [job for job in ask_controller("list_jobs") if not job.state.finished]
-    ask_controller("cancel", job.job_id, "test")
+    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
+    the_controller().cancel(job.job_id, "test")
     wait_until(lambda: not demand_groups())
     with pytest.raises(RuntimeError, match="cancelled"):
         ray.get(ref)
 
 
 def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
-    cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
+    cloud_cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(LOCATION_VARIABLE, provider.location)
     monkeypatch.setenv(ENDPOINT_VARIABLE, provider.address)
     common = ["--type", "v6e-16", "--max", "2", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
-    command = ["provision", *common, "--address", cluster.address]
+    command = ["provision", *common, "--address", cloud_cluster.address]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
-    wait_until(lambda: ask_controller("demand") == {"v6e-16": 3})
+    wait_until(lambda: the_controller().demand() == {"v6e-16": 3})
     dry = iris_ray(*command, "--dry-run")
     assert dry.count("would create iris-iris-v6e-16-") == 2
     assert "would wait: 3 wanted" in dry
@@ -180,11 +178,11 @@ def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     iris_ray(*command, "--once")
     assert sorted(provider.queued_states().values()) == ["ACCEPTED"] * 2
     (spec,) = provider.queued(next(iter(provider.queued_states()))).tpu.node_spec
-    assert f"ray start --address='{cluster.address}'" in spec.node.metadata["startup-script"]
+    assert f"ray start --address='{cloud_cluster.address}'" in spec.node.metadata["startup-script"]
     assert "create" not in iris_ray(*command, "--once")
 
-    (job,) = [job for job in ask_controller("list_jobs") if not job.state.finished]
-    ask_controller("cancel", job.job_id, "test")
+    (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
+    the_controller().cancel(job.job_id, "test")
     iris_ray(*command, "--once")
     provider.advance()
     assert provider.queued_states() == {}

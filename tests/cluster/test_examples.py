@@ -1,12 +1,10 @@
-"""The examples do what the README says they do."""
+"""The examples run, and do what the documents say they do."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -23,14 +21,12 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.cluster
 def test_hello_says_hello_from_every_host() -> None:
     output = run("hello.py")
     for index, (slice_id, worker) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         assert f"task {index} of 4: slice {slice_id} (v4-16-{slice_id}), worker {worker}" in output
 
 
-@pytest.mark.cluster
 def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     rows = [line.split() for line in run("three_users.py").splitlines() if line.startswith("train-")]
     meanwhile, afterwards = rows[:3], rows[3:]
@@ -39,7 +35,6 @@ def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     assert [row[2] for row in afterwards] == ["succeeded"] * 3
 
 
-@pytest.mark.cluster
 def test_demo_loses_one_slice_with_notice_and_one_without_and_finishes() -> None:
     output = run("demo.py")
     assert "process 3 of 4 on v4-16-1 worker 1, attempt 1: starts at step 0" in output
@@ -58,3 +53,14 @@ def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
     output = run("train_digits.py", "--checkpoints", str(tmp_path), "--steps", "60")
     assert "starts at step 40" in output
     assert "accuracy on unseen images" in output
+
+
+RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py"}
+
+
+def test_every_example_is_run_by_a_test() -> None:
+    assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
+
+
+def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
+    assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()

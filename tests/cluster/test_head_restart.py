@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import wait_until
-
-pytestmark = pytest.mark.cluster
+from tests.support.waiting import wait_until
 
 SUBMIT = """
 import sys, time
@@ -34,29 +32,30 @@ with IrisClient.remote(sys.argv[1]) as client:
 
 
 @pytest.fixture
-def cluster() -> Iterator[SimulatedCluster]:
+def headless(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
+    """A cluster of which this process is no driver."""
     with SimulatedCluster({"v4-16": 1}, connect=False, persistent=True, quiet=True) as running:
         yield running
 
 
-def test_detached_jobs_go_on_after_the_head_has_come_back(cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_detached_jobs_go_on_after_the_head_has_come_back(headless: SimulatedCluster, tmp_path: Path) -> None:
     """The Controller and what keeps the jobs were on it. The one that ran begins again, the other one waits on."""
 
     def starts(job_id: str) -> set[str]:
         return {path.name.removeprefix(f"{job_id}-") for path in tmp_path.glob(f"{job_id}-*")}
 
-    command = [sys.executable, "-c", SUBMIT, cluster.address, str(tmp_path)]
+    command = [sys.executable, "-c", SUBMIT, headless.address, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     first, second = done.stdout.split()
     wait_until(lambda: starts(first) == {"1-0", "1-1"}, 120)
-    cluster.restart_head()
+    headless.restart_head()
     wait_until(lambda: starts(first) >= {"2-0", "2-1"}, 120)
     assert not starts(second)
     (tmp_path / "finish").touch()
     wait_until(lambda: starts(second) >= {"1-0", "1-1"}, 120)
 
     def over() -> bool:
-        listing = [sys.executable, "-m", "iris_ray", "ls", "--all", "--address", cluster.address]
+        listing = [sys.executable, "-m", "iris_ray", "ls", "--all", "--address", headless.address]
         said = subprocess.run(listing, capture_output=True, text=True, timeout=120, env=dict(os.environ)).stdout
         return all("succeeded" in line.lower() for line in said.splitlines() if first in line or second in line)
 

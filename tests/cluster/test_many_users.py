@@ -18,9 +18,8 @@ from iris_ray import IrisClient, JobState
 from iris_ray.cli.exits import USAGE
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import command_line, environment, iris, iris_json
-from tests.support.gangs import alive, wait_until
-
-pytestmark = pytest.mark.cluster
+from tests.support.gangs import alive
+from tests.support.waiting import wait_until
 
 COMMON = """
     import json, os, pathlib, sys, time
@@ -74,6 +73,7 @@ DORA = """
 """
 
 
+@pytest.mark.usefixtures("no_shared_cluster")
 def test_three_users_share_a_cluster(tmp_path: Path) -> None:
     """Ann has both slices. Bob's batch job came before Carl's urgent one, and gets a slice after it; Bob is killed.
 

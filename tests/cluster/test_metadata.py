@@ -12,31 +12,23 @@ from iris_ray import run_on_pod_ray
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, alive, ask_controller, controller_pid, job_view, wait_until
-
-pytestmark = pytest.mark.cluster
+from tests.support.gangs import Trace, alive, ask_as_a_pool, controller_pid, job_view, result_of, the_controller
+from tests.support.waiting import wait_until
 
 PREEMPTED = "the metadata server of the host says that it is being preempted"
-
-
-@pytest.fixture(autouse=True)
-def two_whole_slices(cluster: SimulatedCluster) -> None:
-    """Replace what an earlier test broke."""
-    while len(cluster.slice_names) < 2:
-        cluster.add_slice("v4-16")
 
 
 def evidence(cluster: SimulatedCluster, slice_name: str, worker_id: int) -> HostEvidence:
     """What the Controller knows about a host."""
     node_id = cluster.node_id(slice_name, worker_id)
-    return ask_controller("evidence", [node_id])[node_id]
+    return ask_as_a_pool(lambda controller: controller.evidence.remote([node_id]))[node_id]
 
 
 def wait_for_notice(cluster: SimulatedCluster, slice_name: str, worker_id: int) -> str:
     return wait_until(lambda: evidence(cluster, slice_name, worker_id).draining, 20)
 
 
-def test_preemption_that_only_the_metadata_server_announces_is_no_failure_of_the_user(
+def test_exception_after_a_preemption_that_only_the_metadata_server_announces_costs_no_failure(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
     """Even if the user's code raises because of it, before the hosts are gone; and they get nothing new."""
@@ -61,7 +53,7 @@ def test_preemption_that_only_the_metadata_server_announces_is_no_failure_of_the
     view = job_view(trace.starts()[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1)
 
-    hosts = [worker for worker in ask_controller("list_workers") if worker.slice_name == doomed]
+    hosts = [worker for worker in the_controller().list_workers() if worker.slice_name == doomed]
     assert [host.unavailable for host in hosts] == [PREEMPTED] * 2, "given back, it is looked at anew"
     cluster.preempt_slice(doomed)
     wait_until(lambda: evidence(cluster, doomed, 0).lost)
@@ -75,7 +67,7 @@ def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
     doomed = trace.wait_for_tasks(2)[0]["slice"]
     preemption = cluster.preempt_slice(doomed, notice_s=4, heard_by="metadata")
     with pytest.raises(RuntimeError, match=PREEMPTED) as caught:
-        ray.get(ref, timeout=60)
+        result_of(ref)
     assert preemption.done, "a notice alone ends nothing"
     assert isinstance(caught.value.cause, PreemptedTooManyTimesError)
 
@@ -91,11 +83,11 @@ def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: Simu
     wait_until(lambda: not alive(pid))
     assert "announces maintenance (UNSCHEDULED)" in wait_for_notice(cluster, name, 1)
     trace.finish()
-    assert [task["attempt"] for task in ray.get(ref, timeout=60)] == [1, 1]
+    assert [task["attempt"] for task in result_of(ref)] == [1, 1]
     cluster.preempt_slice(name)
 
 
-def test_host_whose_maintenance_is_called_off_is_as_good_as_new(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
     first = trace.wait_for_tasks(2)[0]
     name, replacement = first["slice"], first["job"] + "/replacement-1"
@@ -108,15 +100,16 @@ def test_host_whose_maintenance_is_called_off_is_as_good_as_new(cluster: Simulat
     assert unavailable(name) == [None, None]
     assert replacement not in jobs()
     pid = controller_pid()
-    os.kill(pid, signal.SIGKILL)  # nobody tells its successor
+    os.kill(pid, signal.SIGKILL)  # its successor is not told
     wait_until(lambda: not alive(pid))
     trace.finish()
-    assert [task["attempt"] for task in ray.get(ref, timeout=60)] == [1, 1], "whoever does not save runs on"
+    assert [task["attempt"] for task in result_of(ref)] == [1, 1], "a task that does not save runs on"
     everywhere = run_on_pod_ray.remote(lambda: os.environ["TPU_NAME"], "v4-16", num_slices=len(cluster.slice_names))
-    assert name in ray.get(everywhere, timeout=60)
+    assert name in result_of(everywhere)
     assert unavailable(name) == [None, None]
 
 
+@pytest.mark.proof
 def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCluster, trace: Trace) -> None:
     """Its pool has given the slice back, and listens no more."""
     directory = trace.directory
@@ -138,13 +131,13 @@ def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCl
     cluster.call_off_maintenance(name, 1)
     wait_until(lambda: unavailable(name) == [None, None], 60)
     trace.finish()
-    assert name not in ray.get(ref, timeout=60)
+    assert name not in result_of(ref)
 
 
 def unavailable(slice_name: str) -> list[str | None]:
     """Why the hosts of a slice take nothing new, by number."""
-    return [worker.unavailable for worker in ask_controller("list_workers") if worker.slice_name == slice_name]
+    return [worker.unavailable for worker in the_controller().list_workers() if worker.slice_name == slice_name]
 
 
 def jobs() -> set[str]:
-    return {job.job_id for job in ask_controller("list_jobs")}
+    return {job.job_id for job in the_controller().list_jobs()}

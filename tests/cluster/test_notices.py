@@ -1,4 +1,4 @@
-"""What a gang hears before it has to move, and how it moves: by notice, to a spare, to more slices."""
+"""What a gang is told before it has to move, and how it moves: after a notice, to a spare, to more slices."""
 
 import os
 import signal
@@ -12,29 +12,8 @@ import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, actor_pid, ask_controller, job_view, slice_of_this_task, wait_until
-
-pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def cluster() -> SimulatedCluster:
-    with SimulatedCluster({"v4-16": 4}, quiet=True) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def four_slices(cluster: SimulatedCluster) -> None:
-    """Replace what an earlier test broke."""
-
-    def sound() -> set[str]:
-        workers = [w for w in ask_controller("list_workers") or () if w.slice_name and not w.unavailable]
-        return {w.slice_name for w in workers if sum(v.slice_name == w.slice_name for v in workers) == 2}
-
-    run_on_pod(lambda: None, "v4-16")
-    while len(sound()) < 4:
-        cluster.add_slice("v4-16")
-        time.sleep(1)
+from tests.support.gangs import Trace, actor_pid, job_view, slice_of_this_task, the_controller
+from tests.support.waiting import wait_until
 
 
 @ray.remote(num_cpus=2)
@@ -64,7 +43,7 @@ def steps(directory: Path, when_told: Callable[[Any, dict[str, Any], int], Any])
                 return [facts["attempt"], start]
             if notice := iris_ray.preemption_notice():
                 when_told(notice, facts, step)
-        raise AssertionError("nobody ever said that it is over")
+        raise AssertionError("the test never said that it is over")
 
     return work
 
@@ -124,11 +103,12 @@ def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_
     assert (directory / "called").read_text() == "preemption"
     time.sleep(0.5)
     trace.finish()
-    assert ray.get(ref) == [first[0]["slice"]] * 2, "nobody has to move who does not want to, before the deadline"
+    assert ray.get(ref) == [first[0]["slice"]] * 2, "a gang that does not ask to move stays until the deadline"
     assert job_view(first[0]["job"]).preemptions == 0
     preemption.cancel()
 
 
+@pytest.mark.proof
 def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
@@ -181,7 +161,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     first = trace.wait_for_tasks(2)
 
     def ready() -> Any:
-        jobs = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first[0]["job"] + "/spare")]
+        jobs = [job for job in the_controller().list_jobs() if job.job_id.startswith(first[0]["job"] + "/spare")]
         return [job.groups[0] for job in jobs if job.state.name == "RUNNING"]
 
     (spare,) = wait_until(ready)
@@ -190,7 +170,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     assert {task["slice"] for task in second} == {spare}
     trace.finish()
     ray.get(ref)
-    wait_until(lambda: not [job for job in ask_controller("list_jobs") if "/spare" in job.job_id])
+    wait_until(lambda: not [job for job in the_controller().list_jobs() if "/spare" in job.job_id])
 
 
 def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluster, trace: Trace) -> None:
@@ -206,7 +186,7 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
     assert first["slice"] == warm
 
     def spare() -> Any:
-        (found,) = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first["job"] + "/spare")]
+        (found,) = [job for job in the_controller().list_jobs() if job.job_id.startswith(first["job"] + "/spare")]
         return found
 
     wait_until(lambda: spare().attempt >= 2)
@@ -218,12 +198,13 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
     ray.get(ref)
 
 
+@pytest.mark.proof
 def test_spare_whose_slice_breaks_gets_another_one(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, spares=1)
     (first, _) = trace.wait_for_tasks(2)
 
     def spare() -> Any:
-        (found,) = [job for job in ask_controller("list_jobs") if job.job_id.startswith(first["job"] + "/spare")]
+        (found,) = [job for job in the_controller().list_jobs() if job.job_id.startswith(first["job"] + "/spare")]
         return found
 
     wait_until(lambda: spare().state.name == "RUNNING")
@@ -243,14 +224,14 @@ def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: Simulat
         (directory / f"saved-{facts['index']}").write_text(str(step + 1))
         notice.saved()
 
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[2, 4], max_retries_failure=0)
-    first = trace.wait_for_tasks(8)
+    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save)), "v4-16", num_slices=[1, 3], max_retries_failure=0)
+    first = trace.wait_for_tasks(6)
     cluster.preempt_slice(first[0]["slice"])
-    trace.wait_for_tasks(4, attempt=2)
+    trace.wait_for_tasks(2, attempt=2)
     cluster.add_slice("v4-16")
-    trace.wait_for_tasks(8, attempt=3, timeout_s=90)
+    trace.wait_for_tasks(6, attempt=3, timeout_s=90)
     trace.finish()
-    assert [attempt for attempt, _ in ray.get(ref)] == [3] * 8
+    assert [attempt for attempt, _ in ray.get(ref)] == [3] * 6
     assert set((directory / "notices").read_text().split()) == {"growth"}
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1), "to grow is free"

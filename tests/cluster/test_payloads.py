@@ -2,28 +2,19 @@
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
 
-from iris_ray import IrisClient, ResourceSpec, release, run_on_pod
+from iris_ray import IrisClient, ResourceSpec, run_on_pod
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import controller_pid
 
-pytestmark = pytest.mark.cluster
-
 LARGE = 200_000_000
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SimulatedCluster]:
-    with SimulatedCluster({"v4-16": 2}, quiet=True) as running:
-        yield running
-        release()
 
 
 def digest_of(payload: bytes) -> Callable[[], tuple[int, str]]:
@@ -60,7 +51,7 @@ def test_large_function_of_a_detached_job_does_not_need_its_driver(cluster: Simu
     assert job.results() == [(len(payload), hashlib.sha256(payload).hexdigest())] * 2
 
 
-def test_large_results_come_back(cluster: SimulatedCluster) -> None:
+def test_results_of_200_mb_come_back(cluster: SimulatedCluster) -> None:
     results = run_on_pod(lambda: b"r" * LARGE, "v4-16", keep_warm=600)
     assert [len(result) for result in results] == [LARGE] * 2
     assert set(results) == {b"r" * LARGE}

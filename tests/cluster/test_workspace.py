@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +11,6 @@ import pytest
 from iris_ray.cli.exits import USAGE
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import Done, command_line, environment
-
-pytestmark = pytest.mark.cluster
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[SimulatedCluster]:
-    with SimulatedCluster({"v4-8": 1}, quiet=True) as running:
-        yield running
 
 
 @pytest.fixture
@@ -50,11 +41,11 @@ def test_workspace_of_a_client_is_where_its_tasks_work(cluster: SimulatedCluster
             return beside.FOUND
 
         with IrisClient.remote(sys.argv[1], workspace=sys.argv[2]) as client:
-            for resources in (ResourceSpec(), ResourceSpec(device=tpu_device("v4-8"))):
+            for resources in (ResourceSpec(), ResourceSpec(device=tpu_device("v4-16"))):
                 print(client.submit(paint, resources=resources).results())
     """
     done = script(cluster, body, cluster.address, workspace)
-    assert done.stdout == "['blue']\n['blue']\n", done.stderr
+    assert done.stdout == "['blue']\n['blue', 'blue']\n", done.stderr
 
 
 def test_workspace_over_rays_limit_is_refused_with_the_limit_and_what_to_do(
@@ -95,7 +86,7 @@ def test_working_dir_of_the_command_line_travels(cluster: SimulatedCluster, work
 
 
 def run(cluster: SimulatedCluster, workspace: Path, **variables: str) -> Done:
-    command = command_line("run", "--working-dir", str(workspace), str(workspace / "paint.py"), "v4-8")
+    command = command_line("run", "--working-dir", str(workspace), str(workspace / "paint.py"), "v4-16")
     variables = environment(cluster) | variables
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd="/", env=variables)
 

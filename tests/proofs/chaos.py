@@ -32,7 +32,7 @@ from ray.util.placement_group import placement_group_table
 from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import actor_pid, alive, ask_controller, controller_pid, pool_pid, wait_until
+from tests.support.gangs import actor_pid, alive, controller_pid, pool_pid, the_controller, wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
 STEP_S, CHECKPOINT_EVERY = 0.05, 20
@@ -203,7 +203,7 @@ class Chaos:
             own = sorted((line for line in lines if line["index"] == index), key=lambda line: line["attempt"])
             self._check_steps(job, own, index < tasks)
         job_id = lines[0]["job"]
-        status = next((s for s in ask_controller("list_jobs") if s.job_id == job_id), None)
+        status = next((s for s in the_controller().list_jobs() if s.job_id == job_id), None)
         assert status is not None, f"the Controller has forgotten {job_id}"
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
@@ -319,7 +319,7 @@ class Chaos:
 
     def _charge(self, budget: str, slice_name: str) -> None:
         """Whoever runs on the slice, or is being started there, may lose an attempt by what comes now."""
-        for status in ask_controller("list_jobs"):
+        for status in the_controller().list_jobs():
             if slice_name in status.groups:
                 for job in self._running.values():
                     if (lines := job.lines()) and status.job_id == lines[0]["job"]:

@@ -43,7 +43,7 @@ class Option:
 
 
 class ReferencePlan:
-    """One plan; its results have the names of those of `SchedulingResult`, with job ids instead of explanations.
+    """One plan; its results have the names of those of `SchedulingResult`, with job ids instead of pending reasons.
 
     Attributes:
         kept: for each job that has waited too long, or returns, the groups that are kept for it.
@@ -66,7 +66,7 @@ class ReferencePlan:
         given_up = self.timed_out | self.unschedulable
         returning = {job.spec.job_id for job in pending if self.returns(job)}
         self.starving = self.kept.keys() - returning
-        self.waiting = {job_id for job_id, gangs in self.unplaced.items() if gangs and job_id not in given_up}
+        self.pending_reasons = {job_id for job_id, gangs in self.unplaced.items() if gangs and job_id not in given_up}
 
     # -- order -----------------------------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class ReferencePlan:
 
 
 def counts(job: Job) -> tuple[int, ...]:
-    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
 
 def oldest(jobs: Sequence[Job], user: str) -> int:

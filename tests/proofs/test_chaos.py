@@ -7,7 +7,7 @@ import pytest
 
 from tests.proofs.chaos import Chaos
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800), pytest.mark.usefixtures("no_shared_cluster")]
 
 
 def test_jobs_survive_a_minute_of_chaos(tmp_path: Path) -> None:

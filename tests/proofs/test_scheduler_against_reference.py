@@ -309,9 +309,9 @@ def commit_what_both_plan(world: World) -> None:
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
-    assert result.waiting.keys() == reference.waiting
+    assert result.pending_reasons.keys() == reference.pending_reasons
     assert set(result.starving) == reference.starving
-    assert {i: list(waiting.kept) for i, waiting in result.waiting.items() if waiting.kept} == {
+    assert {i: list(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
         job_id: names for job_id, names in reference.kept.items() if names
     }
     world.scheduler.check(world.now)
@@ -345,7 +345,7 @@ def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) 
     check_random_world(drawn)
 
 
-@pytest.mark.thorough
+@pytest.mark.proof
 @settings(PATIENT, max_examples=380 * MORE)
 @given(WORLDS)
 def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
@@ -444,14 +444,14 @@ class SmallWorld(World):
             sound = [pair for pair in slices if self.hosts(idle=False).issuperset(pair)]
             return {((node_id,),) for pair in sound for node_id in pair if node_id in hosts}
         whole = [pair for pair in slices if hosts.issuperset(pair)]
-        return {groups for count in config.counts for groups in combinations(whole, count)}
+        return {groups for count in config.num_groups for groups in combinations(whole, count)}
 
     def head(self) -> Job:
         """The job that comes first: the oldest, or once they have waited too long those that need much at once."""
         if self.now - self.jobs[0].submitted_at <= BACKFILL_BOUND_S:
             return self.jobs[0]
         gangs = [job for job in self.jobs if job.spec.coscheduling]
-        several_groups = [job for job in gangs if job.spec.coscheduling.counts[0] > 1]
+        several_groups = [job for job in gangs if job.spec.coscheduling.num_groups[0] > 1]
         several_hosts = [job for job in gangs if job.spec.replicas > 1]
         return (several_groups or several_hosts or self.jobs)[0]
 
@@ -485,7 +485,7 @@ SHARES = 5
 """Of all small worlds. It has no factor in common with the number of queues, so each share has every kind of them."""
 
 
-@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.thorough) for share in range(1, SHARES))])
+@pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.proof) for share in range(1, SHARES))])
 @pytest.mark.parametrize(
     ("age", "at_once"), [(0.0, True), (LONG, False), *([(0.0, False), (LONG, True)] if MORE > 1 else [])]
 )

@@ -1,6 +1,6 @@
 """Random events in random order, late and doubled, with the real scheduler in the loop: see `state_machine`.
 
-The quick tests try some sequences of their own each time, the thorough ones many more.
+`make test` tries some sequences of its own each time, `make proofs` many more.
 ``IRIS_TEST_EXAMPLES=20 pytest tests/proofs/test_state_random.py`` tries twenty times as many sequences.
 """
 
@@ -25,7 +25,7 @@ class TestRandomEvents(RandomEvents.TestCase):
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
 class TestRandomEventsThoroughly(RandomEvents.TestCase):
     """Thousands of sequences."""

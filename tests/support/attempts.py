@@ -2,14 +2,13 @@
 
 import asyncio
 import time
-from types import SimpleNamespace
-from typing import Any
 
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, Progress, RunRequest
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
+from iris_ray.model.notices import Notice
+from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
 from tests.support.worlds import gang_spec
 
 
@@ -18,7 +17,7 @@ class Slices:
 
     Attributes:
         hosts: how many.
-        progress: what each running task says of itself, by worker id.
+        steps: what each running task says of itself, by host index.
         patience: what hosts were given to answer; seconds.
     """
 
@@ -27,14 +26,13 @@ class Slices:
         self.returns = asyncio.Event()
         self.crashes = asyncio.Event()
         self.saves = False
-        self.progress = {i: Progress(None, None) for i in range(hosts)}
+        self.steps = {i: Progress(None, None) for i in range(hosts)}
         self.patience: list[float] = []
         self.ends: dict[int, TaskEnd] = {}
 
-    def members(self) -> dict[str, Any]:
-        async def answers() -> None: ...
-
-        return {"a": SimpleNamespace(ping=SimpleNamespace(remote=answers))}
+    def stub(self, name: str) -> "Slices":
+        assert name == "a"
+        return self
 
     def __contains__(self, name: str) -> bool:
         return name == "a"
@@ -43,45 +41,57 @@ class Slices:
 
     def renew_standbys(self, names: object, process: object) -> None: ...
 
-    async def ask(self, name: str, method: str, *args: Any, timeout_s: float | None = None) -> Any:
-        match method:
-            case "run_remote_fn":
-                ways = {asyncio.ensure_future(event.wait()) for event in (self.returns, self.crashes)}
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-                kind = EndKind.CRASHED if self.crashes.is_set() else EndKind.RETURNED
-                self.ends = {i: TaskEnd(kind, time.time(), b"") for i in range(self.hosts)}
-                return self.ends
-            case "notify":
-                while not self.saves and time.time() < args[1].deadline:
-                    await asyncio.sleep(0.01)
-                return self.saves, self.saves
-            case "progress":
-                return dict(self.progress)
-            case "healthy":
-                self.patience.append(args[0])
-                return dict.fromkeys(range(self.hosts))
-            case "stop":
-                stopped = TaskEnd(EndKind.STOPPED, time.time(), error=args[1])
-                return self.ends or dict.fromkeys(range(self.hosts), stopped)
+    # -- what its SliceActor answers -------------------------------------------------------------------------------
+
+    async def ping(self) -> None: ...
+
+    async def run_remote_fn(self, attempt: AttemptId, launches: object, silence_s: float) -> dict[int, TaskEnd]:
+        ways = {asyncio.ensure_future(event.wait()) for event in (self.returns, self.crashes)}
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        kind = EndKind.CRASHED if self.crashes.is_set() else EndKind.RETURNED
+        self.ends = {i: TaskEnd(kind, time.time(), b"") for i in range(self.hosts)}
+        return self.ends
+
+    async def notify(self, attempt: AttemptId, notice: Notice, patience_s: float) -> tuple[bool, bool]:
+        while not self.saves and time.time() < notice.deadline:
+            await asyncio.sleep(0.01)
+        return self.saves, self.saves
+
+    async def progress(self, attempt: AttemptId) -> dict[int, Progress]:
+        return dict(self.steps)
+
+    async def dump_stacks(self, attempt: AttemptId) -> None: ...
+
+    async def healthy(self, patience_s: float) -> dict[int, None]:
+        self.patience.append(patience_s)
+        return dict.fromkeys(range(self.hosts))
+
+    async def stop(self, attempt: AttemptId, reason: str | None) -> dict[int, TaskEnd]:
+        stopped = TaskEnd(EndKind.STOPPED, time.time(), error=reason or "")
+        return self.ends or dict.fromkeys(range(self.hosts), stopped)
 
 
 class Controller:
     """What it knows of the growth, and how often it was asked for that; what it knows of host 0, once it is `there`."""
 
     def __init__(self, is_to_grow: bool = True, draining: str | None = None) -> None:
-        self.is_to_grow = is_to_grow
+        self.grows = is_to_grow
         self.asked = 0
         self.there = True
         self.draining = draining
 
-    async def ask_once(self, method: str, *args: Any) -> Any:
-        if method == "is_to_grow":
-            assert args == (AttemptId("job", 3),)
-            self.asked += 1
-            return self.is_to_grow
+    async def is_to_grow(self, attempt: AttemptId) -> bool:
+        assert attempt == AttemptId("job", 3)
+        self.asked += 1
+        return self.grows
+
+    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence] | Unreachable:
         if not self.there:
             return Unreachable("it is just coming back")
-        return {"node-0": HostEvidence(draining=self.draining)} if method == "evidence" else {}
+        return {"node-0": HostEvidence(draining=self.draining)}
+
+    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
+        return {}
 
 
 def new_attempt(

@@ -2,7 +2,7 @@
 
 As a script, ``chip_holders.py DIRECTORY [LIBRARY]`` takes the lock in that directory, says "holds" and stays; or says
 what is in the way and ends. libtpu knows only /tmp/libtpu_lockfile: so the directory is mounted on /tmp, in a mount
-namespace of the script's own, and nobody else's /tmp is touched.
+namespace of the script's own, and no other process's /tmp changes.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ class ChipHolder:
                 break
         else:
             if self._process.wait(10) == NO_NAMESPACE:
-                pytest.skip("this machine lets nobody make a mount namespace, and libtpu locks a file in /tmp")
+                pytest.skip("this machine allows no mount namespace, and libtpu locks a file in /tmp")
             raise AssertionError(f"{command} ended with code {self._process.returncode}")
 
     def end(self) -> None:

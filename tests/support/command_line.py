@@ -1,13 +1,18 @@
 """``iris-ray`` for tests: in this process, and as people run it, on a cluster."""
 
+import contextlib
+import io
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
+import pytest
 from click.testing import CliRunner, Result
 
 from iris_ray.cli.exits import FAILED, OK
@@ -51,3 +56,79 @@ def iris(cluster: "SimulatedCluster", *arguments: str, code: int = OK, user: str
 
 def iris_json(cluster: "SimulatedCluster", *arguments: str) -> Any:
     return json.loads(iris(cluster, *arguments, "--json").stdout)
+
+
+CTRL_C = "\x03"
+Step = tuple[str | Callable[[], bool], str]
+"""What a person waits for, a text or anything else, and what they then type: a line, or `CTRL_C`."""
+
+
+class Terminal:
+    """A command in this process on a terminal, and a person before it who does one step after the other.
+
+    Attributes:
+        printed: all that was printed, stdout and stderr, in its order.
+    """
+
+    def __init__(self, *steps: Step) -> None:
+        self._steps = list(steps)
+        self._screen = _Screen()
+        self._seen = 0
+
+    @property
+    def printed(self) -> str:
+        return self._screen.getvalue().decode()
+
+    def run(self, *arguments: str) -> int:
+        """Its exit code; fails unless the person has done every step."""
+        out = io.TextIOWrapper(self._screen, write_through=True)
+        streams = {"stdin": _Keyboard(self._answer), "stdout": out, "stderr": out}
+        with contextlib.ExitStack() as replaced:
+            for name, stream in streams.items():
+                replaced.enter_context(mock.patch.object(sys, name, stream))
+            with pytest.raises(SystemExit) as end:
+                main(list(arguments), prog_name="iris-ray")
+        out.detach()
+        assert not self._steps, f"{self._steps[0]} never came; printed: {self.printed}"
+        return int(end.value.code or 0)
+
+    def has_pressed_ctrl_c(self) -> bool:
+        """Whether Ctrl-C is pressed now, while nothing is asked."""
+        return bool(self._steps) and self._steps[0][1] == CTRL_C and self._comes() == CTRL_C
+
+    def _comes(self) -> str | None:
+        """What is typed now; the step is done then."""
+        awaited, typed = self._steps[0]
+        if isinstance(awaited, str):
+            found = self.printed.find(awaited, self._seen)
+            if found < 0:
+                return None
+            self._seen = found + len(awaited)
+        elif not awaited():
+            return None
+        del self._steps[0]
+        return typed
+
+    def _answer(self) -> str:
+        assert self._steps, f"nobody expects a question: {self.printed}"
+        typed = self._comes()
+        assert typed is not None, f"{self._steps[0]} is waited for, and this was asked: {self.printed}"
+        if typed == CTRL_C:
+            raise KeyboardInterrupt
+        return typed
+
+
+class _Screen(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class _Keyboard(io.TextIOBase):
+    def __init__(self, answer: Callable[[], str]) -> None:
+        self._answer = answer
+
+    def isatty(self) -> bool:
+        return True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[override]
+        return self._answer()

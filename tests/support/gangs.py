@@ -1,8 +1,9 @@
-"""What the cluster tests share: functions for gangs that leave a trace, and looks at the cluster from outside."""
+"""For the cluster tests: functions for gangs that leave a trace, and looks at the cluster from outside."""
 
 import json
 import os
 import random
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,29 +16,21 @@ import ray
 from ray.exceptions import RayError
 
 from iris_ray import IrisClient, ResourceSpec, get_job_info, run_on_pod_ray, tpu_device
+from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.actors.wire.messages import JobView
-from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.client.submission import pool_of_this_process
+from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """The condition's first true value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain"
-        time.sleep(0.05)
-    return value
+from tests.support.waiting import wait_until
 
 
 class Trace:
-    """A directory in which every task of a gang writes down that it started."""
+    """A directory in which every task of a gang records that it started."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
     def starts(self, attempt: int | None = None) -> list[dict[str, Any]]:
-        """What the tasks wrote, of one attempt or of all, in the order of task indices."""
+        """Return what the tasks recorded, of one attempt or of all, by attempt and task index."""
         found = []
         for path in self.directory.glob("start-*.json"):
             text = path.read_text()
@@ -53,11 +46,11 @@ class Trace:
         (self.directory / "finish").touch()
 
     def gang(self, during: Callable[[dict[str, Any]], Any] | None = None) -> Callable[[], dict[str, Any]]:
-        """A function that writes down who it is and which tasks of earlier attempts still run, waits for `finish`, and
-        returns what it wrote down.
+        """Return a function for a gang. It records which task it is and which tasks of earlier attempts still run,
+        waits for `finish`, and returns that record.
 
         Args:
-            during: called with that, after it is written down, in place of the wait; its result is returned.
+            during: called with the record instead of the wait; its result is returned.
         """
         directory = str(self.directory)
 
@@ -125,7 +118,7 @@ class Crowd:
             self._started += 1
 
     def keep_busy_until_a_task_starts(self, timeout_s: float = 120.0) -> None:
-        """Returns when one has started since the last time; so that whoever kills something lets the jobs get on."""
+        """Return when a task has started since the last call, so that a loop of kills lets the jobs go on."""
 
         def has_started() -> bool:
             self.check_ended()
@@ -136,12 +129,12 @@ class Crowd:
         self._seen = len(list(self._directory.glob("*/start-*.json")))
 
     def check_ended(self) -> None:
-        """The jobs that have ended since the last time ended as they should."""
+        """Check the jobs that have ended since the last call."""
         for number in [number for number, job in self._jobs.items() if job.results.done()]:
             self._check(number, self._jobs.pop(number))
 
     def check_all(self) -> None:
-        """All jobs end, and as they should."""
+        """Wait for all jobs, and check them."""
         for number, job in self._jobs.items():
             self._check(number, job)
         print(f"{self._started} jobs")
@@ -153,7 +146,7 @@ class Crowd:
         return CrowdJob(ref.future(), trace, 2 * slices, gangs=1)
 
     def _work(self, number: int, trace: Trace, failing: set[int]) -> Callable[[], Any]:
-        """A function that returns the number after a while; the tasks of these indices fail first."""
+        """Return a function that returns the number after a while; the tasks of these indices fail first."""
         seconds, directory = self.chance.uniform(0.0, 2.0), trace.directory
 
         def work(start: dict[str, Any]) -> int:
@@ -167,11 +160,12 @@ class Crowd:
         return trace.gang(work)
 
     def _check(self, number: int, job: "CrowdJob") -> None:
-        """The right results; as many starts as attempts; each gang charged for its failure and for nothing else."""
-        assert job.results.result(timeout=120) == [number] * job.tasks, f"seed {self.seed}"
+        """Check the results, that each attempt started once, and that a gang is charged for its own failure alone."""
+        wait_until(job.results.done, 120)
+        assert job.results.result() == [number] * job.tasks, f"seed {self.seed}"
         for first_task in range(job.gangs):
             starts = [start for start in job.trace.starts() if start["index"] == first_task]
-            view = ask_controller("report", starts[0]["job"], [], first_task)
+            view = job_view(starts[0]["job"], first_task)
             failed = (job.trace.directory / f"failed-{first_task}").exists()
             assert (view.failures, view.preemptions, len(starts)) == (failed, 0, 1 + failed), f"seed {self.seed}"
             assert starts[-1]["attempt"] == view.attempt, f"seed {self.seed}"
@@ -197,41 +191,62 @@ class CrowdJob:
     gangs: int
 
 
-def ask_controller(method: str, *args: Any) -> Any:
-    """The answer of this cluster's Controller, which may just be coming back."""
+def the_controller() -> ControllerConnection:
+    """Return a connection to this cluster's Controller, which may just be coming back."""
+    return ControllerConnection(patience_s=60.0)
 
-    def ask() -> Any:
+
+def ask_as_a_pool(call: Callable[[Any], Any]) -> Any:
+    """Return the Controller's answer to a call that only pools make, and wait for it while the Controller restarts."""
+
+    def ask() -> tuple[Any] | None:
+        controller = find_controller()
+        if controller is None:
+            return None
         try:
-            controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
-            return ray.get(getattr(controller, method).remote(*args), timeout=10)
-        except (RayError, ValueError):
+            return (ray.get(call(controller), timeout=10),)
+        except RayError:
             return None
 
-    return wait_until(ask)
+    (answer,) = wait_until(ask)
+    return answer
 
 
 def controller_pid() -> int:
-    """The process of this cluster's Controller."""
-    return ask_controller("about")["pid"]
+    """Return the pid of this cluster's Controller."""
+    return the_controller().about()["pid"]
+
+
+def kill_controller() -> None:
+    """End its process with SIGKILL, and wait until it is gone; Ray starts another."""
+    pid = controller_pid()
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not alive(pid))
+
+
+def result_of(ref: Any, timeout_s: float = 90.0) -> Any:
+    """Return the value of a reference, and wait for it; see `wait_until`."""
+    wait_until(lambda: ray.wait([ref], timeout=0)[0], timeout_s)
+    return ray.get(ref)
 
 
 def free_chips() -> float:
-    """TPU chips in the cluster that nobody has claimed."""
+    """Return how many TPU chips of the cluster are not claimed."""
     return ray.available_resources().get("TPU", 0.0)
 
 
-def job_view(job_id: str) -> JobView:
-    """How the Controller sees a job."""
-    return ask_controller("report", job_id, [])
+def job_view(job_id: str, first_task: int = 0) -> JobView:
+    """Return the Controller's view of the gang of a job that begins with that task."""
+    return ask_as_a_pool(lambda controller: controller.report.remote(job_id, [], first_task))
 
 
 def pool_pid() -> int:
-    """The process of this driver's SlicePoolManager."""
+    """Return the pid of this driver's SlicePoolManager."""
     return ray.get(pool_of_this_process._pool.__ray_call__.remote(lambda _: os.getpid()))
 
 
 def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: str) -> int:
-    """The process of one of our actors on a simulated host, by the name of its class."""
+    """Return the pid of one of our actors on a simulated host, by the name of its class."""
 
     def title(pid: int) -> str:
         try:
@@ -244,7 +259,7 @@ def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: 
 
 
 def alive(pid: int) -> bool:
-    """Whether that process still does anything: one that has ended and that nobody has reaped does not."""
+    """Return whether that process still runs; one that has ended and is not reaped does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -1,15 +1,19 @@
 """An event loop whose clock goes on only when there is nothing left to do: waiting takes no time, and is exact.
 
-For code that knows no clock but its event loop's.
+While it runs, ``time.time`` and ``time.monotonic`` tell its time, too. Nothing may wait for a thread.
 """
 
 import asyncio
 import selectors
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
+from unittest import mock
 
 T = TypeVar("T")
 ENDLESS = 10_000
+BEGAN = 1_700_000_000.0
+"""What ``time.time`` tells in the beginning."""
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
@@ -51,8 +55,14 @@ class _Jump(selectors.DefaultSelector):
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run, in virtual time."""
+
+    def wall_clock() -> float:
+        return BEGAN + loop.time()
+
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(scenario)
+        loop = runner.get_loop()
+        with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "time", wall_clock):
+            return runner.run(scenario)
 
 
 def now() -> float:

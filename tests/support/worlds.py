@@ -122,7 +122,7 @@ class World:
 
     def why(self, job_id: str = "job") -> str:
         """Why a job waits, in words."""
-        return str(self.plan().waiting[job_id])
+        return str(self.plan().pending_reasons[job_id])
 
     def schedule(self) -> dict[str, Instructions]:
         """Commit one plan; the instructions by job."""

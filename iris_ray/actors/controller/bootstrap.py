@@ -42,7 +42,7 @@ def main(address: str) -> None:
     except RayTaskError as error:
         ray.kill(controller)  # it would refuse everybody; its name is for one that can start
         if isinstance(error.cause, IrisError):
-            sys.exit(str(error.cause))  # it says what to do; where in our code it was helps nobody
+            sys.exit(str(error.cause))  # it says what to do; the traceback in our code would not help
         raise
 
 

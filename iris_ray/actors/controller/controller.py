@@ -1,7 +1,8 @@
 """The cluster's Controller: one detached actor that sees every TPU host and every job, and decides who runs where.
 
-It holds no user code and nothing of its callers. All decisions are made by the pure core; this file turns Ray's node
-table and the pools' reports into events, and the core's instructions into calls.
+It holds no user code and nothing of its callers. All decisions are made by the pure core. This module is what may be
+asked of it; the other modules of this room do the work: `event_processor`, `planner`, `dispatcher`, `node_diff`,
+`recovery`, `journal`, `pool_registry`, `log_service`, `maintenance_service`.
 """
 
 import asyncio
@@ -9,8 +10,7 @@ import gc
 import logging
 import os
 import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,87 +19,74 @@ from ray.actor import ActorHandle
 
 import iris_ray
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
+from iris_ray.actors.controller.dispatcher import Dispatcher
+from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
-from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, NodeTable, failure, registration
-from iris_ray.actors.controller.pool_registry import POOL_GONE, PoolRegistry
+from iris_ray.actors.controller.node_diff import NodeDiff
+from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
+from iris_ray.actors.controller.planner import Planner
+from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.status_views import job_status, task_statuses, worker_status
-from iris_ray.actors.wire.answers import Unreachable, answer
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, JobView
+from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.messages import JobView
+from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import LastLines, LogPosition, TaskLog
-from iris_ray.cloud.cloud_tpu import ProviderWords
-from iris_ray.cloud.provisioning import missing_slices, slices_in
-from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NotYetError
+from iris_ray.cloud.demand import missing_slices, slices_in
+from iris_ray.cloud.provider_words import ProviderWords
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Gang, Job, JobSpec
+from iris_ray.model.jobs import Job, JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import TPU_NAME
-from iris_ray.scheduler import Scheduler, SchedulingResult
-from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.state.controller_state import ControllerState, apply_all
+from iris_ray.state import ControllerState
 from iris_ray.state.events import (
-    AttemptEndConfirmedEvent,
     Event,
     JobCancelledEvent,
-    JobRestoredEvent,
     JobSubmittedEvent,
     MaintenanceCalledOffEvent,
-    SliceHeldEvent,
-    SliceReleasedEvent,
     TaintedEvent,
     TaintLiftedEvent,
-    TaskAssignedEvent,
     TaskDispatchFailedEvent,
-    TimePassedEvent,
-    WorkerDrainedEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.state.instructions import DropSpare, Instructions, NotifyGang, ReclaimSlice, StopAttempt
-from iris_ray.state.records import JobRecord
 
 logger = logging.getLogger(__name__)
 
-DISPATCH_TIMEOUT_S = 5.0
-NODE_POLL_S = 0.5
-RECLAIM_TIMEOUT_S = 30.0
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
-GONE_HOSTS_KEPT = 10_000
+"""Reports whose time is the Controller's: clocks of other hosts mean nothing here."""
 
 
 class Controller:
-    """snapshot → plan → commit → dispatch."""
+    """The actor's methods: for pools, for people, and its own start and watching.
+
+    Args:
+        read_nodes: reads Ray's node table; blocks.
+    """
 
     def __init__(self, read_nodes: Callable[[], NodeTable] = NodeTable.read) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        self._started_at = time.time()
         self._read_nodes = read_nodes
         self._state = ControllerState()
-        self._scheduler = Scheduler()
-        self._waiting: dict[str, PendingReason] = {}
-        self._starved: set[str] = set()
-        self._counts: Counter[str] = Counter()
-        self._refused: set[str] = set()
-        self._gone: dict[str, str] = {}  # worker id → how it was lost
-        self._notices: dict[str, str] = {}  # worker id → the notice that it had when it was lost
-        self._slices: dict[str, str] = {}  # node id → the slice that it is, or was, of
-        self._provider = ProviderWords.of(os.environ)
         self._journal = Journal()
-        self._pools = PoolRegistry(self._journal, self._state, self._apply, self._in_background)
+        self._background = BackgroundTasks(self._background_failed)
+        self._planner = Planner(self._state)
+        self._events = EventProcessor(self._state, self._planner, self._journal, self._background)
+        self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()
-        self._maintenance = MaintenanceService(lambda node_id: self._apply([MaintenanceCalledOffEvent(node_id)]))
-        self._instructions = Instructions()  # what the latest events want done
-        self._follow_up: asyncio.Future[None] | None = None  # of what has come since the latest plan
-        self._following = True  # nothing is to follow from anything before the start is complete
-        self._planned_for = (0, 0)
-        self._planned_at = 0.0
-        self._deposed: str | None = None
-        self._started_at = time.time()
-        self._background: set[asyncio.Task[None]] = set()
-        self._readings: dict[str, object] = {}  # node id → what was last read of it
+        self._dispatcher = Dispatcher(
+            self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
+        )
+        self._nodes = NodeDiff(self._state)
+        self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
+        self._provider = ProviderWords.of(os.environ)
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
@@ -116,8 +103,8 @@ class Controller:
             ControllerUnavailableError: it could not start for another reason.
             DeposedError: another Controller has taken over.
         """
-        if self._deposed:
-            raise DeposedError(self._deposed)
+        if self._events.deposed:
+            raise DeposedError(self._events.deposed)
         try:
             await asyncio.shield(self._starting)
         except IrisError:
@@ -137,20 +124,19 @@ class Controller:
         """
         await self.ping()
         if spec.owner not in self._pools:
-            self._pools.meet(spec.owner, pool, incarnation)
+            self._pools.meet(spec.owner, PoolStub(pool), incarnation)
         await self._pools.process_is(spec.owner, incarnation)
         if spec.owner not in self._pools:
             raise DeposedError("the pool that submits this job is gone")
-        await self._apply([JobSubmittedEvent(spec, time.time())])
+        await self._events.apply([JobSubmittedEvent(spec, time.time())])
         return self._state.jobs[spec.job_id].state
 
     async def report(self, job_id: str | None, events: list[Event], gang: int = 0) -> JobView | None:
         """Take what a pool has to say, and answer how a gang of the job stands now."""
         await self.ping()
-        now = time.time()  # clocks of other hosts mean nothing here
-        told = (event for event in events if isinstance(event, WorkerDrainedEvent))
-        self._notices |= {event.node_id: event.reason for event in told if event.node_id not in self._state.workers}
-        await self._apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
+        now = time.time()
+        self._nodes.note_drains(events)
+        await self._events.apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
@@ -165,17 +151,12 @@ class Controller:
             return "the Controller does not know it"
         if not job.pending:
             return f"it is being started on {', '.join(job_status(job, None).groups)}"
-        return str(self._waiting.get(job_id, "it will be looked at in a moment"))
+        return str(self._planner.pending_reasons.get(job_id, "it will be looked at in a moment"))
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """What is known about these hosts."""
         await self.ping()
-        known = {}
-        for node_id in node_ids:
-            worker = self._state.workers.get(node_id)
-            draining = worker.draining if worker else self._notices.get(node_id)
-            known[node_id] = HostEvidence(self._gone.get(node_id), draining)
-        return known
+        return self._nodes.evidence(node_ids)
 
     async def is_to_grow(self, attempt: AttemptId) -> bool:
         """Whether the slices that an attempt's gang was told to move to are still there for it."""
@@ -186,7 +167,7 @@ class Controller:
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
         """What the provider says about the slices of these hosts, which do not answer; nothing if it is not asked."""
         await self.ping()
-        names = {node_id: self._slices[node_id] for node_id in node_ids if node_id in self._slices}
+        names = self._nodes.slices_of(node_ids)
         words = await self._provider.about(set(names.values()))
         return {node_id: words[name] for node_id, name in names.items() if name in words}
 
@@ -199,7 +180,7 @@ class Controller:
     async def list_jobs(self) -> list[JobStatus]:
         """All jobs that are known, the oldest first."""
         await self.ping()
-        return [job_status(job, self._waiting.get(job_id)) for job_id, job in self._state.jobs.items()]
+        return [job_status(job, self._planner.pending_reasons.get(job_id)) for job_id, job in self._state.jobs.items()]
 
     async def job_status(self, job_id: str) -> JobStatus:
         """How one job stands.
@@ -208,7 +189,7 @@ class Controller:
             UnknownNameError: there is no such job.
         """
         await self.ping()
-        return job_status(self._job(job_id), self._waiting.get(job_id))
+        return job_status(self._job(job_id), self._planner.pending_reasons.get(job_id))
 
     async def list_tasks(self, job_id: str) -> list[TaskStatus]:
         """The tasks of a job, by index; raises like `job_status`."""
@@ -276,7 +257,7 @@ class Controller:
     async def cancel(self, job_id: str, reason: str) -> JobStatus:
         """End a job, wherever it stands; how it stood before. Raises like `job_status`."""
         before = await self.job_status(job_id)
-        await self._apply([JobCancelledEvent(job_id, reason)])
+        await self._events.apply([JobCancelledEvent(job_id, reason)])
         return before
 
     async def taint(self, target: str, taint: str, reason: str) -> list[str]:
@@ -287,7 +268,7 @@ class Controller:
         """
         await self.ping()
         node_ids = self._hosts(target)
-        await self._apply([TaintedEvent(target, taint, reason)])
+        await self._events.apply([TaintedEvent(target, taint, reason)])
         return node_ids
 
     async def lift_taint(self, target: str, taint: str) -> list[str]:
@@ -300,19 +281,21 @@ class Controller:
         if taint not in self._state.fleet.taints.get(target, {}):
             tainted = [name for name, taints in self._state.fleet.taints.items() if taint in taints]
             raise unknown(f"taint {taint} on", target, tainted)
-        await self._apply([TaintLiftedEvent(target, taint)])
+        await self._events.apply([TaintLiftedEvent(target, taint)])
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
 
     async def statistics(self) -> dict[str, int]:
         """Counts since this Controller began: jobs that starved, timed out or turned out to be unschedulable."""
         await self.ping()
-        return {"epoch": self._journal.epoch, **self._counts}
+        return {"epoch": self._journal.epoch, **self._planner.counts}
 
     async def demand(self) -> dict[str, int]:
         """How many more slices of each type the jobs that wait could use."""
         await self.ping()
         jobs = self._state.jobs
-        return missing_slices((jobs[job_id], why) for job_id, why in self._waiting.items() if job_id in jobs)
+        return missing_slices(
+            (jobs[job_id], why) for job_id, why in self._planner.pending_reasons.items() if job_id in jobs
+        )
 
     async def about(self) -> dict[str, Any]:
         """Who this Controller is: epoch, version, process, node."""
@@ -340,318 +323,39 @@ class Controller:
             raise unknown("host or slice", target, [*slices, *self._state.workers])
         return found
 
-    # -- plan, commit, dispatch ------------------------------------------------------------------------------------
-
-    def _apply(self, events: Iterable[Event]) -> "asyncio.Future[None]":
-        """Change the state. The future is done when what follows is decided and put down; whoever acknowledges waits.
-
-        What comes in the same turn of the event loop, or while something is put down, shares one plan and one writing.
-        """
-        apply_all(self._state, [TimePassedEvent(time.time()), *events], self._instructions)
-        if self._follow_up is None:
-            self._follow_up = asyncio.get_running_loop().create_future()
-        if not self._following:
-            self._following = True
-            self._in_background(self._follow())
-        return self._follow_up
-
-    async def _follow(self) -> None:
-        """Plan, put down, carry out, until nothing new has come meanwhile."""
-        try:
-            while self._follow_up is not None:
-                orders = self._plan()
-                follow_up, self._follow_up = self._follow_up, None
-                instructions, self._instructions = self._instructions, Instructions()
-                try:
-                    await self._journal.write(self._state)
-                except DeposedError as error:
-                    self._step_down(error, follow_up)
-                    return
-                self._carry_out(instructions)
-                for order, owner, reclaim in orders:
-                    if owner in self._pools:
-                        self._in_background(self._dispatch(order, self._pools[owner], reclaim))
-                follow_up.set_result(None)
-        finally:
-            self._following = False
-
-    def _step_down(self, error: DeposedError, follow_up: "asyncio.Future[None]") -> None:
-        """Acknowledge nothing any more; whoever asks is told to look for another Controller."""
-        logger.warning("%s", error)
-        self._deposed = str(error)
-        for waited_for in (follow_up, self._follow_up):
-            if waited_for is not None:
-                waited_for.set_exception(error)
-                waited_for.exception()  # maybe nobody waits for it
-        self._follow_up = None
-
-    def _plan(self) -> list[tuple[AttemptOrder, str, list[ReclaimSlice]]]:
-        """Place what can be placed: the orders, to whom they go, and what others must let go before."""
-        state, now = self._state, time.time()
-        recent, fleet_version = now < self._planned_at + NODE_POLL_S, self._planned_for[0]
-        if recent and self._planned_for == (state.fleet.version, state.queue_version):
-            return []  # nothing has changed that a plan depends on
-        still_waiting = self._waiting if recent and fleet_version == state.fleet.version else None
-        if still_waiting is None:
-            self._planned_at = now
-        plan = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now, still_waiting)
-        self._waiting = plan.waiting
-        self._record_plan(plan)
-        orders, queue_version = [], state.queue_version
-        for assignment in plan.assignments:
-            instructions = state.handle_event(assignment)
-            self._instructions.add(instructions)
-            job = state.jobs[assignment.job_id]
-            gang = job.gang_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else job.gang
-            orders.append((self._order(job, gang), job.spec.owner, instructions.reclaim))
-        done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
-        if done:
-            self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
-        apply_all(state, (*plan.timed_out, *plan.unschedulable), self._instructions)
-        return orders if done else orders + self._plan()
-
-    def _record_plan(self, plan: SchedulingResult) -> None:
-        """Log and count what did not go as its owner hoped, once for each job."""
-        starved = [job_id for job_id in plan.starving if job_id not in self._starved]
-        self._starved = set(plan.starving)
-        for job_id in starved:
-            logger.warning("%s starves: %s", job_id, plan.waiting[job_id])
-        for event in (*plan.timed_out, *plan.unschedulable):
-            logger.warning("%s is given up: %s", event.job_id, event.reason)
-        self._counts.update(starved=len(starved), timed_out=len(plan.timed_out), unschedulable=len(plan.unschedulable))
-
-    async def _dispatch(self, order: AttemptOrder, pool: ActorHandle, reclaim: list[ReclaimSlice]) -> None:
-        """Get the slices from whoever keeps them warm, then hand them to the job's pool.
-
-        The pool may have the order already, from an earlier Controller; then it ignores this one.
-        """
-        attempt = order.attempt
-        if order.spare_for is None:
-            self._logs.placed(order)
-        problem = await self._reclaim(reclaim)
-        if problem is None:
-            try:
-                reply = await answer(pool.assign.remote(order), "the job's pool", DISPATCH_TIMEOUT_S)
-            except NotYetError as not_yet:
-                failed = TaskDispatchFailedEvent(attempt, str(not_yet), time.time())
-                self._apply([failed, AttemptEndConfirmedEvent(attempt)])
-                return
-            if reply is True or reply is None:  # None: its process is another one by now, and what ran there is over
-                return
-            if reply is False:
-                gone = JobCancelledEvent(attempt.job_id, "its pool does not know it any more")
-                self._apply([gone, AttemptEndConfirmedEvent(attempt)])
-                return
-            problem = reply.reason
-        self._apply([TaskDispatchFailedEvent(attempt, problem, time.time())])
-        await self._stop(StopAttempt(attempt, problem))
-
-    def _order(self, job: Job, gang: Gang) -> AttemptOrder:
-        workers = [self._state.workers[task.node_id or ""] for task in gang.tasks]
-        names = gang.groups if job.requirement.chips else (gang.tasks[0].task_id,)
-        size = len(workers) // len(names)
-        slices = tuple(
-            tuple(
-                HostPlace(worker.node_id, worker.address, name, number)
-                for number, worker in enumerate(workers[i * size : (i + 1) * size])
-            )
-            for i, name in enumerate(names)
-        )
-        return AttemptOrder(
-            job.current_attempt(gang),
-            slices,
-            job.requirement.demand(workers[0]),
-            self._journal.epoch,
-            self._pools.incarnation(job.spec.owner),
-            job.spec.spare_for.job_id if job.spec.spare_for else None,
-        )
-
-    async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
-        """Ask the holders of warm slices to let go; why it failed, or None."""
-        for wanted in slices:
-            holder = self._pools.get(wanted.holder)
-            if holder is None:
-                continue  # its owner is gone, and so are its actors
-            call = holder.give_up_slice.remote(wanted.slice_name, self._journal.epoch)
-            reply = await answer(call, f"the holder of {wanted.slice_name}", RECLAIM_TIMEOUT_S)
-            if reply is True:
-                self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
-            if reply is False:
-                return f"{wanted.slice_name} was in use after all"
-            if isinstance(reply, Unreachable):
-                logger.info("reclaiming %s: %s", wanted.slice_name, reply.reason)
-        return None
-
-    def _carry_out(self, instructions: Instructions) -> None:
-        for stop in instructions.stop:
-            # Not so if its end came in the same report.
-            if self._state.holds_capacity(stop.attempt):
-                self._in_background(self._stop(stop))
-        for dropped in instructions.dropped:
-            self._in_background(self._drop_spare(dropped))
-        for told in instructions.notices:
-            self._in_background(self._notify(told))
-        for job_id in instructions.finished:
-            job = self._state.jobs.get(job_id)  # None if so many others have ended meanwhile that it is forgotten
-            if job and job.state is not JobState.SUCCEEDED and job.spec.owner in self._pools:
-                self._in_background(self._tell(self._pools[job.spec.owner], job_id))
-
-    async def _notify(self, told: NotifyGang) -> None:
-        """Have a gang told that it is to move. Its pool may be busy; a notice is worth some tries."""
-        while (job := self._state.jobs.get(told.attempt.job_id)) is not None and job.spec.spare_for is None:
-            pool = self._pools.get(job.spec.owner)
-            if pool is None or not self._state.holds_capacity(told.attempt):
-                return
-            call = pool.notify_attempt.remote(told.attempt, told.notice, self._journal.epoch)
-            if not isinstance(await answer(call, "the job's pool", DISPATCH_TIMEOUT_S), Unreachable):
-                return
-            await asyncio.sleep(0.5)
-
-    async def _drop_spare(self, dropped: DropSpare) -> None:
-        """The order for it may still be on its way; what it has reserved by now, its pool keeps warm."""
-        if pool := self._pools.get(dropped.owner):
-            await answer(pool.drop_spare.remote(dropped.job_id), "the job's pool", DISPATCH_TIMEOUT_S)
-
-    async def _tell(self, pool: ActorHandle, job_id: str) -> None:
-        """Its pool may still wait for an order; a pool that is gone needs no word."""
-        await answer(pool.job_ended.remote(job_id), "the job's pool", DISPATCH_TIMEOUT_S)
-
-    async def _stop(self, stop: StopAttempt) -> None:
-        """Have an attempt ended; its capacity is free when its pool says so, or is gone itself."""
-        while self._state.holds_capacity(stop.attempt):
-            pool = self._pools.get(self._state.jobs[stop.attempt.job_id].spec.owner)
-            if pool is None:
-                return  # the end of its pool confirms the end of its attempts
-            call = pool.stop_attempt.remote(stop.attempt, stop.reason, self._journal.epoch)
-            reply = await answer(call, "the job's pool", 60.0)
-            if not isinstance(reply, Unreachable):
-                self._apply([AttemptEndConfirmedEvent(stop.attempt)])
-                return
-            await asyncio.sleep(1.0)
-
-    # -- coming back -----------------------------------------------------------------------------------------------
+    # -- its own work ----------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
         gc.disable()  # next to nothing that is made now is garbage, and to look through it takes half of the time
         try:
-            await self._come_back()
+            await come_back(self._state, self._journal, self._pools, self._nodes, self._dispatcher, self._read_nodes)
         finally:
             gc.enable()
         gc.collect()
         gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
-        self._in_background(self._watch_nodes())
+        self._background.start(self._watch_nodes(), "watching Ray's node table")
         if (demand := AutoscalerDemand.of(os.environ)) is not None:
-            self._in_background(self._watch_demand(demand))
-        self._following = False
-        self._apply([])
-
-    async def _come_back(self) -> None:
-        """Learn what hosts there are, and take up what an earlier Controller has left."""
-        records, taints = self._journal.begin()
-        table, views = await asyncio.gather(asyncio.to_thread(self._read_nodes), self._pools.come_back())
-        held = (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices)
-        apply_all(self._state, [TimePassedEvent(time.time()), *held])
-        apply_all(self._state, [*taints, *self._events_of(table)])
-        instructions = apply_all(self._state, map(JobRestoredEvent, records))
-        for owner, view in views.items():
-            await self._pools.process_is(owner, view.incarnation)
-        self._pools.watch(views)
-        self._carry_out(self._without_pools(instructions))
-        apply_all(self._state, self._events_of(table))  # by now it is known which chips are reserved by ourselves
-        await self._journal.take_over(self._state)
-        for record in records:
-            self._take_up(record, instructions.reclaim)
-        if records:
-            logger.info("Controller %d takes up %d jobs of %d pools", self._journal.epoch, len(records), len(views))
-
-    def _without_pools(self, instructions: Instructions) -> Instructions:
-        """Jobs whose pool is gone end."""
-        orphans = [job for job in self._state.jobs.values() if job.spec.owner not in self._pools]
-        ends = (JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in orphans if not job.state.finished)
-        return apply_all(self._state, ends, instructions)
-
-    def _take_up(self, record: JobRecord, reclaim: list[ReclaimSlice]) -> None:
-        """Go on with a job. Its pool gets its orders again, which it ignores if it has them already."""
-        job, pool = self._state.jobs.get(record.job.spec.job_id), self._pools.get(record.job.spec.owner)
-        if job is None or job.state.finished or pool is None:  # a pool that has just gone ends its jobs itself
-            return
-        for gang in job.gangs:
-            if gang.placed:
-                wanted = [one for one in reclaim if one.slice_name in gang.groups]
-                self._in_background(self._dispatch(self._order(job, gang), pool, wanted))
-
-    # -- the outside world -----------------------------------------------------------------------------------------
+            self._background.start(self._watch_demand(demand), "telling Ray's autoscaler what is missing")
+        self._events.begin(self._dispatcher)
 
     async def _watch_nodes(self) -> None:
-        while not self._deposed:
+        while not self._events.deposed:
             await asyncio.sleep(NODE_POLL_S)
             try:
                 table = await asyncio.to_thread(self._read_nodes)
-                self._apply(self._events_of(table))
+                self._events.apply(self._nodes.events_of(table))
                 self._maintenance.look_at(self._state.workers, self._state.holders)
             except Exception:
                 logger.exception("reading Ray's node table failed; trying again")
 
     async def _watch_demand(self, demand: AutoscalerDemand) -> None:
-        while not self._deposed:
+        while not self._events.deposed:
             try:
                 await asyncio.to_thread(demand.update, await self.demand(), slices_in(self._state.fleet))
             except Exception:
                 logger.exception("telling Ray's autoscaler what is missing failed; trying again")
             await asyncio.sleep(NODE_POLL_S)
 
-    def _events_of(self, table: NodeTable) -> list[Event]:
-        """What changed since the last reading."""
-        events: list[Event] = []
-        workers = self._state.workers
-        seen = set()
-        for node in table.nodes:
-            node_id = node["NodeID"]
-            if node_id not in self._slices and (name := node.get("Labels", {}).get(SLICE_NAME_LABEL)):
-                self._slices[node_id] = name
-            if not node["Alive"]:
-                if node_id not in self._gone:
-                    if node_id in workers and (draining := workers[node_id].draining):
-                        self._notices[node_id] = draining
-                    self._lost(node_id, failure(node).reason)
-                self._readings.pop(node_id, None)
-                if node_id in workers:
-                    died, notice = failure(node), self._notices.get(node_id)
-                    events.append(replace(died, reason=f"{died.reason}; {notice}") if notice else died)
-                continue
-            seen.add(node_id)
-            held = node.get("Labels", {}).get("ray.io/tpu-slice-name") in self._state.holders
-            reading = node, table.draining.get(node_id), table.available.get(node_id), held
-            if self._readings.get(node_id) == reading:
-                continue
-            self._readings[node_id] = reading
-            chips = node.get("Resources", {}).get("TPU", 0.0)
-            worker = registration(node, table, ours=chips if held else 0.0)
-            if isinstance(worker, str):
-                if worker not in self._refused:
-                    self._refused.add(worker)
-                    logger.warning("refused: %s", worker)
-            elif worker is not None and not self._state.knows(worker):
-                events.append(worker)
-        return events
-
-    def _lost(self, node_id: str, reason: str) -> None:
-        self._gone[node_id] = reason
-        while len(self._gone) > GONE_HOSTS_KEPT:
-            oldest = next(iter(self._gone))
-            del self._gone[oldest]
-            self._notices.pop(oldest, None)
-            self._slices.pop(oldest, None)
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._finished)
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        self._background.discard(task)
-        if task.cancelled() or (error := task.exception()) is None:
-            return
+    def _background_failed(self, error: BaseException) -> None:
         if isinstance(error, DeposedError):
-            self._deposed = str(error)
-        logger.error("background work failed", exc_info=error)
+            self._events.step_down(error)

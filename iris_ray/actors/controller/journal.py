@@ -1,16 +1,17 @@
-"""What the Controller puts down in the cluster's key-value store, so that its successor can go on.
+"""What the Controller records in the cluster's key-value store, so that its successor can go on.
 
-Each Controller has a number, its epoch, and writes under its own number only: one that was replaced and does not know
-it yet (its host was frozen) writes where nobody reads any more.
+Each Controller has a number, its epoch, and writes under its own number only. A Controller that was replaced and does
+not know it yet, because its host was frozen, writes keys that are never read.
 
-It acknowledges nothing there, either. A successor takes its epoch first and reads what was left then; a Controller puts
-down first and looks for the next epoch then. So whatever a successor has not read, its writer knows not to acknowledge.
+Such a Controller acknowledges nothing, either. A successor takes its epoch first and then reads what is left; a
+Controller writes first and then looks for the next epoch. So if a successor has not read a record, its writer finds
+the next epoch and does not acknowledge.
 
 =================== ===================================================================================
 ``epoch/<n>``       the n-th Controller has begun; the numbers have no gaps
 ``job/<n>/<id>``    a `JobRecord`
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
-``complete/<n>``    the n-th Controller has put down everything that it took over; from now on its records count
+``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<owner>``    the handle of a SlicePoolManager, and the incarnation of its process
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
@@ -51,7 +52,7 @@ class Journal:
         self.epoch = 0
         self._store = ClusterStore()
         self._taints: dict[str, dict[str, Taint]] = {}
-        self._pending: dict[str, bytes | None] = {}  # what is to be put down; None is to be deleted
+        self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
 
     def begin(self) -> tuple[list[JobRecord], list[TaintedEvent]]:
         """Take an epoch, and only then read what is left: from now on an earlier Controller acknowledges nothing.
@@ -60,7 +61,7 @@ class Journal:
             UnknownRecordError: as `left_behind`.
         """
         self.epoch = max(self._numbers("epoch/"), default=0) + 1
-        while not self._store.put_new(f"epoch/{self.epoch}", b""):  # somebody else begins at this moment
+        while not self._store.put_new(f"epoch/{self.epoch}", b""):  # another Controller begins at this moment
             self.epoch += 1
         return self.left_behind()
 
@@ -99,13 +100,13 @@ class Journal:
                     self._store.delete(f"{kind}{number}")
 
     async def write(self, state: ControllerState) -> None:
-        """Put down everything that has changed since the last time, side by side; tries until it is done.
+        """Record everything that has changed since the last time, side by side; try until it is done.
 
         One call at a time, so that no older record comes after a newer one. Pools come before their jobs, which a
         successor would otherwise take for those of a pool that is gone.
 
         Raises:
-            DeposedError: another Controller has begun, and may have read the journal before this was put down.
+            DeposedError: another Controller has begun, and may have read the journal before this was written.
         """
         self._collect(state)
         while self._pending:
@@ -117,7 +118,7 @@ class Journal:
                 await self._put(jobs)
                 deposed = await self._store.has(f"epoch/{self.epoch + 1}")
             except Exception as error:
-                logger.warning("what has been decided can't be put down; trying again: %s", error)
+                logger.warning("what has been decided can't be recorded; trying again: %s", error)
                 self._pending = batch | self._pending
                 await asyncio.sleep(WRITE_AGAIN_S)
                 self._collect(state)
@@ -143,7 +144,7 @@ class Journal:
             record = state.record(job_id)
             self._pending[f"job/{self.epoch}/{job_id}"] = None if record is None else record.to_bytes()
             if record is None:
-                with contextlib.suppress(Exception):  # nobody looks for them any more
+                with contextlib.suppress(Exception):  # they are never looked up again
                     self._store.delete_all(endpoint_key(job_id, ""))
         state.unrecorded.clear()
 
@@ -158,7 +159,7 @@ class Journal:
         return found
 
     def note_pool(self, owner: str, pool: tuple[ActorHandle, str] | None) -> None:
-        """Have a pool put down with the next writing, with the incarnation of its process; or have it deleted."""
+        """Have a pool recorded with the next writing, with the incarnation of its process; None: have it deleted."""
         self._pending[f"pool/{owner}"] = None if pool is None else cloudpickle.dumps(pool)
 
     def _last_complete(self) -> int:

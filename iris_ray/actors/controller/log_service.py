@@ -1,7 +1,7 @@
 """Where the Controller looks up what a task has printed: on its host, through a small actor there, or in its memory.
 
-The job's own actors may be gone, so the reader is the Controller's. It starts when somebody asks, in a second or two,
-and ends when nobody has asked for a minute.
+The job's own actors may be gone, so the reader is the Controller's. It starts with the first question, in a second or
+two, and ends after a minute without one.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.controller.log_memory import LogMemory
+from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.log_files import AttemptLog, Piece, logs_directory
-from iris_ray.actors.host.process_ledger import host_directory
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import AttemptOrder
 from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, TaskLog

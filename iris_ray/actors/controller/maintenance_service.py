@@ -1,7 +1,7 @@
 """Whether the announced maintenance of hosts that no pool holds any more is still planned.
 
-A TPUHostActor listens to the metadata server of its host, but ends with its slice: once a gang has moved away, nobody
-would hear that the maintenance is called off. So the Controller keeps a small actor of its own on such hosts.
+A TPUHostActor listens to the metadata server of its host, but ends with its slice. Once a gang has moved away, the
+calling off of the maintenance would be missed. So the Controller keeps a small actor of its own on such hosts.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class MaintenanceListener:
 
     async def called_off(self, announced: HostNotice) -> None:
         """Returns when a maintenance is not planned any more."""
-        from iris_ray.actors.host.metadata import MetadataWatch  # not in the Controller's process: it takes 0.1 s
+        from iris_ray.actors.host.metadata_watch import MetadataWatch  # not in the Controller's process: it takes 0.1 s
 
         heard = asyncio.Event()
         watch = asyncio.create_task(MetadataWatch(lambda notice: None, heard.set, announced=announced).run())
@@ -38,7 +38,7 @@ _MaintenanceListener = ray.remote(MaintenanceListener)
 
 
 class MaintenanceService:
-    """Has a listener on every host that is set aside for a maintenance and that nobody else listens to.
+    """Keeps a listener on every host that is set aside for a maintenance and whose slice no pool holds.
 
     Args:
         called_off: gets the id of a host whose maintenance is not planned any more.

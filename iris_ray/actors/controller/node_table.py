@@ -19,6 +19,8 @@ WORKER_ID_LABEL = "ray.io/tpu-worker-id"
 POD_TYPE_LABEL = "ray.io/tpu-pod-type"
 OPERATOR_PREFIX = "iris/"
 TAINT_LABEL = "taint."
+NODE_POLL_S = 0.5
+"""How often the table is read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,16 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import PoolView
+from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.ray_internals import placement_group_by_id
 from iris_ray.actors.wire.shared_names import reservations_of
 from iris_ray.state import ControllerState
@@ -27,19 +27,18 @@ from iris_ray.state.events import (
 
 logger = logging.getLogger(__name__)
 
-RECONNECT_TIMEOUT_S = 5.0
 LOOK_AGAIN_S = 0.5
 POOL_GONE = "the process that called run_on_pod is gone"
 
 
-class PoolRegistry(Mapping[str, ActorHandle]):
+class PoolRegistry(Mapping[str, PoolStub]):
     """Handles by owner, and which process each of them is.
 
     Args:
-        journal: where they are put down.
+        journal: records them.
         state: read only; what the pools have comes to it as events.
         apply: takes these events.
-        background: runs what nobody waits for.
+        background: runs the watching.
     """
 
     def __init__(
@@ -47,38 +46,38 @@ class PoolRegistry(Mapping[str, ActorHandle]):
         journal: Journal,
         state: ControllerState,
         apply: Callable[[Iterable[Event]], object],
-        background: Callable[[Coroutine[Any, Any, None]], None],
+        background: BackgroundTasks,
     ) -> None:
         self._journal = journal
         self._state = state
         self._apply = apply
         self._background = background
-        self._handles: dict[str, ActorHandle] = {}
+        self._stubs: dict[str, PoolStub] = {}
         self._incarnations: dict[str, str] = {}  # of their processes
         self._restarting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    def __getitem__(self, owner: str) -> ActorHandle:
-        return self._handles[owner]
+    def __getitem__(self, owner: str) -> PoolStub:
+        return self._stubs[owner]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._handles)
+        return iter(self._stubs)
 
     def __len__(self) -> int:
-        return len(self._handles)
+        return len(self._stubs)
 
     def incarnation(self, owner: str) -> str:
         """Which process of the pool is obeyed; empty if the pool is not known."""
         return self._incarnations.get(owner, "")
 
-    def meet(self, owner: str, pool: ActorHandle, incarnation: str) -> None:
+    def meet(self, owner: str, pool: PoolStub, incarnation: str) -> None:
         """A pool that was not known; from now on its end is noticed."""
         self._note(owner, pool, incarnation)
-        self._background(self._watch(owner, pool, seen=True))
+        self._background.start(self._watch(owner, pool, seen=True), f"watching pool {owner}")
 
     async def come_back(self) -> dict[str, PoolView]:
         """Take up the pools that an earlier Controller knew; what those have that answer."""
         found = self._journal.pools()
-        self._handles = {owner: pool for owner, (pool, _) in found.items()}
+        self._stubs = {owner: PoolStub(handle) for owner, (handle, _) in found.items()}
         self._incarnations = {owner: incarnation for owner, (_, incarnation) in found.items()}
         views = await asyncio.gather(*(self._view_of(owner, pool) for owner, pool in self.items()))
         return {owner: view for owner, view in zip(self, views, strict=True) if view is not None}
@@ -86,7 +85,7 @@ class PoolRegistry(Mapping[str, ActorHandle]):
     def watch(self, seen: Iterable[str]) -> None:
         """Notice the end of those that came back, and ask those again that have not answered."""
         for owner, pool in self.items():
-            self._background(self._watch(owner, pool, owner in seen))
+            self._background.start(self._watch(owner, pool, owner in seen), f"watching pool {owner}")
 
     async def process_is(self, owner: str, incarnation: str) -> None:
         """If the pool is another process than before, all that ran in the old one is over."""
@@ -100,14 +99,14 @@ class PoolRegistry(Mapping[str, ActorHandle]):
             self._note(owner, self[owner], incarnation)
             self._apply([PoolRestartedEvent(owner)])
 
-    def _note(self, owner: str, pool: ActorHandle, incarnation: str) -> None:
-        self._handles[owner], self._incarnations[owner] = pool, incarnation
-        self._journal.note_pool(owner, (pool, incarnation))
+    def _note(self, owner: str, pool: PoolStub, incarnation: str) -> None:
+        self._stubs[owner], self._incarnations[owner] = pool, incarnation
+        self._journal.note_pool(owner, (pool.handle, incarnation))
 
-    async def _watch(self, owner: str, pool: ActorHandle, seen: bool) -> None:
+    async def _watch(self, owner: str, pool: PoolStub, seen: bool) -> None:
         """Wait for the end of a pool, that is of its calling process, and clear up after it."""
         while True:
-            end = asyncio.ensure_future(_end_of(pool))
+            end = asyncio.ensure_future(pool.watched())
             try:
                 while not seen and not (await asyncio.wait({end}, timeout=LOOK_AGAIN_S))[0]:
                     seen = await self._look_at(owner, pool)
@@ -117,7 +116,7 @@ class PoolRegistry(Mapping[str, ActorHandle]):
                 seen = await self._look_at(owner, pool)
             except RayError:
                 break
-        del self._handles[owner], self._incarnations[owner]
+        del self._stubs[owner], self._incarnations[owner]
         self._journal.note_pool(owner, None)
         await _remove_reservations(owner)
         state = self._state
@@ -126,7 +125,7 @@ class PoolRegistry(Mapping[str, ActorHandle]):
         events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
         self._apply(events)
 
-    async def _look_at(self, owner: str, pool: ActorHandle) -> bool:
+    async def _look_at(self, owner: str, pool: PoolStub) -> bool:
         """Learn what a pool has that has not answered for a while; whether it does now."""
         view = await self._view_of(owner, pool)
         if view is None:
@@ -135,17 +134,13 @@ class PoolRegistry(Mapping[str, ActorHandle]):
         self._apply([SliceHeldEvent(name, owner) for name in view.slices])
         return True
 
-    async def _view_of(self, owner: str, pool: ActorHandle) -> PoolView | None:
+    async def _view_of(self, owner: str, pool: PoolStub) -> PoolView | None:
         try:
-            view = await answer(pool.reconnect.remote(self._journal.epoch), f"pool {owner}", RECONNECT_TIMEOUT_S)
+            view = await pool.reconnect(self._journal.epoch)
         except RayError:  # its runtime environment can't be set up again
             logger.exception("pool %s can't come back", owner)
             return None
         return None if isinstance(view, Unreachable) else view
-
-
-async def _end_of(pool: ActorHandle) -> None:
-    await pool.watched.remote()
 
 
 async def _remove_reservations(owner: str) -> None:

@@ -1,4 +1,4 @@
-"""Watching a process that is not our child: when it ends, and how."""
+"""How a process ended that is not our child, as the kernel tells it through a pidfd."""
 
 import fcntl
 import os
@@ -10,9 +10,14 @@ _INFO = struct.Struct("=QQ11Ii")
 _WANT_EXIT = 1 << 3
 _PIDFD_GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
 
+KILLED = "was killed by SIGKILL"
+
 
 def how_it_ended(pidfd: int) -> str | None:
-    """How a process ended, in words; None where the kernel can't tell (before Linux 6.15) or it still runs."""
+    """Return how a process ended, as the end of a sentence: its exit code or the signal that killed it.
+
+    Returns None if the process still runs or its parent has not reaped it, and before Linux 6.15, which can't tell.
+    """
     buffer = bytearray(_INFO.pack(_WANT_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, buffer)

@@ -1,31 +1,32 @@
-"""Which lines of a task reach the driver's terminal."""
+"""Decides which lines of a task reach the driver's terminal."""
 
 from dataclasses import dataclass
 
 from iris_ray.actors.wire.task_log import printable
 
 FORWARDED_LINES_PER_S = 500.0
-"""What all tasks of a job together may send to its driver's terminal."""
+"""How many lines a second all tasks of a job together may send to its driver's terminal."""
 BURST_S = 5.0
+"""A task may send as many lines at once as its rate allows in so many seconds."""
 LEAST_RATE, MOST_RATE, LEAST_BURST = 1.0, 100.0, 20.0
 LONGEST_LINE = 4000
 REPEAT_COST = 0.02
-"""A line that is like the one before it is only counted, which is cheap, but not for nothing."""
+"""What a repeated line costs of the rate: it is only counted, which is cheap but not free."""
 COUNTED_S = 5.0
-"""After so long it is said how many lines were counted so far."""
+"""Seconds between two lines that say how many lines were repeated or left out."""
 
 
 @dataclass(slots=True)
 class LineThrottle:
-    """Decides which lines of one task are shown. Nothing that it leaves out is lost: the file has everything.
+    """Decides which lines of one task are shown. What it leaves out is not lost: the task's log file has everything.
 
-    Lines that are alike and follow each other are folded, the rate is bounded, long lines are cut, binary is spelled
-    out, and of what a progress bar wrote over and over the last is shown.
+    It folds repeated lines, bounds the rate, cuts long lines, escapes binary data, and shows only the last state of a
+    progress bar.
 
     Args:
         rate: lines a second.
         burst: lines that may come at once.
-        where: how to see all of it, for the line that says how many were left out.
+        where: how to see everything, for the line that says how many lines were left out.
     """
 
     rate: float
@@ -39,32 +40,37 @@ class LineThrottle:
     _last: bytes | None = None
     _repeated: int = 0
     _left_out: int = 0
-    _said_at: float = 0.0
+    _counts_shown_at: float = 0.0
 
     @staticmethod
     def for_task_of(num_tasks: int, where: str) -> "LineThrottle":
-        """One task's share of what a job may show."""
+        """Return the throttle of one task of a job with so many tasks."""
         rate = min(MOST_RATE, max(LEAST_RATE, FORWARDED_LINES_PER_S / num_tasks))
         return LineThrottle(rate, max(LEAST_BURST, rate * BURST_S), where)
 
     @property
     def holds_something(self) -> bool:
-        """Whether `flush` would give anything out."""
+        """Whether `flush` would show anything."""
         return bool(self._repeated or self._left_out or self._rest)
 
     def feed(self, data: bytes, now: float) -> list[str]:
-        """What to show now, after the task wrote these bytes. Bytes beyond the rate cost next to nothing."""
+        """Take what the task wrote and return the lines to show now. Lines beyond the rate cost next to no time.
+
+        Args:
+            data: the bytes.
+            now: seconds on any clock that never goes back.
+        """
         if self._filled_at is None:
-            self._tokens, self._said_at = self.burst, now
+            self._tokens, self._counts_shown_at = self.burst, now
         else:
             self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.rate)
         self._filled_at = now
         shown: list[str] = []
-        if now - self._said_at >= COUNTED_S:
-            self._say_counts(shown)
-            self._said_at = now
+        if now - self._counts_shown_at >= COUNTED_S:
+            self._append_counts(shown)
+            self._counts_shown_at = now
         if self._dry and self._tokens >= max(self.rate, self.burst / 4):
-            self._dry = False  # not at the first token: lines without their neighbours tell nobody anything
+            self._dry = False  # not at the first token: single lines out of context are of no use
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
             if self._dry or self._tokens < 1.0:
@@ -83,7 +89,7 @@ class LineThrottle:
         return shown
 
     def flush(self, now: float) -> list[str]:
-        """What is held back: counts, and a line without an end. To be asked when nothing has come for a while."""
+        """Return what was held back: counts, and a line without an end. Call it when nothing has come for a while."""
         shown: list[str] = []
         if self._rest:
             rest, cut, self._rest, self._rest_cut = self._rest, self._rest_cut, b"", False
@@ -91,7 +97,7 @@ class LineThrottle:
                 self._take(rest, cut, shown)
             else:
                 self._left_out += 1
-        self._say_counts(shown)
+        self._append_counts(shown)
         return shown
 
     def _take(self, line: bytes, cut: bool, shown: list[str]) -> None:
@@ -100,13 +106,13 @@ class LineThrottle:
             self._repeated += 1
             self._tokens -= REPEAT_COST
             return
-        self._say_counts(shown)
+        self._append_counts(shown)
         self._last = line
         self._tokens -= 1.0
         text = printable(line[:LONGEST_LINE])
         shown.append(text[:LONGEST_LINE] + " … (cut)" if cut or len(text) > LONGEST_LINE else text)
 
-    def _say_counts(self, shown: list[str]) -> None:
+    def _append_counts(self, shown: list[str]) -> None:
         if self._repeated == 1 and self._last is not None:
             shown.append(printable(self._last))
         elif self._repeated:
@@ -118,6 +124,6 @@ class LineThrottle:
 
 
 def _last_overwriting(line: bytes) -> bytes:
-    """What a terminal shows in the end of a line in which carriage returns went back to its beginning."""
+    """Return what a terminal shows of a line that carriage returns have overwritten."""
     body = line.rstrip(b"\r")
     return line[body.rfind(b"\r") + 1 :]

@@ -1,7 +1,9 @@
-"""A task's process and what descends from it, noted while it lives: once it has ended they are nobody's children.
+"""A task's process and its descendants.
 
-A pid names one process only together with when that started. Whoever is noted here was seen as the child of one who
-was, or in the process group or session that the task's own process leads; nobody else is taken for a relative.
+The descendants are recorded while the task's process lives: the kernel forgets them as its descendants when it ends.
+
+A pid names one process only together with the time at which that process started. A process counts as part of the tree
+only if it was seen as a child of another member, or in the process group or session that the task's process leads.
 """
 
 import os
@@ -16,11 +18,11 @@ import psutil
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What the kernel says about a process in one look.
+    """What the kernel says about a process at one moment.
 
     Attributes:
-        pid, parent, group, session: numbers of processes.
-        started: clock ticks since boot, so that it stays the same whatever the clock does.
+        pid, parent, group, session: process numbers.
+        started: clock ticks since boot; unlike a time of day, this never changes.
     """
 
     pid: int
@@ -31,7 +33,7 @@ class ProcessStat:
 
 
 def stat_of(pid: int) -> ProcessStat | None:
-    """None if there is no such process; one that nobody has reaped still is there."""
+    """Return the stat of a process, zombies included; None if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -40,17 +42,17 @@ def stat_of(pid: int) -> ProcessStat | None:
 
 
 def runs_since(pid: int, started: int) -> bool:
-    """Whether the process that started then is still there, and not another of its pid."""
+    """Return whether the process that started at that tick still exists; another process may have got its pid."""
     found = stat_of(pid)
     return found is not None and found.started == started
 
 
 class ProcessTree:
-    """The relatives of one task's process.
+    """The members of one task's process tree: its first process, the root, and the descendants of that.
 
     Args:
-        pid, started: the process.
-        known: descendants that were noted earlier.
+        pid, started: the root and its start in clock ticks since boot.
+        known: descendants that were recorded earlier, as pids and start ticks.
     """
 
     def __init__(self, pid: int, started: int, known: Iterable[tuple[int, int]] = ()) -> None:
@@ -61,11 +63,11 @@ class ProcessTree:
 
     @property
     def known(self) -> dict[int, int]:
-        """The pids of those who were there at the last look, and when each started."""
+        """The pid and start tick of each member at the last `update` or `search`."""
         return dict(self._known)
 
-    def look(self) -> bool:
-        """Note who has come and who has gone; whether anybody has.
+    def update(self) -> bool:
+        """Add new children of known members and drop members that have ended. Return whether anything changed.
 
         Costs 10 µs for each thread of the tree, however many processes the machine has.
         """
@@ -75,34 +77,34 @@ class ProcessTree:
             while todo:
                 pid, started = todo.pop()
                 children = [] if pid in found else [child for number in _children(pid) if (child := stat_of(number))]
-                if runs_since(pid, started):  # asked after its children: so they are children of this one
+                if runs_since(pid, started):  # checked after its children were read, so they are children of this one
                     found[pid] = started
                     todo += [(child.pid, child.started) for child in children if child.parent == pid]
             changed, self._known = found != self._known, found
             return changed
 
-    def gather(self, just_ended: bool = False) -> list[psutil.Process]:
-        """Everybody who can be told to belong to it, also those whom no look has seen. Looks at all processes.
+    def search(self, just_ended: bool = False) -> list[psutil.Process]:
+        """Look through all processes of the machine and return every member, those that no `update` saw included.
 
         Args:
-            just_ended: the task's process may be gone, but nobody can have got its number yet.
+            just_ended: whether the root may be gone, but too recently for its pid to be in use again.
         """
         with self._lock:
-            everybody = {pid: found for pid in psutil.pids() if (found := stat_of(pid)) is not None}
-            ours = {pid for pid, one in everybody.items() if self._known.get(pid) == one.started}
-            led = {pid for pid, one in everybody.items() if self.pid in (one.group, one.session)}
-            # The kernel gives nobody the number of a group that has a member. So if one of its members is known it
-            # still is ours, and also if there was no time to use the number again.
-            is_stranger = self.pid in everybody and everybody[self.pid].started != self.started
-            if not is_stranger and (just_ended or led & ours):
-                ours |= led
-            while new := {pid for pid, one in everybody.items() if one.parent in ours} - ours:
-                ours |= new
-            self._known = {pid: everybody[pid].started for pid in ours}
+            stats = {pid: found for pid in psutil.pids() if (found := stat_of(pid)) is not None}
+            members = {pid for pid, stat in stats.items() if self._known.get(pid) == stat.started}
+            led = {pid for pid, stat in stats.items() if self.pid in (stat.group, stat.session)}
+            # The kernel gives no new process the number of a group that has a member. So the group is the root's as
+            # long as one of its members is known, or if there was no time to use the number again.
+            reused = self.pid in stats and stats[self.pid].started != self.started
+            if not reused and (just_ended or led & members):
+                members |= led
+            while new := {pid for pid, stat in stats.items() if stat.parent in members} - members:
+                members |= new
+            self._known = {pid: stats[pid].started for pid in members}
         return self.members()
 
     def members(self) -> list[psutil.Process]:
-        """Those who were there at the last look and still are."""
+        """Return the members at the last `update` or `search` that still exist."""
         found: list[psutil.Process] = []
         for pid, started in self.known.items():
             with suppress(psutil.NoSuchProcess):
@@ -113,10 +115,10 @@ class ProcessTree:
 
 
 def _children(pid: int) -> list[int]:
-    """Pids of its children now; none where the kernel was built without that list."""
+    """Return the pids of a process's children; none if the kernel was built without the file that lists them."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
-            with suppress(OSError):  # it has ended
+            with suppress(OSError):  # the thread has ended
                 found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
     return found

@@ -1,4 +1,4 @@
-"""The environment of a task process: what is set, what is taken away, and what needs a process of its own."""
+"""The environment of a task process: which variables are set or removed, and which a process must start with."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,11 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
 
 # Read by the dynamic loader, the allocator, the interpreter, the C library's locale and time zone, Ray or gRPC before
-# any code of ours runs: setting them in a running process comes too late.
+# any of our code runs: setting them in a running process is too late.
 _PROCESS_START_PREFIXES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "LC_", "RAY_", "GRPC_")
 _PROCESS_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "TMPDIR"})
 
-# A task owns all chips of its host. Ray writes these for processes that hold a part of them.
+# A task owns all chips of its host. Ray sets these for processes that hold some of the chips.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
 
@@ -18,7 +18,7 @@ def split_by_start(user_env: Mapping[str, str]) -> tuple[dict[str, str], dict[st
     """Split a user's variables into those that act only when a process starts, and the rest.
 
     Returns:
-        ``(at_start, at_run)``. The first need a process started with them; the second are set in a running one.
+        ``(at_start, at_run)``: variables that a process must be started with, and variables to set in a running one.
     """
     at_start = {k: v for k, v in user_env.items() if _acts_at_start(k)}
     return at_start, {k: v for k, v in user_env.items() if k not in at_start}
@@ -35,13 +35,13 @@ def task_environment(
     multislice: MultisliceInfo,
     num_cpus: float | None,
 ) -> dict[str, str | None]:
-    """The changes that turn an inherited environment into a task's: name → value, or None to remove it.
+    """Return the changes that turn an inherited environment into a task's: name → value, or None to remove it.
 
-    The user's variables win over our defaults; what identifies the task and its slice (``IRIS_*``, ``MEGASCALE_*``)
-    wins over the user's. On a single slice every MEGASCALE variable goes, also one that the user set.
+    The user's variables win over our defaults. Variables that identify the task and its slice (``IRIS_*``,
+    ``MEGASCALE_*``) win over the user's. On a single slice every MEGASCALE variable is removed, the user's included.
 
     Args:
-        inherited: the variables that the process has.
+        inherited: the variables that the process has now.
         user_env: the user's variables.
         info: the task's place in its gang.
         multislice: the slice's place among the gang's slices.
@@ -58,5 +58,5 @@ def task_environment(
     megascale = multislice.to_env()
     for name in {*inherited, *user_env}:
         if name.startswith(MEGASCALE_PREFIX) and not (megascale and name in user_env):
-            changes[name] = None  # of a provider or an earlier attempt; a user may tune a multislice run
+            changes[name] = None  # set by a provider or an earlier attempt; a user may tune a multislice run
     return changes | megascale | info.to_env()

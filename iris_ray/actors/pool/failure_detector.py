@@ -1,4 +1,7 @@
-"""Who has stopped answering? Ray's own health checks take a minute to say so of a host that is frozen."""
+"""How long a silent host or slice is tolerated. Ray's own health checks take a minute to find a frozen host.
+
+The limit is a host's ``silence_s``: `HOST_SILENCE_S` in `actors/wire/messages.py`, or ``$IRIS_RAY_HOST_SILENCE_S``.
+"""
 
 import asyncio
 import math
@@ -11,24 +14,24 @@ Key = TypeVar("Key")
 
 PING_S, RETRY_S = 1.0, 0.2
 FIRST_PING_S = 0.2
-"""Whoever has just been told to start has other things to do, and may be over before."""
+"""A member that was just told to start a task is busy, and may have returned before the first ping."""
 LAG_CHECK_S = 0.25
 
 
 class FailureDetector(Generic[Key]):
-    """Asks members again and again whether they are there.
+    """Pings members once a second. A member that is silent for `limit_s` is marked lost.
 
-    Time that this process itself was late is not held against them: on a machine that is starved of CPU everybody is.
+    Time in which this process itself was late does not count: on a machine without free CPU every answer is late.
 
     Args:
         ping: asks one member.
         keys: the members.
-        limit_s: who has not answered for so long counts as lost; seconds.
+        limit_s: silence after which a member is marked lost; seconds.
         since_first: whether members may still be starting: their silence counts from their first answer.
 
     Attributes:
-        silent: who counts as lost, and why.
-        hung: those of them who may still answer, some day; whoever asks one that is gone hears so at once.
+        silent: the members that are marked lost, and why.
+        hung: those of them whose process may still be there. Asking one that is gone fails at once; asking these waits.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class FailureDetector(Generic[Key]):
         self._work.append(asyncio.ensure_future(self._measure_lag()))
 
     async def found(self) -> None:
-        """Returns when somebody counts as lost."""
+        """Return when a member is marked lost."""
         await self._found.wait()
 
     def stop(self) -> None:
@@ -87,7 +90,7 @@ class FailureDetector(Generic[Key]):
         self._found.set()
 
     def _time(self) -> float:
-        """A clock that stands still while this process is late, whoever of its tasks gets to see that first."""
+        """Return the time of a clock that stands still while this process is late."""
         return asyncio.get_running_loop().time() - self._late - self._late_now()
 
     def _late_now(self) -> float:

@@ -5,14 +5,15 @@ The Controller decides where, and whether again; this decides nothing but what t
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
 
-from iris_ray.actors.pool.attempt import Attempt, LaunchFailed
+from iris_ray.actors.pool.attempt import Attempt, LaunchFailed, Phase
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, JobView, RunRequest
 from iris_ray.actors.wire.payloads import Pickled, PickledError
@@ -51,7 +52,7 @@ class GangRun:
 
     Args:
         slices: what its attempts run on.
-        controller: who is told how they end.
+        controller: is told how they end.
         request: the job.
         first_task: the index of the gang's first task.
     """
@@ -70,7 +71,7 @@ class GangRun:
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and for which attempt
         self._refused = 0  # attempts up to this one were stopped, perhaps before they began
-        self._background: set[asyncio.Task[Any]] = set()
+        self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
         """The tasks' results in (slice, worker) order, or the error that ends the gang for good."""
@@ -102,8 +103,7 @@ class GangRun:
 
     async def settled(self) -> None:
         """Returns when everything has been reported."""
-        while self._background:
-            await asyncio.wait(self._background)
+        await self._background.all_ended()
 
     def notify(self, attempt: int, notice: Notice) -> None:
         """The gang is to move, says the Controller."""
@@ -127,7 +127,7 @@ class GangRun:
             released = self._slices.retire(failure.broken)
             failed = TaskDispatchFailedEvent(order.attempt, str(failure), 0.0)
             events = [failed, *released, AttemptEndConfirmedEvent(order.attempt)]
-        await self._controller.ask("report", None, events)
+        await self._controller.report(None, events)
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
@@ -139,7 +139,7 @@ class GangRun:
     # -- talking to the Controller ---------------------------------------------------------------------------------
 
     async def _report(self, events: Sequence[Event]) -> JobView:
-        view: JobView | None = await self._controller.ask("report", self.job_id, list(events), self._first_task)
+        view = await self._controller.report(self.job_id, events, self._first_task)
         if view is None:
             raise ControllerUnavailableError(
                 f"the Controller was started anew and does not know job {self.job_id}; run it again"
@@ -156,7 +156,7 @@ class GangRun:
                 patience = REPEAT_S
                 if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
                     return None
-                why = await self._controller.ask("why", self.job_id)
+                why = await self._controller.why(self.job_id)
                 logger.info("%s: %s", self._who, why)
 
     # -- attempts --------------------------------------------------------------------------------------------------
@@ -168,9 +168,9 @@ class GangRun:
             attempt.notify(self._told[1])
         try:
             if not self._slices.is_warm(order):
-                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.where)
+                logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
             launches = await attempt.prepare()
-            logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.where)
+            logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
             verdict = await attempt.run(launches, lambda: self._report_running(attempt))
             if verdict.succeeded:
                 await self._succeed(attempt)
@@ -182,11 +182,13 @@ class GangRun:
         return verdict, job
 
     def _report_running(self, attempt: Attempt) -> None:
-        self._in_background(self._report(self._changes(attempt, TaskState.RUNNING)))
+        self._background.start(
+            self._report(self._changes(attempt, TaskState.RUNNING)), f"reporting that {attempt.id} runs"
+        )
 
     async def _succeed(self, attempt: Attempt) -> None:
         """The user has waited long enough: results go out at once, everything else happens behind them."""
-        tidy = self._in_background(self._tidy(attempt))
+        tidy = self._background.start(self._tidy(attempt), f"tidying up after {attempt.id}")
         if self._request.keep_warm <= 0:
             await asyncio.wait({tidy})
 
@@ -200,8 +202,8 @@ class GangRun:
         try:
             await attempt.stop_all(None)
             released = self._slices.retire(attempt.leaving)
-            self._slices.set_idle(attempt.names)
-            self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+            self._slices.set_idle(attempt.place.names)
+            self._slices.refill(attempt.place.names, self._request.process, job_goes_on=False)
             await self._report([*released, self._confirmed(attempt)])
         except Exception:
             logger.exception("%s succeeded, but tidying up after it failed", self._who)
@@ -212,10 +214,10 @@ class GangRun:
         """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""
         assert verdict.cause is not None
         released = self._slices.retire(attempt.leaving)
-        self._slices.set_idle(attempt.names)
-        attempt.tidy = True
-        index = attempt.index_of(verdict.cause)
-        error = f"{attempt.place_in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
+        self._slices.set_idle(attempt.place.names)
+        attempt.phase = Phase.TIDY
+        index = attempt.place.task_index(verdict.cause)
+        error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
         is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
         if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
@@ -226,10 +228,10 @@ class GangRun:
         elif attempt.never_started(verdict.cause):
             events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0))
         else:
-            events += self._changes(attempt, TaskState.RUNNING)  # in case nobody has said so yet
+            events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error))
         job = await self._report([*events, *released, self._confirmed(attempt)])
-        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
         if grows or attempt.never_started(verdict.cause):
             count = "free of charge"
         elif verdict.charged_as is TaskState.FAILED:
@@ -247,9 +249,9 @@ class GangRun:
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
         held = attempt.suspects
         suspects = held | await attempt.silent_hosts(failure.suspicious)
-        released = self._slices.retire(failure.broken if attempt.on_slices else attempt.names)
-        self._slices.set_idle(attempt.names)
-        attempt.tidy = True
+        released = self._slices.retire(failure.broken if attempt.place.on_slices else attempt.place.names)
+        self._slices.set_idle(attempt.place.names)
+        attempt.phase = Phase.TIDY
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node_id, self.job_id, why, by_user_code=False) for node_id, why in held.items()]
@@ -258,12 +260,12 @@ class GangRun:
         else:
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0))
         job = await self._report([*events, *released, self._confirmed(attempt)])
-        self._slices.refill(attempt.names, self._request.process, job_goes_on=not job.state.finished)
+        self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
         return job
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """All tasks of the attempt reach the same state."""
-        indices = range(self._first_task, self._first_task + attempt.num_tasks)
+        indices = range(self._first_task, self._first_task + attempt.place.num_tasks)
         return [TaskStateChangedEvent(attempt.id, index, state) for index in indices]
 
     def _confirmed(self, attempt: Attempt) -> AttemptEndConfirmedEvent:
@@ -274,16 +276,16 @@ class GangRun:
         """Stop what runs; what the Controller is to be told of that, once it knows that the job is cancelled."""
         attempt, events = self._attempt, list[Event]()
         if attempt is not None and not attempt.over.is_set():
-            if not attempt.tidy:
+            if attempt.phase is not Phase.TIDY:
                 await attempt.stop_all(reason)
                 events += self._slices.retire(attempt.leaving)
-                self._slices.set_idle(attempt.names)
-                self._slices.refill(attempt.names, self._request.process, job_goes_on=False)
+                self._slices.set_idle(attempt.place.names)
+                self._slices.refill(attempt.place.names, self._request.process, job_goes_on=False)
             events.append(self._confirmed(attempt))
         return events
 
     def abandoned(self) -> None:
-        """The Controller has been told; whoever waits for the attempt's end need not wait any more."""
+        """The Controller has been told: the attempt is over."""
         if self._attempt is not None:
             self._attempt.over.set()
 
@@ -308,9 +310,3 @@ class GangRun:
             error: Exception = RayTaskError(self._request.spec.name, where, PickledError(payload))
             return error
         return TaskCrashedError(f"job {self._who} failed: {job.error}")
-
-    def _in_background(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task

@@ -9,6 +9,7 @@ import ray
 
 from iris_ray.actors.pool.gang_run import GangRun
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest
 from iris_ray.errors import JobCancelledError, ResultsLostError
@@ -38,14 +39,13 @@ class JobRun:
         accepted: "asyncio.Future[bool]",
         incarnation: str,
     ) -> None:
-        request = replace(request, spec=replace(request.spec, owner=slices.owner))
         self.job_id = request.spec.job_id
         self._controller = controller
-        self._spec = request.spec
+        self._spec = replace(request.spec, owner=slices.owner)
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
         self._incarnation = incarnation
-        self._holding: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
 
     async def run(self) -> list[Any]:
@@ -53,7 +53,7 @@ class JobRun:
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             pool = ray.get_runtime_context().current_actor
-            state = await self._controller.ask("submit", self._spec, pool, self._incarnation)
+            state = await self._controller.submit(self._spec, pool, self._incarnation)
             if not self._accepted.done():
                 self._accepted.set_result(True)
             if state.finished:  # while the process before this one died
@@ -85,14 +85,7 @@ class JobRun:
 
     def hold_spare(self, order: AttemptOrder) -> None:
         """Hold slices ready beside those that the job's gang runs on. Returns at once."""
-        holding = asyncio.ensure_future(self._gangs[0].hold_spare(order))
-        self._holding.add(holding)
-        holding.add_done_callback(self._held)
-
-    def _held(self, holding: "asyncio.Task[None]") -> None:
-        self._holding.discard(holding)
-        if not holding.cancelled() and (error := holding.exception()) is not None:
-            logger.error("%s: a spare could not be held ready", self.job_id, exc_info=error)
+        self._background.start(self._gangs[0].hold_spare(order), f"holding the spare {order.attempt.job_id}")
 
     def wake(self) -> None:
         """The job is over, by the Controller's decision."""
@@ -115,7 +108,7 @@ class JobRun:
         try:
             ends = await asyncio.gather(*(gang.abandon(reason) for gang in self._gangs))
             events = [JobCancelledEvent(self.job_id, reason), *(event for end in ends for event in end)]
-            await self._controller.ask("report", self.job_id, events)
+            await self._controller.report(self.job_id, events)
         except Exception:
             logger.exception("%s: cancelling it failed", self.job_id)
         finally:

@@ -14,10 +14,10 @@ GATHERED_S = 0.5
 
 
 class LastLinesRelay:
-    """Gathers what hosts report, and passes it on; never in anybody's way.
+    """Gathers what hosts report and passes it on in batches, beside all other work.
 
     Args:
-        controller: who gets it.
+        controller: gets it.
     """
 
     def __init__(self, controller: ControllerClient) -> None:
@@ -36,7 +36,7 @@ class LastLinesRelay:
             while self._waiting:
                 await asyncio.sleep(GATHERED_S)
                 batch, self._waiting = self._waiting, {}
-                reply = await self._controller.ask_once("note_last_lines", list(batch.values()))
+                reply = await self._controller.note_last_lines(list(batch.values()))
                 if isinstance(reply, Unreachable):
                     self._waiting = batch | self._waiting
         except Exception:

@@ -14,7 +14,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import Gone, Unreachable, answer
+from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
 from iris_ray.actors.wire.shared_names import reservations_of
 from iris_ray.model.ids import AttemptId
@@ -68,6 +70,16 @@ class ReservedSlice:
     def name(self) -> str:
         return self.hosts[0].slice_name
 
+    @property
+    def stub(self) -> SliceStub:
+        """Its SliceActor."""
+        return SliceStub(self.actor, self.name)
+
+    @property
+    def host_stubs(self) -> list[HostStub]:
+        """Its TPUHostActors by host index."""
+        return [HostStub(actor, f"{self.name} host {i}") for i, actor in enumerate(self.host_actors)]
+
     @staticmethod
     def reserve(
         owner: str, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec, avoid_ports: Collection[int]
@@ -118,7 +130,7 @@ class ReservedSlice:
         name = f"{self.name} host {host_index}"
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                reply = await answer(self.host_actors[host_index].teardown.remote(), name, None)
+                reply: Any = await self.host_stubs[host_index].teardown(None)
                 if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
                     reply = await self._have_ended_by(heir, host_index)
                 if isinstance(reply, Gone):
@@ -173,9 +185,8 @@ async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
 def _prepare(
     hosts: tuple[HostPlace, ...], actor: ActorHandle, standbys: Sequence[ActorHandle]
 ) -> "asyncio.Future[tuple[int, ...] | Unreachable]":
-    call = actor.prepare.remote(standbys, START_TIMEOUT_S)
-    ready = asyncio.ensure_future(answer(call, f"slice {hosts[0].slice_name}", START_TIMEOUT_S + 5.0))
-    ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever launches next will see it
+    ready = asyncio.ensure_future(SliceStub(actor, hosts[0].slice_name).prepare(standbys, START_TIMEOUT_S))
+    ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
     return ready
 
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
 from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
-from iris_ray.actors.wire.answers import NotReserved, Unreachable, answer
+from iris_ray.actors.pool.slice_stub import TEARDOWN_TIMEOUT_S, SliceStub
+from iris_ray.actors.wire.answers import NotReserved, Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent
@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 
 USED_PORTS_KEPT = 1000
 HEALTHY_TIMEOUT_S = 3.0
-TEARDOWN_TIMEOUT_S = 20.0
 RESERVE_TIMEOUT_S = 10.0
 """How long Ray may take to reserve chips that the Controller believes to be free."""
 
@@ -30,7 +29,7 @@ class SpareFailed(Exception):
     """Slices could not be got ready.
 
     Attributes:
-        broken: those that are at fault and that nobody uses.
+        broken: those that are at fault and not in use.
     """
 
     def __init__(self, reason: str, broken: tuple[str, ...]) -> None:
@@ -38,7 +37,7 @@ class SpareFailed(Exception):
         self.broken = broken
 
 
-class ReservedSlices(ResourcePoolManager[str]):
+class ReservedSlices(ResourcePoolManager[str, SliceStub]):
     """Slices by name. What it gives back it also says, as events for the Controller.
 
     Args:
@@ -60,18 +59,17 @@ class ReservedSlices(ResourcePoolManager[str]):
     def __len__(self) -> int:
         return len(self._held) + len(self._leaving)
 
-    def members(self) -> Mapping[str, ActorHandle]:
-        return {name: held.actor for name, held in self._held.items()}
+    def members(self) -> Mapping[str, SliceStub]:
+        return {name: held.stub for name, held in self._held.items()}
 
-    def member_name(self, key: str) -> str:
-        return f"slice {key}"
+    def stub(self, name: str) -> SliceStub:
+        """The SliceActor of a slice that is held."""
+        return self._held[name].stub
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Why each host of a slice counts as lost, asked without its SliceActor; None for those that answer."""
-        hosts = dict(enumerate(self._held[name].host_actors))
-        calls = (answer(actor.healthy.remote(), f"{name} host {i}", timeout_s) for i, actor in hosts.items())
-        answers = await asyncio.gather(*calls)
-        return {i: a if isinstance(a, Unreachable) else None for i, a in zip(hosts, answers, strict=True)}
+        answers = await asyncio.gather(*(host.healthy(timeout_s) for host in self._held[name].host_stubs))
+        return {i: reply if isinstance(reply, Unreachable) else None for i, reply in enumerate(answers)}
 
     async def end_tasks(self, name: str, host_indexes: Iterable[int]) -> None:
         """End what runs on hosts of a slice for which its SliceActor can't vouch; not for one that is used again.
@@ -173,8 +171,8 @@ class ReservedSlices(ResourcePoolManager[str]):
 
     async def _started(self, held: ReservedSlice, silence_s: float) -> Any:
         """Like `held.ready`, unless a host that has been there stops answering meanwhile."""
-        actors = held.host_actors
-        watch = FailureDetector(lambda i: actors[i].healthy.remote(), range(len(actors)), silence_s, since_first=True)
+        hosts = held.host_stubs
+        watch = FailureDetector(lambda i: hosts[i].ping(), range(len(hosts)), silence_s, since_first=True)
         silence = asyncio.ensure_future(watch.found())
         try:
             first: set[asyncio.Future[Any]] = {held.ready, silence}
@@ -192,7 +190,7 @@ class ReservedSlices(ResourcePoolManager[str]):
         return all(one is not None and one.ready.done() and not one.needs_standbys for one in held)
 
     def use_standbys(self, names: Sequence[str]) -> None:
-        """The standbys of these slices run tasks now; nobody else gets them."""
+        """The standbys of these slices run tasks now; they are not used again."""
         for name in names:
             self._held[name].needs_standbys = True
 
@@ -222,7 +220,7 @@ class ReservedSlices(ResourcePoolManager[str]):
         return [SliceReleasedEvent(name, self.owner) for name in names]
 
     def retire_idle(self, names: Sequence[str]) -> list[Event]:
-        """Drop slices that broke while nobody used them. Whoever held one ready needs another."""
+        """Drop slices that broke while idle. A gang that held one as a spare needs another."""
         spares = {held.spare for name in names if (held := self._held.get(name)) and held.spare}
         events = list[Event](self.retire(names))
         for attempt in spares:
@@ -245,7 +243,7 @@ class ReservedSlices(ResourcePoolManager[str]):
     async def lost_while_idle(self) -> tuple[str, ...]:
         """The idle slices, spares included, of which some process or host does not answer any more."""
         idle = [name for name, held in self._held.items() if not held.in_use and held.ready.done()]
-        asks = (self.ask(name, "healthy", HEALTHY_TIMEOUT_S) for name in idle)
+        asks = (self.stub(name).healthy(HEALTHY_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
         return tuple(
             name
@@ -269,7 +267,7 @@ class ReservedSlices(ResourcePoolManager[str]):
 
     async def _tear_down(self, held: ReservedSlice) -> None:
         try:
-            await answer(held.actor.teardown.remote(), f"slice {held.name}", TEARDOWN_TIMEOUT_S)
+            await held.stub.teardown()
         except Exception:
             logger.exception("%s could not be torn down; it ends with its reservation", held.name)
         finally:

@@ -2,38 +2,23 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
-
-from ray.actor import ActorHandle
-
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, answer
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
+Member = TypeVar("Member")
+Reply = TypeVar("Reply")
 
 
-class ResourcePoolManager(ABC, Generic[Key]):
-    """A pool of actors: SlicePoolManager holds slices, SliceActor holds hosts."""
-
-    @abstractmethod
-    def members(self) -> Mapping[Key, ActorHandle]:
-        """The members that are to be asked."""
+class ResourcePoolManager(ABC, Generic[Key, Member]):
+    """A pool of actors: ReservedSlices holds slices, SliceActor holds hosts."""
 
     @abstractmethod
-    def member_name(self, key: Key) -> str:
-        """What people call the member."""
+    def members(self) -> Mapping[Key, Member]:
+        """Return the members that are to be asked."""
 
-    async def ask_all(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> dict[Key, Any]:
-        """Call one method on every member side by side. A member that is gone or slow answers `Unreachable`."""
+    async def ask_all(self, question: Callable[[Member], Awaitable[Reply]]) -> dict[Key, Reply]:
+        """Ask every member side by side. A member that is gone or slow answers `Unreachable`."""
         members = dict(self.members())
-        answers = await asyncio.gather(*(self.ask(key, method, *args, timeout_s=timeout_s) for key in members))
+        answers = await asyncio.gather(*map(question, members.values()))
         return dict(zip(members, answers, strict=True))
-
-    async def ask(self, key: Key, method: str, *args: Any, timeout_s: float | None = ANSWER_TIMEOUT_S) -> Any:
-        """Call one method on one member; `Unreachable` if it is gone or does not answer in time.
-
-        Raises:
-            Exception: what the method itself raised.
-        """
-        call = getattr(self.members()[key], method).remote(*args)
-        return await answer(call, self.member_name(key), timeout_s)

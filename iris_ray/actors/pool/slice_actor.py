@@ -13,6 +13,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import Progress, StandbyReady, TaskLaunch
 from iris_ray.errors import TaskSetupError
 from iris_ray.model.ids import AttemptId
@@ -21,7 +22,6 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 
 logger = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 15.0
 HOST_ASKED_AFTER_S = 1.0
 """A task that runs so long has its host asked to tell its end, too; not before, to launch sooner."""
 LAST_WORD_S = 1.0
@@ -42,35 +42,32 @@ class HostTask:
         return self.end.result() if self.end.done() and not self.end.cancelled() else None
 
 
-class SliceActor(ResourcePoolManager[int]):
-    """The hosts of one slice, by worker id.
+class SliceActor(ResourcePoolManager[int, HostStub]):
+    """The hosts of one slice, by host index.
 
     Args:
         name: the slice's name.
-        hosts: its TPUHostActors, in the order of worker ids.
+        hosts: its TPUHostActors, in the order of their indexes.
     """
 
     def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
         self._name = name
-        self._hosts = dict(enumerate(hosts))
+        self._hosts = {i: HostStub(handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
         self._standbys: dict[int, tuple[ActorHandle, int]] = {}  # with their pids
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
         self._tasks: dict[int, HostTask] = {}
         self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
 
-    def members(self) -> Mapping[int, ActorHandle]:
+    def members(self) -> Mapping[int, HostStub]:
         return self._hosts
-
-    def member_name(self, key: int) -> str:
-        return f"{self._name} host {key}"
 
     async def healthy(self, patience_s: float) -> dict[int, Unreachable | None]:
         """Why each host counts as lost; None for those that answer within so many seconds."""
         there = [i for i in self._hosts if i not in self._silent]
-        answers = await asyncio.gather(*(self.ask(i, "healthy", timeout_s=patience_s) for i in there))
+        answers = await asyncio.gather(*(self._hosts[i].healthy(patience_s) for i in there))
         lost = {i: a for i, a in zip(there, answers, strict=True) if isinstance(a, Unreachable)}
-        lost |= {i: Unreachable(f"{self.member_name(i)} {why}") for i, why in self._silent.items()}
+        lost |= {i: Unreachable(f"{self._hosts[i].name} {why}") for i, why in self._silent.items()}
         return {i: lost.get(i) for i in self._hosts}
 
     async def ping(self) -> None:
@@ -89,12 +86,12 @@ class SliceActor(ResourcePoolManager[int]):
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
         # Asked from here, so that the connection over which its task will be started is there by then.
-        ready = await answer(standby.ready.remote(), f"the standby on {self.member_name(host)}", timeout_s)
+        ready = await answer(standby.ready.remote(), f"the standby on {self._hosts[host].name}", timeout_s)
         if isinstance(ready, Unreachable):
             return ready
         if ready.error:
-            raise TaskSetupError(f"{self.member_name(host)}: {ready.error}")
-        adopted = await self.ask(host, "adopt", standby, ready.pid, ready.started, ready.token, timeout_s=timeout_s)
+            raise TaskSetupError(f"{self._hosts[host].name}: {ready.error}")
+        adopted = await self._hosts[host].adopt(standby, ready, timeout_s)
         return adopted if isinstance(adopted, Unreachable) else ready
 
     async def run_remote_fn(
@@ -119,7 +116,7 @@ class SliceActor(ResourcePoolManager[int]):
             end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
             self._tasks[i] = HostTask(pid, end)
         tasks = self._tasks
-        watch = FailureDetector(lambda i: self._hosts[i].healthy.remote(), self._hosts, silence_s)
+        watch = FailureDetector(lambda i: self._hosts[i].ping(), self._hosts, silence_s)
         silence = asyncio.ensure_future(watch.found())
         pending: set[asyncio.Future[Any]] = {task.end for task in tasks.values()}
         try:
@@ -138,9 +135,7 @@ class SliceActor(ResourcePoolManager[int]):
     async def _refuse(self, reason: str) -> dict[int, TaskEnd | None]:
         """End the standbys that were to run an attempt that is over already."""
         standbys, self._standbys = self._standbys, {}
-        await asyncio.gather(
-            *(self.ask(i, "stop", pid, reason, timeout_s=STOP_TIMEOUT_S) for i, (_, pid) in standbys.items())
-        )
+        await asyncio.gather(*(self._hosts[i].stop(pid, reason) for i, (_, pid) in standbys.items()))
         return {i: TaskEnd(EndKind.STOPPED, time.time(), error=reason) for i in standbys}
 
     async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
@@ -152,7 +147,7 @@ class SliceActor(ResourcePoolManager[int]):
             reason = "the task process was killed by Ray, because the host's memory was nearly used up"
             return TaskEnd(EndKind.OUT_OF_MEMORY, time.time(), None, reason, str(error))
         except RayError:
-            facts: TaskEnd | Unreachable = await self.ask(host, "how_it_ended", pid)
+            facts = await self._hosts[host].how_it_ended(pid)
             return None if isinstance(facts, Unreachable) else facts
 
     async def _result(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
@@ -170,7 +165,7 @@ class SliceActor(ResourcePoolManager[int]):
         try:
             await asyncio.wait({run}, timeout=HOST_ASKED_AFTER_S)
             if not run.done():
-                gone = asyncio.ensure_future(self.ask(host, "how_it_ended", pid, timeout_s=None))
+                gone = asyncio.ensure_future(self._hosts[host].how_it_ended(pid, timeout_s=None))
                 first: set[asyncio.Future[Any]] = {run, gone}
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not run.done():
@@ -204,7 +199,7 @@ class SliceActor(ResourcePoolManager[int]):
     async def _stop_task(self, host: int, task: HostTask, reason: str | None) -> TaskEnd | None:
         if host in self._silent:
             return None
-        end: TaskEnd | Unreachable | None = await self.ask(host, "stop", task.pid, reason, timeout_s=STOP_TIMEOUT_S)
+        end = await self._hosts[host].stop(task.pid, reason)
         return None if isinstance(end, Unreachable) else end
 
     async def notify(self, attempt: AttemptId, notice: Notice) -> tuple[bool, bool]:
@@ -224,7 +219,7 @@ class SliceActor(ResourcePoolManager[int]):
 
     async def _notify(self, host: int, task: HostTask, notice: Notice) -> bool | None:
         """True once it has saved its state, False once it has returned; None if it neither can nor will say so."""
-        saved = asyncio.ensure_future(self.ask(host, "notify", task.pid, notice, timeout_s=None))
+        saved = asyncio.ensure_future(self._hosts[host].notify(task.pid, notice))
         try:
             await asyncio.wait({saved, task.end}, return_when=asyncio.FIRST_COMPLETED)
             if saved.done() and saved.result() is True:
@@ -232,7 +227,7 @@ class SliceActor(ResourcePoolManager[int]):
             end = task.known_end()
             return False if end is not None and end.kind is EndKind.RETURNED else None
         except Exception:
-            logger.exception("%s could not be told that it is to move", self.member_name(host))
+            logger.exception("%s could not be told that it is to move", self._hosts[host].name)
             return None
         finally:
             saved.cancel()
@@ -242,14 +237,14 @@ class SliceActor(ResourcePoolManager[int]):
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
-        replies = await asyncio.gather(*(self.ask(i, "progress", task.pid) for i, task in running.items()))
+        replies = await asyncio.gather(*(self._hosts[i].progress(task.pid) for i, task in running.items()))
         return dict(zip(running, replies, strict=True))
 
     async def dump_stacks(self, attempt: AttemptId) -> None:
         """Have every task of that attempt print what it is doing."""
         if self._running == attempt:
-            await asyncio.gather(*(self.ask(i, "dump_stacks", task.pid) for i, task in self._tasks.items()))
+            await asyncio.gather(*(self._hosts[i].dump_stacks(task.pid) for i, task in self._tasks.items()))
 
     async def teardown(self) -> None:
         """End everything on the slice before its actors are ended."""
-        await self.ask_all("teardown", timeout_s=STOP_TIMEOUT_S)
+        await self.ask_all(lambda host: host.teardown())

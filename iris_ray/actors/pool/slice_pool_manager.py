@@ -9,7 +9,6 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import ray
@@ -18,9 +17,9 @@ from iris_ray.actors.pool.job_run import JobRun
 from iris_ray.actors.pool.last_lines_relay import LastLinesRelay
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest
-from iris_ray.actors.wire.payloads import stored_if_large
+from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.model.ids import AttemptId
@@ -40,13 +39,13 @@ REPEATED_WITHIN_S = 60.0
 DROPPED_KEPT = 100
 """Spares that were dropped, of which an order may still come."""
 LAST_ANSWERS_S = 2.0
-"""How long a pool without a caller stays after its job, for whoever waits for the results."""
+"""How long a pool without a caller stays after its job, so that the results can be fetched."""
 
 
 class SlicePoolManager:
     """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while.
 
-    If its process dies, Ray starts it anew, and whoever waits for a run has it repeated there: the Controller knows the
+    If its process dies, Ray starts it anew and repeats the calls of callers that wait: the Controller knows the
     job by its id and lets it go on with another attempt.
 
     Args:
@@ -63,12 +62,12 @@ class SlicePoolManager:
         self._runs: dict[str, JobRun] = {}
         self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
-        self._settling: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._epoch = 0
         self._done = 0
         self._idle_s = 0.0
         self._changed = asyncio.Condition()
-        self._keeper: asyncio.Task[None] | None = None
+        self._watches_idle_slices = False
         self._dropped: deque[str] = deque(maxlen=DROPPED_KEPT)
         self._had: set[str] = set()  # jobs that this process has run
         self._began = time.monotonic()
@@ -82,7 +81,7 @@ class SlicePoolManager:
 
     async def run(self, request: RunRequest) -> list[Any]:
         """Run one job to its end; its tasks' results by index, or the job's own error."""
-        self._start_keeper()
+        self._watch_idle_slices()
         accepted = self._acceptance(request.spec.job_id)
         run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
         self._runs[run.job_id] = run
@@ -95,17 +94,14 @@ class SlicePoolManager:
                 accepted.set_result(False)
             asyncio.get_running_loop().call_later(LATEST_QUESTION_S, self._acceptances.pop, run.job_id)
             self._unsettled[run.job_id] = self._runs.pop(run.job_id)
-            settling = asyncio.ensure_future(self._settle(run))
-            self._settling.add(settling)
-            settling.add_done_callback(self._settling.discard)
+            self._background.start(self._settle(run), f"reporting the end of {run.job_id}")
             await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
             self._done += 1
             await self._notify()
 
     async def begin(self, request: RunRequest) -> None:
         """Run a job without a caller whose function is large: this process keeps it, and the job ends with it."""
-        kept = replace(request, function=stored_if_large(request.function))
-        self._alone = asyncio.ensure_future(self._run_alone(kept))
+        self._alone = asyncio.ensure_future(self._run_alone(with_stored_function(request)))
 
     async def results(self) -> list[Any]:
         """What came of the only job of a pool that has no caller; like `run`."""
@@ -116,8 +112,7 @@ class SlicePoolManager:
         try:
             return await self.run(request)
         finally:
-            ending = asyncio.ensure_future(self._end())
-            self._settling.add(ending)
+            self._background.start(self._end(), "ending this pool with its only job")
 
     async def _end(self) -> None:
         await self.release()
@@ -144,7 +139,7 @@ class SlicePoolManager:
         A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
         """
 
-        self._start_keeper()
+        self._watch_idle_slices()
 
         def idle() -> bool:
             quiet = not self._runs and not self._unsettled and not len(self._slices)
@@ -164,33 +159,31 @@ class SlicePoolManager:
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
         async with self._passing_on:
-            await self._controller.ask("report", None, [drained(node_id, notice)])
+            await self._controller.report(None, [drained(node_id, notice)])
 
     async def maintenance_called_off(self, node_id: str) -> None:
         """The maintenance of which a host gave notice is not planned any more."""
         logger.info("host %s: the metadata server of the host has called its maintenance off", node_id[:8])
         self._notices.pop((node_id, NoticeKind.MAINTENANCE), None)
         async with self._passing_on:
-            await self._controller.ask("report", None, [MaintenanceCalledOffEvent(node_id)])
+            await self._controller.report(None, [MaintenanceCalledOffEvent(node_id)])
 
     async def _repeat_notices(self) -> None:
         async with self._passing_on:
             if known := [drained(node_id, notice) for (node_id, _), notice in self._notices.items()]:
-                await self._controller.ask("report", None, known)
+                await self._controller.report(None, known)
 
     # -- called by the Controller ----------------------------------------------------------------------------------
 
     async def watched(self) -> None:
-        """Never returns; whoever waits for it learns of this process's end."""
+        """Never return: a caller that waits learns of this process's end."""
         await asyncio.Event().wait()
 
     async def reconnect(self, epoch: int) -> PoolView:
         """A new Controller has taken over: from now on it is obeyed, and no earlier one."""
         self._obey(epoch)
         if self._notices:  # it does not know them; it listens when it has our answer
-            repeating = asyncio.ensure_future(self._repeat_notices())
-            self._settling.add(repeating)
-            repeating.add_done_callback(self._settling.discard)
+            self._background.start(self._repeat_notices(), "repeating the notices of hosts")
         return PoolView(self._incarnation, self._slices.slice_names())
 
     async def assign(self, order: AttemptOrder) -> bool | None:
@@ -201,7 +194,7 @@ class SlicePoolManager:
             the process before this one, or for a spare that is not wanted any more.
 
         Raises:
-            NotYetError: this process has just begun; whoever waits for the job may still repeat it here.
+            NotYetError: this process has just begun; the caller that waits for the job may still repeat it here.
         """
         self._obey(order.epoch)
         if order.incarnation != self._incarnation or order.attempt.job_id in self._dropped:
@@ -241,7 +234,7 @@ class SlicePoolManager:
             run.wake()
 
     async def give_up_slice(self, name: str, epoch: int) -> bool:
-        """Let go of an idle slice that somebody else needs; False if it is in use after all."""
+        """Release an idle slice that another pool needs; return False if it is in use after all."""
         self._obey(epoch)
         if name in self._slices and not self._slices[name].in_use:
             logger.info("%s goes to another job", name)
@@ -267,11 +260,12 @@ class SlicePoolManager:
 
     # -- idle slices -----------------------------------------------------------------------------------------------
 
-    def _start_keeper(self) -> None:
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep_idle_slices())
+    def _watch_idle_slices(self) -> None:
+        if not self._watches_idle_slices:
+            self._watches_idle_slices = True
+            self._background.start(self._give_back_idle_slices(), "watching idle slices")
 
-    async def _keep_idle_slices(self) -> None:
+    async def _give_back_idle_slices(self) -> None:
         look_at = 0.0
         while True:
             await asyncio.sleep(IDLE_CHECK_S)
@@ -288,7 +282,7 @@ class SlicePoolManager:
         try:
             if lost := await self._slices.lost_while_idle():
                 logger.info("%s: lost while idle", ", ".join(lost))
-                await self._controller.ask("report", None, self._slices.retire_idle(lost))
+                await self._controller.report(None, self._slices.retire_idle(lost))
         except Exception:
             logger.exception("looking at idle slices failed")
 
@@ -297,11 +291,11 @@ class SlicePoolManager:
         return held.used_by not in self._runs and idle_s > held.keep_warm
 
     async def _give_back(self, condition: Callable[[ReservedSlice], bool]) -> None:
-        """Release idle slices and tell the Controller. Never raises: nobody's result depends on it."""
+        """Release idle slices and tell the Controller. Never raises: no result depends on it."""
         try:
             released = await self._slices.release_if(condition)
             if released:
-                await self._controller.ask("report", None, released)
+                await self._controller.report(None, released)
                 await self._notify()
         except Exception:
             logger.exception("giving slices back failed")

@@ -1,4 +1,4 @@
-"""Answers of actors, which may be missing: a missing answer is a value, not an exception."""
+"""Answers of actors. A missing answer is a value, not an exception."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -8,28 +8,32 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 
 ANSWER_TIMEOUT_S = 5.0
-"""How long a healthy actor may take to answer a question that needs no work."""
+"""How long a healthy actor may take to answer a call that needs no work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A member did not answer; a fact to be judged, not an exception."""
+    """An actor did not answer.
+
+    Attributes:
+        reason: what happened, in words.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gone(Unreachable):
-    """A member whose process is gone, or can't be reached at the moment, says Ray; its host may be there."""
+    """Ray says that the actor's process has ended, or can't be reached at the moment. Its host may still be there."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChipsHeld(Unreachable):
-    """A host that answers, but whose chips somebody holds.
+    """The host answers, but a process that is not its task's holds its chips.
 
     Attributes:
-        node_id: Ray's id of the host.
-        held: by whom, as part of a sentence about the host.
+        node_id: the host's id in Ray.
+        held: which process holds them, as part of a sentence about the host.
     """
 
     node_id: str
@@ -38,11 +42,23 @@ class ChipsHeld(Unreachable):
 
 @dataclass(frozen=True, slots=True)
 class NotReserved(Unreachable):
-    """Ray has not set the resources aside; that says nothing about the hosts."""
+    """Ray has not reserved the resources. This says nothing about the hosts."""
 
 
 async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> Any:
-    """Await an actor's answer, or `Unreachable`."""
+    """Await an actor's answer.
+
+    Args:
+        call: the call's reference or coroutine.
+        name: the actor's name, for the reason of a missing answer.
+        timeout_s: seconds to wait; None: for ever.
+
+    Returns:
+        The answer, or `Unreachable` if there is none: the actor is gone, or did not answer in time.
+
+    Raises:
+        Exception: what the actor's method raised, or `RuntimeEnvSetupError`.
+    """
 
     async def received() -> Any:
         return await call

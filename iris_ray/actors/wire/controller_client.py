@@ -1,24 +1,34 @@
-"""The way to the cluster's Controller: finding it, starting it if nobody has, and asking it."""
+"""The way from a pool to the cluster's Controller: find it, start it if none runs, and ask it."""
 
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.actor import ActorHandle
+from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
 
 import iris_ray
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
+from iris_ray.actors.wire.messages import JobView
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import JobSpec
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.state.events import Event
 
 START_TIMEOUT_S = 120.0
+PATIENT_ANSWER_TIMEOUT_S = 10.0
+ASK_AGAIN_S = 0.5
 TRIES = 120
-"""Half a second apart: the Controller's process is back within seconds, its node's may take a minute."""
+"""`ASK_AGAIN_S` apart: the Controller's process is back within seconds, its node's may take a minute."""
 
 # What a plain Ray driver needs of its environment. Anything else may be a secret, or someone's runtime environment.
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
@@ -65,38 +75,81 @@ class ControllerClient:
         require_same_protocol(reply["protocol"], reply["version"], iris_ray.__version__)
         return True
 
-    async def ask(self, method: str, *args: Any) -> Any:
-        """Its answer, however often it has to be asked.
+    # -- one method for each of the Controller's that pools call -----------------------------------------------------
+
+    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: str) -> JobState:
+        """Submit a job, as often as it takes; return how it stands. Raises like `_ask`."""
+        state: JobState = await self._ask("submit", spec, pool, incarnation)
+        return state
+
+    async def report(self, job_id: str | None, events: Sequence[Event], gang: int = 0) -> JobView | None:
+        """Report events, as often as it takes; return how a gang of the job stands. Raises like `_ask`."""
+        view: JobView | None = await self._ask("report", job_id, list(events), gang)
+        return view
+
+    async def why(self, job_id: str) -> str:
+        """Return why a job is not running, in a sentence. Raises like `_ask`."""
+        sentence: str = await self._ask("why", job_id)
+        return sentence
+
+    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence] | Unreachable:
+        """Return what the Controller has heard about hosts. Asks once."""
+        heard: dict[str, HostEvidence] | Unreachable = await self._ask_once("evidence", node_ids)
+        return heard
+
+    async def is_to_grow(self, attempt: AttemptId) -> bool | Unreachable:
+        """Return whether the slices that an attempt was told to move to are still there. Asks once."""
+        there: bool | Unreachable = await self._ask_once("is_to_grow", attempt)
+        return there
+
+    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord] | Unreachable:
+        """Return what the provider says about the slices of lost hosts. Asks once."""
+        words: dict[str, ProviderWord] | Unreachable = await self._ask_once("provider_words", node_ids)
+        return words
+
+    async def note_last_lines(self, batch: list[LastLines]) -> Unreachable | None:
+        """Have the Controller remember what tasks printed last. Asks once."""
+        reply: Unreachable | None = await self._ask_once("note_last_lines", batch)
+        return reply
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        """Return its answer, however often it has to be asked.
 
         Raises:
             ControllerUnavailableError: no answer after `TRIES` times.
         """
-        for _ in range(TRIES):
-            reply = await self.ask_once(method, *args, timeout_s=10.0)
-            if not isinstance(reply, Unreachable):
-                return reply
-            await asyncio.sleep(0.5)
-        raise ControllerUnavailableError(f"{reply.reason}; nothing can go on without it")
+        again = AsyncRetrying(
+            retry=retry_if_result(lambda reply: isinstance(reply, Unreachable)),
+            wait=wait_fixed(ASK_AGAIN_S),
+            stop=stop_after_attempt(TRIES),
+            retry_error_callback=_give_up,
+        )
+        return await again(self._ask_once, method, *args, timeout_s=PATIENT_ANSWER_TIMEOUT_S)
 
-    async def ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
-        """Its answer, or `Unreachable`; raises like `connect` as long as it has met none."""
+    async def _ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Return its answer, or `Unreachable`; raises like `connect` as long as it has met none."""
         try:
             controller = await self.connect()
         except (ControllerUnavailableError, VersionMismatchError) as error:
             if not self._has_met_one:
                 raise
-            return Unreachable(str(error))  # for now: somebody may be about to put it right
+            return Unreachable(str(error))  # for now: it may be about to come back
         try:
             reply = await answer(getattr(controller, method).remote(*args), "the Controller", timeout_s)
         except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
-            reply = Unreachable(str(error))  # this one can't serve anybody; another one may
+            reply = Unreachable(str(error))  # this one can't answer; another one may
         if isinstance(reply, Unreachable) and self._controller is controller:
             self._controller = None  # it may have been replaced: look for it before the next question
         return reply
 
 
+def _give_up(state: RetryCallState) -> NoReturn:
+    assert state.outcome is not None
+    raise ControllerUnavailableError(f"{state.outcome.result().reason}; nothing can go on without it")
+
+
 async def get_or_start_controller() -> ActorHandle:
-    """The Controller's handle. Whoever comes first starts it; who comes a little later waits for the same one.
+    """Return the Controller's handle. The first caller starts it; callers that come a little later get the same one.
 
     Raises:
         ControllerUnavailableError: it could not be started; the message has what was printed last.

@@ -1,16 +1,28 @@
-"""The way to the cluster's Controller for programs that wait for its answers. Nothing is started by asking."""
+"""The way to the cluster's Controller for programs that wait for its answers. Asking never starts a Controller."""
 
-import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    retry_if_result,
+    stop_after_delay,
+    wait_fixed,
+)
 
 import iris_ray
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
+from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 
 ANSWER_TIMEOUT_S = 30.0
 RESTART_S = 20.0
-"""How long a Controller that is just being restarted by Ray is waited for."""
+"""How long to wait for a Controller that Ray is just restarting."""
 _ASK_AGAIN_S = 0.5
+_NAME_POLL_S = 0.1
 
 NO_CONTROLLER = (
     "no Controller runs in this cluster: no job has needed one yet, or it was stopped. The next job starts one, and so"
@@ -21,12 +33,22 @@ GONE = (
     " another one, and so does: iris-ray controller start"
 )
 
+_Call = Callable[[Any], Any]
+"""From the Controller's actor handle to the reference of an answer."""
+
+
+class _NoAnswerError(Exception):
+    """No answer this time; why, in words."""
+
 
 class ControllerConnection:
-    """The cluster's Controller, for people: it is not started by asking.
+    """The cluster's Controller, with its methods as plain calls that return its answer or raise its error.
+
+    If the Controller dies or is replaced meanwhile, its successor is asked. Every method raises
+    ControllerUnavailableError if no answer comes.
 
     Args:
-        any_version: whether one will do that can only be asked for its versions, or ended.
+        any_version: accept a Controller of any version, to ask for its versions or to end it.
         patience_s: for how many seconds to wait until one runs. One that dies later is waited for `RESTART_S` at least.
 
     Raises:
@@ -38,14 +60,15 @@ class ControllerConnection:
         self._any_version = any_version
         self._patience_s = max(patience_s, RESTART_S)
         self._handle: Any = None
-        deadline = time.monotonic() + patience_s
-        while not self._look_up():
-            if time.monotonic() > deadline:
-                raise ControllerUnavailableError(NO_CONTROLLER)
-            time.sleep(_ASK_AGAIN_S)
+        Retrying(
+            retry=retry_if_result(lambda found: not found),
+            stop=stop_after_delay(patience_s),
+            wait=wait_fixed(_ASK_AGAIN_S),
+            retry_error_callback=_no_controller,
+        )(self._look_up)
 
     def _look_up(self) -> bool:
-        """Whether one runs; it may be another one than before, of another version."""
+        """Return whether one runs; it may be another one than before, of another version."""
         handle = find_controller()
         if handle is not None and handle != self._handle:
             self._handle = handle
@@ -53,60 +76,184 @@ class ControllerConnection:
                 require_same_protocol(*self.versions(), iris_ray.__version__)
         return handle is not None
 
-    def versions(self) -> tuple[int, str]:
-        """The protocol that it speaks, and its version of iris_ray."""
-        if not hasattr(self._handle, "versions"):
-            return NO_PROTOCOL, SOME_OLDER_VERSION
-        versions = self.ask("versions")
-        return versions["protocol"], versions["version"]
-
-    def ask(self, method: str, *args: Any) -> Any:
-        """Its answer, or the error that it raises. If it dies or is replaced, its successor is asked.
-
-        Raises:
-            ControllerUnavailableError: no answer.
-        """
-        import ray
-        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
-
-        deadline = time.monotonic() + self._patience_s
-        while True:
-            try:
-                return ray.get(getattr(self._handle, method).remote(*args), timeout=ANSWER_TIMEOUT_S)
-            except RayTaskError as error:
-                if not isinstance(error.cause, IrisError):
-                    raise ControllerUnavailableError(
-                        f"the Controller failed: {type(error.cause).__name__}: {error.cause}"
-                    ) from error
-                if not isinstance(error.cause, DeposedError):  # another one has replaced it
-                    raise error.cause from None
-                trouble = GONE
-            except GetTimeoutError:
-                trouble = f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
-            except RayError:  # it is being restarted, was stopped, or is being replaced
-                trouble = GONE
-            if time.monotonic() > deadline:
-                raise ControllerUnavailableError(trouble)
-            time.sleep(_ASK_AGAIN_S)
+    def _look_up_again(self, state: RetryCallState) -> None:
+        if state.attempt_number > 1:
             self._look_up()
 
+    def versions(self) -> tuple[int, str]:
+        """Return the protocol that it speaks, and its version of iris_ray."""
+        if not hasattr(self._handle, "versions"):
+            return NO_PROTOCOL, SOME_OLDER_VERSION
+        versions = self._ask(lambda controller: controller.versions.remote())
+        return versions["protocol"], versions["version"]
+
     def about(self) -> dict[str, Any]:
-        """Epoch, version, process and node."""
-        answer: dict[str, Any] = self.ask("about")
-        return answer
+        """Return its epoch, version, process and node."""
+        about: dict[str, Any] = self._ask(lambda controller: controller.about.remote())
+        return about
+
+    def statistics(self) -> dict[str, int]:
+        """Return its epoch, and how many jobs starved, timed out or were unschedulable since it began."""
+        counts: dict[str, int] = self._ask(lambda controller: controller.statistics.remote())
+        return counts
+
+    def demand(self) -> dict[str, int]:
+        """Return how many more slices of each type the jobs that wait could use."""
+        slices: dict[str, int] = self._ask(lambda controller: controller.demand.remote())
+        return slices
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def list_jobs(self) -> list[JobStatus]:
+        """Return all jobs that it knows, the oldest first."""
+        jobs: list[JobStatus] = self._ask(lambda controller: controller.list_jobs.remote())
+        return jobs
+
+    def job_status(self, job_id: str) -> JobStatus:
+        """Return how one job stands.
+
+        Raises:
+            UnknownNameError: there is no such job.
+        """
+        status: JobStatus = self._ask(lambda controller: controller.job_status.remote(job_id))
+        return status
+
+    def list_tasks(self, job_id: str) -> list[TaskStatus]:
+        """Return the tasks of a job, by index; raises like `job_status`."""
+        tasks: list[TaskStatus] = self._ask(lambda controller: controller.list_tasks.remote(job_id))
+        return tasks
+
+    def task_status(self, job_id: str, index: int) -> TaskStatus:
+        """Return how one task stands.
+
+        Raises:
+            UnknownNameError: there is no such job, or it has no such task.
+        """
+        status: TaskStatus = self._ask(lambda controller: controller.task_status.remote(job_id, index))
+        return status
+
+    def cancel(self, job_id: str, reason: str) -> JobStatus:
+        """End a job, wherever it stands; returns how it stood before. Raises like `job_status`."""
+        before: JobStatus = self._ask(lambda controller: controller.cancel.remote(job_id, reason))
+        return before
+
+    # -- logs ------------------------------------------------------------------------------------------------------
+
+    def fetch_task_logs(
+        self,
+        job_id: str,
+        task_index: int,
+        attempt: int | None = None,
+        offset: int = 0,
+        max_bytes: int = 1 << 20,
+        tail_lines: int | None = None,
+    ) -> TaskLog:
+        """Return a piece of what a task has printed.
+
+        Args:
+            job_id, task_index: which task.
+            attempt: its attempt; None for the latest.
+            offset: where the piece begins, in bytes.
+            max_bytes: how long it may be.
+            tail_lines: give the last lines instead, so many.
+
+        Raises:
+            UnknownNameError: there is no such job, task or attempt.
+        """
+        args = job_id, task_index, attempt, offset, max_bytes, tail_lines
+        log: TaskLog = self._ask(lambda controller: controller.fetch_task_logs.remote(*args))
+        return log
+
+    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        """Return pieces of what several tasks of a job have printed, by task index, without tasks that do not exist.
+
+        Raises:
+            UnknownNameError: there is no such job or attempt.
+        """
+        logs: dict[int, TaskLog] = self._ask(lambda controller: controller.fetch_logs.remote(job_id, wanted, max_bytes))
+        return logs
+
+    # -- hosts -----------------------------------------------------------------------------------------------------
+
+    def list_workers(self) -> list[WorkerStatus]:
+        """Return all live hosts, by slice and number."""
+        workers: list[WorkerStatus] = self._ask(lambda controller: controller.list_workers.remote())
+        return workers
+
+    def taint(self, target: str, taint: str, reason: str) -> list[str]:
+        """Keep jobs that don't tolerate the taint away from a host or slice; returns the node ids of those hosts.
+
+        Raises:
+            UnknownNameError: there is no such host or slice.
+        """
+        node_ids: list[str] = self._ask(lambda controller: controller.taint.remote(target, taint, reason))
+        return node_ids
+
+    def lift_taint(self, target: str, taint: str) -> list[str]:
+        """Undo `taint`; returns the node ids of the hosts.
+
+        Raises:
+            UnknownNameError: nothing of that name was tainted so.
+        """
+        node_ids: list[str] = self._ask(lambda controller: controller.lift_taint.remote(target, taint))
+        return node_ids
+
+    # -- its process -----------------------------------------------------------------------------------------------
 
     def end(self) -> None:
         """End its process for good; returns when its name is free, or another one has taken it."""
         import ray
 
         ray.kill(self._handle, no_restart=True)
-        deadline = time.monotonic() + RESTART_S
-        while find_controller() == self._handle and time.monotonic() < deadline:
-            time.sleep(0.1)
+        Retrying(
+            retry=retry_if_result(lambda found: found == self._handle),
+            stop=stop_after_delay(RESTART_S),
+            wait=wait_fixed(_NAME_POLL_S),
+            retry_error_callback=lambda _: None,
+        )(find_controller)
+
+    def _ask(self, call: _Call) -> Any:
+        """Return the answer, or raise the error of the Controller; ask again while none answers."""
+        return Retrying(
+            retry=retry_if_exception_type(_NoAnswerError),
+            stop=stop_after_delay(self._patience_s),
+            wait=wait_fixed(_ASK_AGAIN_S),
+            before=self._look_up_again,
+            retry_error_callback=_no_answer,
+        )(self._ask_once, call)
+
+    def _ask_once(self, call: _Call) -> Any:
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        try:
+            return ray.get(call(self._handle), timeout=ANSWER_TIMEOUT_S)
+        except RayTaskError as error:
+            if isinstance(error.cause, DeposedError):  # another one has replaced it
+                raise _NoAnswerError(GONE) from None
+            if isinstance(error.cause, IrisError):
+                raise error.cause from None
+            raise ControllerUnavailableError(
+                f"the Controller failed: {type(error.cause).__name__}: {error.cause}"
+            ) from error
+        except GetTimeoutError:
+            trouble = f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
+            raise _NoAnswerError(trouble) from None
+        except RayError:  # it is being restarted, was stopped, or is being replaced
+            raise _NoAnswerError(GONE) from None
+
+
+def _no_controller(_: RetryCallState) -> NoReturn:
+    raise ControllerUnavailableError(NO_CONTROLLER)
+
+
+def _no_answer(state: RetryCallState) -> NoReturn:
+    trouble = state.outcome.exception() if state.outcome else None
+    raise ControllerUnavailableError(str(trouble)) from None
 
 
 def find_controller() -> Any:
-    """The handle of the Controller, or None."""
+    """Return the handle of the Controller, or None."""
     import ray
 
     from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE

@@ -3,10 +3,10 @@
 Values of the user's variables are in no ``repr``: that ends up in logs.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from iris_ray.actors.wire.payloads import Payload
+from iris_ray.actors.wire.payloads import Payload, stored_if_large
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.jobs import JobSpec
@@ -16,6 +16,9 @@ from iris_ray.model.workers import TPU
 
 HOST_SILENCE_S = 5.0
 """A host that has not answered for so long counts as lost; `IRIS_RAY_HOST_SILENCE_S` changes it."""
+
+NO_OWNER_YET = "no pool yet"
+"""The owner in a request's `JobSpec`. The pool that runs the job puts its own id there (see `JobRun`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,11 @@ class ProcessSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One job with what its tasks run.
+    """One job with what its tasks run. The client builds it once, complete, before it connects to a cluster.
 
     Args:
-        spec: what the Controller gets to know. Whoever submits it gives it its id, and whoever runs it its owner.
-        function: the pickled zero-argument function; a reference to it if it is large.
+        spec: what the Controller gets to know; its owner is `NO_OWNER_YET`.
+        pickled_function: the pickled zero-argument function, or where it is in Ray's object store.
         env: the user's variables that are set in a running process.
         process: what the task processes are started with.
         keep_warm: seconds that idle slices are kept.
@@ -46,12 +49,20 @@ class RunRequest:
     """
 
     spec: JobSpec
-    function: Payload
+    pickled_function: Payload
     env: dict[str, str] = field(repr=False)
     process: ProcessSpec
     keep_warm: float
     stall_timeout: float | None = None
     silence_s: float = HOST_SILENCE_S
+
+
+def with_stored_function(request: RunRequest) -> RunRequest:
+    """Return the request with a large function moved into Ray's object store, where it lasts as long as this process.
+
+    So a launch carries a reference, and each node fetches the function once.
+    """
+    return replace(request, pickled_function=stored_if_large(request.pickled_function))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +135,7 @@ class TaskLaunch:
     """All that a task process needs to run one task.
 
     Args:
-        function: the pickled function, or a reference to it.
+        pickled_function: the pickled function, or where it is in Ray's object store.
         env: the user's variables.
         info: the task's place in its gang.
         multislice: its slice's place among the gang's slices.
@@ -132,7 +143,7 @@ class TaskLaunch:
         label: what marks the task's output.
     """
 
-    function: Payload
+    pickled_function: Payload
     env: dict[str, str] = field(repr=False)
     info: JobInfo
     multislice: MultisliceInfo

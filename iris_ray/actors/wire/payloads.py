@@ -1,7 +1,6 @@
-"""User objects that pass through our processes unopened.
+"""User objects on their way through our processes: functions, results and exceptions stay pickled until they arrive.
 
-The pool need not be able to import what user code can, and must not run it: results and exceptions stay pickled until
-they arrive where they are wanted.
+The pool may not be able to import what user code can, and must not run user code.
 """
 
 from typing import Any, TypeAlias
@@ -12,23 +11,28 @@ from ray import cloudpickle
 from iris_ray.errors import RemoteUserError
 
 Payload: TypeAlias = "bytes | ray.ObjectRef[bytes]"
-"""Something pickled, or where it is in Ray's object store."""
+"""A pickled object, or a reference to one in Ray's object store."""
 INLINE_BYTES = 100_000
-"""What is larger goes through the object store: Ray would put it there anew with every call that it travels in."""
+"""Larger payloads go through the object store: Ray would store them again with every call that has them as argument."""
 
 
-def stored_if_large(payload: bytes) -> Payload:
-    """The payload itself, or a reference to it that lasts as long as this process: each node fetches it once."""
-    return payload if len(payload) <= INLINE_BYTES else ray.put(payload)
+def stored_if_large(payload: Payload) -> Payload:
+    """Return the payload, or if it is large, a reference to it. Each node fetches it once.
+
+    The stored payload lasts as long as this process.
+    """
+    if not isinstance(payload, bytes) or len(payload) <= INLINE_BYTES:
+        return payload
+    return ray.put(payload)
 
 
 def load(payload: Payload) -> Any:
-    """What was pickled; from the object store if it is there."""
+    """Return the object that was pickled."""
     return cloudpickle.loads(payload if isinstance(payload, bytes) else ray.get(payload))
 
 
 class Pickled:
-    """A value that becomes itself again where it arrives."""
+    """A pickled value that unpickles as the value itself."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -38,7 +42,7 @@ class Pickled:
 
 
 class PickledError(Exception):
-    """A user's exception, pickled like `Pickled`."""
+    """A pickled user's exception that unpickles as the exception itself, or as `RemoteUserError`."""
 
     def __init__(self, payload: bytes) -> None:
         super().__init__(payload)
@@ -49,16 +53,16 @@ class PickledError(Exception):
 
 
 class Rebuilt:
-    """An exception that is put together again without calling its ``__init__``."""
+    """An exception that unpickles without a call of its ``__init__``."""
 
     def __init__(self, error: Exception) -> None:
         self._parts = type(error), error.args, vars(error)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return put_together, self._parts
+        return _made_without_init, self._parts
 
 
-def put_together(kind: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
+def _made_without_init(kind: type[Exception], args: tuple[Any, ...], state: dict[str, Any]) -> Exception:
     error = kind.__new__(kind)
     error.args = args
     vars(error).update(state)
@@ -66,7 +70,7 @@ def put_together(kind: type[Exception], args: tuple[Any, ...], state: dict[str, 
 
 
 def rebuild_error(payload: bytes) -> Exception:
-    """The user's exception, or a stand-in where its class can't be imported."""
+    """Return the user's exception; a `RemoteUserError` if it can't be unpickled here, such as without its class."""
     try:
         error = cloudpickle.loads(payload)
     except Exception as why:

@@ -1,20 +1,24 @@
-"""Whether two versions of iris_ray can talk to each other: the Controller is one, and its clients may be another."""
+"""Whether a Controller and a client of different versions of iris_ray can talk to each other."""
 
 from iris_ray.errors import VersionMismatchError
 
 PROTOCOL_VERSION = 3
-"""To be raised whenever a Controller and a client of the version before could misunderstand each other: another
-signature or meaning of a method that one calls on the other, other fields of what travels between them."""
+"""Raise this number whenever a Controller and a client of the version before could misunderstand each other: when a
+method that one calls on the other changes its signature or meaning, or a message its fields."""
 
 NO_PROTOCOL = 0
-"""Of Controllers from before there was a number."""
+"""The protocol of Controllers that are older than this number."""
 
 SOME_OLDER_VERSION = "an older version"
-"""What such a Controller is said to be of."""
+"""What messages call the version of such a Controller."""
 
 
 def require_same_protocol(theirs: int, their_version: str, our_version: str) -> None:
-    """Of a client: can it talk to this Controller?
+    """Check that a client can talk to a Controller.
+
+    Args:
+        theirs, their_version: the Controller's protocol and its version of iris_ray.
+        our_version: the client's version of iris_ray.
 
     Raises:
         VersionMismatchError: it can't; the message says what to do.

@@ -1,7 +1,4 @@
-"""The one place that touches private Ray APIs. Checked on Ray 2.60.0.
-
-Everything here is small on purpose: when Ray changes, this page says what we relied on.
-"""
+"""The one module that uses private Ray APIs, checked on Ray 2.60.0: when Ray changes, look here."""
 
 import sys
 from typing import Any
@@ -17,50 +14,53 @@ STORE_TIMEOUT_S = 5.0
 
 
 def draining_nodes() -> dict[str, int]:
-    """Node id → deadline (ms since the epoch; 0 if none) of each node that Ray drains. Ray Serve uses the same call."""
+    """Return the deadline of each node that Ray drains, by node id; in ms since the epoch, 0 if there is none.
+
+    Ray Serve uses the same call.
+    """
     return dict(ray._private.state.state.get_draining_nodes())
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:
-    """Node id → resources that nobody has claimed."""
+    """Return the unclaimed resources of each node, by node id."""
     return dict(ray._private.state.available_resources_per_node())
 
 
 def label_output(name: str, stderr: bool = True) -> None:
     """Mark what this process prints from now on: Ray's driver shows ``(<name> pid=…, ip=…)`` before each line.
 
-    Ray's log monitor takes the name of an actor from such a line; Ray itself writes it once, at the actor's start.
+    Ray's log monitor takes the name of an actor from such a line. Ray itself writes one at the actor's start.
     """
     for stream in (sys.stdout, sys.stderr) if stderr else (sys.stdout,):
         print(f"{ray_constants.LOG_PREFIX_ACTOR_NAME}{name}", file=stream, flush=True)
 
 
 def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:
-    """The plain function behind a Ray remote function, and the options that were given for it."""
+    """Return the plain function behind a Ray remote function, and the options that were given for it."""
     return function._function, dict(function._default_options)
 
 
 def is_client_mode() -> bool:
-    """Whether this process is a Ray Client (``ray://``) and not a driver of its own."""
+    """Return whether this process is a Ray Client (``ray://``) and not a driver of its own."""
     from ray.util.client import ray as client
 
     return bool(client.is_connected())
 
 
 def placement_group_by_id(hex_id: str) -> PlacementGroup:
-    """A handle of a placement group that another process made."""
+    """Return a handle of a placement group that another process made."""
     return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))
 
 
 def has_autoscaler_v2() -> bool:
-    """Whether Ray's autoscaler of this cluster is version 2, which heeds label selectors; blocks."""
+    """Return whether this cluster's autoscaler is version 2, which respects label selectors. Blocks."""
     from ray.autoscaler.v2.utils import is_autoscaler_v2
 
     return bool(is_autoscaler_v2(fetch_from_server=True, gcs_client=internal_kv.global_gcs_client))
 
 
 def pending_gang_demand() -> list[dict[str, float]]:
-    """The bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler; blocks."""
+    """Return the bundles of all pending placement groups, as the GCS shows them to Ray's autoscaler. Blocks."""
     from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
     state = get_cluster_resource_state(internal_kv.global_gcs_client)
@@ -70,16 +70,16 @@ def pending_gang_demand() -> list[dict[str, float]]:
 
 
 class ClusterStore:
-    """Ray's own key-value store, in the GCS. Half a millisecond a call; values stay far below 100 KB by intention.
+    """Ray's key-value store, in the GCS. A call takes half a millisecond; values should stay far below 100 KB.
 
-    With ``RAY_gcs_storage=rocksdb`` it outlives the GCS, too. A coroutine here leaves the event loop free; it fails if
-    the GCS does not answer in time. Everything else blocks, for as long as it takes.
+    With ``RAY_gcs_storage=rocksdb`` it survives a restart of the GCS. The coroutines fail if the GCS does not answer
+    within `STORE_TIMEOUT_S`. All other methods block until it answers.
     """
 
     _NAMESPACE = b"iris_ray"
 
     async def set(self, key: str, value: bytes | None) -> None:
-        """Put a value, or delete it."""
+        """Store a value, or delete the key if the value is None."""
         client = internal_kv.global_gcs_client
         if value is None:
             await client.async_internal_kv_del(key.encode(), False, self._NAMESPACE, STORE_TIMEOUT_S)
@@ -87,33 +87,38 @@ class ClusterStore:
             await client.async_internal_kv_put(key.encode(), value, True, self._NAMESPACE, STORE_TIMEOUT_S)
 
     async def has(self, key: str) -> bool:
-        """Whether it is there."""
+        """Return whether a key has a value."""
         client = internal_kv.global_gcs_client
         return bool(await client.async_internal_kv_exists(key.encode(), self._NAMESPACE, STORE_TIMEOUT_S))
 
     def put(self, key: str, value: bytes) -> None:
+        """Store a value."""
         internal_kv._internal_kv_put(key, value, namespace=self._NAMESPACE)
 
     def put_new(self, key: str, value: bytes) -> bool:
-        """Put what is not there yet; whether it was not."""
+        """Store a value unless the key has one; return whether it was stored."""
         existed = internal_kv._internal_kv_put(key, value, overwrite=False, namespace=self._NAMESPACE)
         return not existed
 
     def get(self, key: str) -> bytes | None:
+        """Return the value of a key; None if it has none."""
         found: bytes | None = internal_kv._internal_kv_get(key, namespace=self._NAMESPACE)
         return found
 
     def delete(self, key: str) -> None:
+        """Delete a key, if it is there."""
         internal_kv._internal_kv_del(key, namespace=self._NAMESPACE)
 
     def delete_all(self, prefix: str) -> None:
+        """Delete every key with this prefix."""
         internal_kv._internal_kv_del(prefix, del_by_prefix=True, namespace=self._NAMESPACE)
 
     def keys(self, prefix: str) -> list[str]:
+        """Return every key with this prefix."""
         return [key.decode() for key in internal_kv._internal_kv_list(prefix, namespace=self._NAMESPACE)]
 
     def items(self, prefix: str) -> dict[str, bytes]:
-        """Everything whose key starts so."""
+        """Return the keys with this prefix and their values."""
         keys = internal_kv._internal_kv_list(prefix, namespace=self._NAMESPACE)
         found = internal_kv.global_gcs_client.internal_kv_multi_get(keys, self._NAMESPACE)
         return {key.decode(): value for key, value in found.items()}

@@ -1,4 +1,4 @@
-"""Names in Ray's tables that several processes must agree on."""
+"""Names of actors, placement groups and stored keys on which several processes agree."""
 
 CONTROLLER_NAME = "controller"
 NAMESPACE = "iris_ray"
@@ -6,7 +6,7 @@ PLACEMENT_GROUP_PREFIX = "iris_ray/"
 
 
 def reservations_of(owner: str) -> str:
-    """Return what the names of all placement groups of a pool begin with."""
+    """Return the prefix of the names of all placement groups of a pool."""
     return f"{PLACEMENT_GROUP_PREFIX}{owner}/"
 
 

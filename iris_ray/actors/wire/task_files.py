@@ -1,4 +1,4 @@
-"""The files through which a task process and its host's actor talk while user code runs."""
+"""The files through which a task's processes and its TPUHostActor talk while user code runs."""
 
 import os
 from dataclasses import dataclass
@@ -8,43 +8,44 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
-    """Through which a task process and its TPUHostActor talk while user code runs.
+    """The files of one task process.
 
     Attributes:
-        prefix: what their paths begin with.
+        prefix: the part that their paths share.
     """
 
     prefix: str
 
     VARIABLE: ClassVar[str] = "IRIS_RAY_TASK_FILES"
-    """Names the prefix in the environment of a task and of what it starts."""
+    """The environment variable with the prefix, in a task's process and in all that it starts."""
 
     @staticmethod
     def of_process(directory: Path, pid: int) -> "TaskFiles":
-        """Those of a task process, by the host's directory."""
+        """Return the files of a task process in its host's directory."""
         return TaskFiles(str(directory / "tasks" / str(pid)))
 
     @staticmethod
     def of_this_task() -> "TaskFiles | None":
-        """Those of the task that this process belongs to; None outside a task."""
+        """Return the files of the task that this process belongs to; None outside a task."""
         prefix = os.environ.get(TaskFiles.VARIABLE)
         return None if prefix is None else TaskFiles(prefix)
 
     @property
     def notice(self) -> Path:
-        """What the task is told; JSON."""
+        """The notice that the task has had, as JSON: kind, reason and deadline."""
         return Path(f"{self.prefix}.notice")
 
     @property
     def saved(self) -> Path:
-        """Its answer: it may be ended."""
+        """Exists once the task has saved its state and may be ended."""
         return Path(f"{self.prefix}.saved")
 
     @property
     def heartbeat(self) -> Path:
-        """Its latest step, as text; when it was written counts."""
+        """The task's latest step as text, or nothing. The file's time is the time of the heartbeat."""
         return Path(f"{self.prefix}.heartbeat")
 
     def remove(self) -> None:
+        """Remove all of them that exist."""
         for path in (self.notice, self.saved, self.heartbeat):
             path.unlink(missing_ok=True)

@@ -1,28 +1,28 @@
-"""What tasks print, as it travels: pieces of it, and where to read on."""
+"""What tasks print, on its way to a reader: pieces of logs, and positions in them."""
 
 from dataclasses import dataclass
 
 
 def printable(data: bytes) -> str:
-    """Any bytes as text for a terminal: tabs and colours stay, other control characters are spelled out."""
+    """Return any bytes as text for a terminal: tabs and colours stay, other control characters are escaped."""
     text = data.decode(errors="backslashreplace")
     return "".join(c if c.isprintable() or c in "\t\x1b" else repr(c)[1:-1] for c in text)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskLog:
-    """A piece of what one attempt of a task has printed, stdout and stderr in the order in which they were written.
+    """A piece of what one attempt of a task has printed: stdout and stderr, in the order in which they were written.
 
     Attributes:
-        job_id, task_index, attempt: whose; attempt 0 if the task has not had any yet.
-        offset: where the piece begins, counted in bytes from the attempt's first one.
-        data: the bytes as they were printed.
-        end: how much had been printed when this was read.
-        finished: nothing more will come of this attempt.
+        job_id, task_index, attempt: which attempt of which task; attempt 0 if the task has had none yet.
+        offset: where the piece begins, in bytes from the attempt's first one.
+        data: its bytes, as they were printed.
+        end: how many bytes the attempt had printed in all when this was read.
+        finished: whether the attempt will print nothing more.
         latest_attempt: the number of the task's latest attempt.
-        job_finished: there will be no further attempt.
-        from_host: it was read on the host; otherwise it is the last that reached the Controller, or nothing.
-        note: what the reader has to know about it, or None.
+        job_finished: whether there will be no further attempt.
+        from_host: whether it was read on the host; otherwise it is what reached the Controller last, or nothing.
+        note: what a reader has to know about the piece, or None.
     """
 
     job_id: str
@@ -39,22 +39,29 @@ class TaskLog:
 
     @property
     def next_offset(self) -> int:
-        """Where to go on."""
+        """The offset of the next byte to read."""
         return self.offset + len(self.data)
 
     @property
     def more(self) -> bool:
-        """Whether there was more to read already."""
+        """Whether the attempt had printed more than this when it was read."""
         return self.next_offset < self.end
 
     @property
     def text(self) -> str:
+        """The bytes as text; bytes that are not UTF-8 are escaped."""
         return self.data.decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where to read: an attempt (None: the latest) and an offset in bytes, or the last lines of it."""
+    """Where to read.
+
+    Attributes:
+        attempt: which attempt; None: the latest.
+        offset: the first byte to read.
+        tail_lines: read so many of the last lines instead; None: read from the offset on.
+    """
 
     attempt: int | None = None
     offset: int = 0
@@ -66,10 +73,10 @@ class LastLines:
     """The end of what an attempt of a task has printed so far.
 
     Attributes:
-        job_id, task_index, attempt: whose.
-        node_id: the host.
-        end: how much it has printed in all, in bytes.
-        data: the last of it.
+        job_id, task_index, attempt: which attempt of which task.
+        node_id: its host's id in Ray.
+        end: how many bytes it has printed in all.
+        data: the last of these bytes.
     """
 
     job_id: str

@@ -145,7 +145,7 @@ class RandomEvents(RuleBasedStateMachine):
                 is_assigned = isinstance(event, AssignedEvent)
                 assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
         if not spares_changed:  # else there is more to place, or the slices of some are free
-            self.oracle.latest = self.state.fleet.version, self.world.now, plan.waiting
+            self.oracle.latest = self.state.fleet.version, self.world.now, plan.pending_reasons
 
     @precondition(lambda self: len(self.own_jobs()) < 10)
     @rule(job=JOBS)
@@ -537,6 +537,6 @@ class RandomEvents(RuleBasedStateMachine):
             self.schedule(1000.0)
             self.every_host_has_the_tasks_that_it_should_have()
             self.state_is_whole()
-        waiting = {job_id: str(why) for job_id, why in self.world.plan().waiting.items()}
+        waiting = {job_id: str(why) for job_id, why in self.world.plan().pending_reasons.items()}
         assert all(job.state.finished for job in self.state.jobs.values()), waiting
         self.state_is_whole()

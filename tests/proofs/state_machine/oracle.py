@@ -11,7 +11,8 @@ from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Occupant, Worker
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
-from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, SchedulingResult
+from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     AssignedEvent,
     Event,
@@ -76,7 +77,7 @@ def job_of(event: Event, default: str) -> str:
 
 
 def counts_of(job: Job) -> tuple[int, ...]:
-    return job.spec.coscheduling.counts if job.spec.coscheduling else (1,)
+    return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
 
 class Oracle(Bookkeeper):
@@ -281,7 +282,7 @@ class Oracle(Bookkeeper):
         found = {}
         for job_id, job in self.state.jobs.items():
             if job.spec.spare_for is not None:
-                need = job.spec.spare_for.purpose, job.spec.coscheduling.counts
+                need = job.spec.spare_for.purpose, job.spec.coscheduling.num_groups
                 found[job_id] = job.spec.spare_for.job_id, need, bool(self.doomed(job))
         return found
 
@@ -297,7 +298,7 @@ class Oracle(Bookkeeper):
         found: Counter[Need] = Counter()
         found[SparePurpose.SPARE, (1,)] = job.spec.spares
         found[SparePurpose.REPLACEMENT, (1,)] = max(0, doomed - self.spares_with_slices(job))
-        more = tuple(count - have for count in config.counts if count > have)
+        more = tuple(count - have for count in config.num_groups if count > have)
         if more and not doomed and after is not None and set(gang.states) == {S.RUNNING}:
             lost_some = have < account.wanted.get(job.spec.job_id, 0)
             found[SparePurpose.GROWTH, more] = lost_some or account.now >= account.began[job.spec.job_id, 0] + after
@@ -355,7 +356,7 @@ class Oracle(Bookkeeper):
             self.check_plan(short)
             assert short.starving == plan.starving
             assert (short.timed_out, short.unschedulable) == (plan.timed_out, plan.unschedulable)
-            assert short.waiting.keys() == plan.waiting.keys()
+            assert short.pending_reasons.keys() == plan.pending_reasons.keys()
 
     def check_place(self, job: Job, assignment: AssignedEvent) -> tuple[int, list[str]]:
         """The hosts are what the job asks for, take new tasks, and are groups as they should be."""
@@ -367,7 +368,7 @@ class Oracle(Bookkeeper):
             position, groups = 0, dict(zip(assignment.group_names, assignment.groups, strict=True))
             group_by = job.spec.coscheduling.group_by
             assert len(groups) == len(assignment.group_names)
-            assert len(groups) in job.spec.coscheduling.counts
+            assert len(groups) in job.spec.coscheduling.num_groups
         for name, node_ids in groups.items():
             for worker in map(self.state.workers.__getitem__, node_ids):
                 assert suits(job, worker)
@@ -406,22 +407,24 @@ class Oracle(Bookkeeper):
             assert any(c.key == "zone" or c.key == "generation" for c in self.state.jobs[event.job_id].spec.constraints)
         given_up = [event.job_id for event in (*plan.timed_out, *plan.unschedulable)]
         assert len(given_up) == len(set(given_up))
-        assert not set(given_up) & (placed.keys() | plan.waiting.keys())
+        assert not set(given_up) & (placed.keys() | plan.pending_reasons.keys())
         for event in (*plan.timed_out, *plan.unschedulable):
             gang = self.state.jobs[event.job_id].gang_of(event.task_index)
             assert (gang.pending, gang.started) == (True, False)
         for job_id, job in self.state.jobs.items():
             left = set(job.pending) - placed.get(job_id, set())
-            assert (job_id in plan.waiting or job_id in given_up) == bool(left), f"{job_id}: a reason if it waits"
+            assert (job_id in plan.pending_reasons or job_id in given_up) == bool(left), (
+                f"{job_id}: a reason if it waits"
+            )
             if not job.state.finished:
                 assert left or placed.get(job_id) or job.state is JobState.RUNNING
-        for waiting in plan.waiting.values():
+        for waiting in plan.pending_reasons.values():
             assert str(waiting)
 
     def check_kept(self, plan: SchedulingResult, takers: Mapping[str, list[Job]]) -> None:
         """Jobs that have waited too long have groups kept, which go to nobody who comes after them."""
         kept: dict[str, list[Worker]] = {}
-        for job_id, waiting in plan.waiting.items():
+        for job_id, waiting in plan.pending_reasons.items():
             group_by = waiting.requirement.group_by
             kept[job_id] = [
                 worker
@@ -436,12 +439,12 @@ class Oracle(Bookkeeper):
             returns = self.returns(job)
             assert not workers or returns or job_id in plan.starving
             assert not (returns and job_id in plan.starving)
-        for job_id, waiting in plan.waiting.items():
+        for job_id, waiting in plan.pending_reasons.items():
             job = self.state.jobs[job_id]
             long = any(self.waits_long(gang) for gang in job.gangs) or self.returns(job)
             assert long or (job_id not in plan.starving and not waiting.kept)
             long = all(self.waits_long(gang) for gang in job.gangs if gang.pending) or self.returns(job)
-            if long and waiting.reason is PendingKind.IN_USE and not kept[job_id]:
+            if long and waiting.kind is PendingKind.IN_USE and not kept[job_id]:
                 others = [worker for i in kept for worker in kept[i] if i != job_id]
                 names = {self.places[worker.node_id][0] for worker in others}
                 rivals = [worker for name in names for worker in self.members(name) if suits(job, worker)]

@@ -16,21 +16,23 @@ import pytest
 
 import iris_ray
 from iris_ray.actors.host.chips import Devices, host_devices
-from iris_ray.cli import checks, host_look
-from iris_ray.cli.checks import Level, check_controller, check_hosts, check_metadata, check_ports, check_user
+from iris_ray.cli import host_look, machine_checks
+from iris_ray.cli.cluster_checks import check_controller, check_hosts
 from iris_ray.cli.exits import NO_CLUSTER
+from iris_ray.cli.findings import Level
 from iris_ray.cli.google_checks import check_chips, check_credentials
 from iris_ray.cli.host_checks import Host, check_answers, named
 from iris_ray.cli.host_look import device_places, foreign_lock
+from iris_ray.cli.machine_checks import check_metadata, check_ports, check_user
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 
 
 def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
-    from iris_ray.actors.host import task_process
+    from iris_ray.actors.host.free_ports import PORTS
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert any(f"ray[default]>={checks.CHECKED_RAY}" in needed for needed in project["dependencies"])
-    assert task_process._PORTS == checks.TASK_PORTS
+    assert any(f"ray[default]>={machine_checks.CHECKED_RAY}" in needed for needed in project["dependencies"])
+    assert PORTS == machine_checks.TASK_PORTS
 
 
 def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:
@@ -112,7 +114,7 @@ def test_doctor_says_whose_credentials_there_are_and_no_secret(tmp_path: Path, m
     assert finding.found == "oauth2.credentials.Credentials, account ann@example.com, project tpus"
     path.write_text("{}")
     broken = check_credentials(os.environ)
-    assert (broken.level, broken.advice) == (Level.WARNING, "mend or unset GOOGLE_APPLICATION_CREDENTIALS")
+    assert (broken.level, broken.advice) == (Level.WARNING, "correct or unset GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def test_doctor_without_credentials_says_who_needs_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

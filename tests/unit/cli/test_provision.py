@@ -10,9 +10,12 @@ from google.cloud import tpu_v2
 from ray.exceptions import GetTimeoutError, RaySystemError
 
 from iris_ray.cli.main import main
-from iris_ray.cli.provision import Jobs, Provisioner, joined_slices, startup_script
+from iris_ray.cli.provision import startup_script
+from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
 from iris_ray.cloud.cloud_tpu import CloudTpu
-from iris_ray.cloud.provisioning import HEAD_MARK, OWNER_LABEL, STARTUP_SCRIPT, Joined, NewSlice, Settings
+from iris_ray.cloud.provisioning import Joined, Settings
+from iris_ray.cloud.queued_slices import OWNER_LABEL, NewSlice
+from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer

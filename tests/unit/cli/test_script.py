@@ -96,17 +96,17 @@ def test_target_that_is_not_there_is_refused_with_the_nearest(home: Path, target
 def test_function_travels_by_value_and_gets_the_arguments(home: Path) -> None:
     from ray import cloudpickle
 
-    from iris_ray.client.run_on_pod import make_request
+    from iris_ray.client.job_request import make_pod_request
 
     (home / "functions.py").write_text("NUMBER = 1\ndef hello(word): return word, NUMBER\n")
     function = find_target("functions:hello")
     task, name = as_task(function, ["word"], {"COLOUR": "blue"}, ship=True)
-    made = make_request(task, "v4-16", 1, 0, 0, 0, ())
+    made = make_pod_request(task, "v4-16", 1)
     assert (name, made.spec.name, made.env) == ("hello", "hello", {"COLOUR": "blue"})
     cloudpickle.unregister_pickle_by_value(sys.modules["functions"])
     del sys.modules["functions"]
     sys.path.remove(str(home))
-    assert cloudpickle.loads(made.function)() == ("word", 1)
+    assert cloudpickle.loads(made.pickled_function)() == ("word", 1)
     with pytest.raises(InvalidFunctionError, match="after --"):
         as_task(function, [], {}, ship=False)
 

@@ -1,13 +1,16 @@
 """What the command line prints: tables, JSON, states in words."""
 
+import io
 import json
+from contextlib import redirect_stdout
 from typing import Any
 
 import pytest
 
 from iris_ray.actors.wire.status import JobStatus
-from iris_ray.cli.jobs import state_in_words
-from iris_ray.cli.tables import duration, format_table, one_line, plain
+from iris_ray.cli.json_output import plain
+from iris_ray.cli.tables import format_table, print_facts, print_labelled, print_table
+from iris_ray.cli.words import duration, one_line, state_in_words
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.jobs import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
@@ -20,7 +23,7 @@ WAITING = PendingReason(
     make_requirement(
         "tpu-name", 2, True, (Constraint("tpu-topology", ConstraintOp.EQ, "v4-16"),), (), (), {"TPU": 4.0}, True
     ),
-    counts=(2,),
+    num_groups=(2,),
     free=1,
     shortage=Shortage((), (Obstacle("v4-16-0", 2, "in use by other-1", ("other-1",)),), 0, {}),
 )
@@ -41,9 +44,108 @@ def job_status(**changes: Any) -> JobStatus:
     return JobStatus(**(values | changes))
 
 
-def test_table_is_aligned_and_cut_at_the_terminals_edge_in_its_last_column_only() -> None:
-    table = format_table(("JOB", "NOTE"), [("a", "x" * 50), ("long-name", "")], width=31)
-    assert table.splitlines() == ["JOB        NOTE", "a          " + "x" * 19 + "…", "long-name"]
+HEADERS = ("JOB", "SLICES", "NOTE")
+ROWS = [
+    ("train-1a2b3c4d", ("v5litepod-16-0", "v5litepod-16-1"), ""),
+    ("x", "-", "waiting for 2 slices, in use by train-1a2b3c4d and by others"),
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    for variable in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "60")
+    return Terminal()
+
+
+def test_table_in_a_pipe_has_a_line_for_each_row_whatever_its_length(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("JOB", "NOTE"), [("a", "x y" * 500), ("long-name", "")], "nothing")
+    assert capsys.readouterr().out.splitlines() == ["JOB        NOTE", "a          " + "x y" * 500, "long-name"]
+    print_table(HEADERS, ROWS, "nothing")
+    assert capsys.readouterr().out.splitlines() == [
+        "JOB             SLICES                         NOTE",
+        "train-1a2b3c4d  v5litepod-16-0,v5litepod-16-1",
+        "x               -                              waiting for 2 slices, in use by train-1a2b3c4d and by others",
+    ]
+
+
+def test_table_without_rows_says_so_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(HEADERS, [], "no jobs")
+    assert capsys.readouterr() == ("", "no jobs\n")
+
+
+def test_table_wraps_its_notes_at_the_terminals_edge(terminal: Terminal) -> None:
+    with redirect_stdout(terminal):
+        print_table(HEADERS, ROWS, "nothing")
+    assert terminal.getvalue().splitlines() == [
+        "JOB             SLICES                NOTE",
+        "train-1a2b3c4d  v5litepod-16-0,",
+        "                v5litepod-16-1",
+        "x               -                     waiting for 2 slices,",
+        "                                      in use by",
+        "                                      train-1a2b3c4d and by",
+        "                                      others",
+    ]
+
+
+def test_table_gives_notes_lines_of_their_own_in_a_narrow_terminal() -> None:
+    assert format_table(HEADERS, ROWS, 40).splitlines() == [
+        "JOB             SLICES",
+        "  NOTE",
+        "train-1a2b3c4d  v5litepod-16-0,",
+        "                v5litepod-16-1",
+        "x               -",
+        "  waiting for 2 slices, in use by",
+        "  train-1a2b3c4d and by others",
+    ]
+
+
+@pytest.mark.parametrize("width", [None, *range(16, 120, 4)])
+def test_table_breaks_no_id_in_any_width(width: int | None) -> None:
+    words = format_table(HEADERS, ROWS, width).replace(",", " ").split()
+    assert sorted(word for word in words if "-" in word[1:]) == [
+        *["train-1a2b3c4d"] * 2,
+        "v5litepod-16-0",
+        "v5litepod-16-1",
+    ]
+
+
+def test_table_takes_cells_literally() -> None:
+    assert format_table(("A", "B"), [("日本", ":smile:"), ("x", "[bold]y\x1b[0m")]).splitlines() == [
+        "A     B",
+        "日本  :smile:",
+        "x     [bold]y?[0m",
+    ]
+
+
+def test_facts_are_aligned_and_those_without_a_value_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    print_facts({"job": "a", "last error": "x y" * 100, "name": None, "type": "", "failures": 0})
+    assert capsys.readouterr().out.splitlines() == ["job:        a", f"last error: {'x y' * 100}", "failures:   0"]
+
+
+def test_label_is_coloured_on_a_terminal_but_not_with_no_color(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redirect_stdout(terminal):
+        print_labelled("ERROR", "red", "  [x] :smile: " + "long " * 30 + "end")
+        monkeypatch.setenv("NO_COLOR", "1")
+        print_labelled("ERROR", "red", "  plain")
+    coloured, plain_line = terminal.getvalue().splitlines()
+    assert coloured == "\x1b[31mERROR\x1b[0m  [x] :smile: " + "long " * 30 + "end"
+    assert plain_line == "ERROR  plain"
+
+
+def test_label_has_no_colour_in_a_pipe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    print_labelled("ERROR", "red", "  " + "long " * 30 + "end")
+    assert capsys.readouterr().out == "ERROR  " + "long " * 30 + "end\n"
 
 
 def test_cell_holds_no_line_ends_and_no_control_characters() -> None:

@@ -1,5 +1,6 @@
-"""`stall_timeout`, ``spares`` and ``grow_after``, at every door; and how long a host may be silent."""
+"""The options of a run at every public function that takes them: defaults, refusals, and what `help` shows."""
 
+import inspect
 import math
 from typing import Any
 
@@ -7,32 +8,23 @@ import pytest
 import ray
 
 from iris_ray import CoschedulingConfig, IrisClient, ResourceSpec, tpu_device
-from iris_ray.actors.wire.messages import HOST_SILENCE_S, TaskLaunch
-from iris_ray.cli.exits import USAGE
 from iris_ray.client.run_on_pod import (
-    make_request,
     run_on_pod,
     run_on_pod_multislice,
     run_on_pod_multislice_resumable,
     run_on_pod_ray,
     run_on_pod_resumable,
 )
-from iris_ray.client.submission import host_silence_s, make_job
+from iris_ray.client.run_options import DEFAULTS, GangOptions, JobOptions, RunOptions
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.job_info import JobInfo
 from iris_ray.model.jobs import GROW_AFTER_S
-from iris_ray.model.multislice import MultisliceInfo
-from tests.support.command_line import address_of_nobody, invoke
+from tests.support.requests import hello, pod_request, task_request
 
 
-def hello() -> str:
-    return "hello"
-
-
-def submit(fn: Any, tpu_type: str, num_slices: int, **options: Any) -> None:
+def submit(remote_fn: Any, tpu_type: str, num_slices: int, **options: Any) -> None:
     client = IrisClient.__new__(IrisClient)  # what is refused at the door needs no cluster
     need = ResourceSpec(device=tpu_device(tpu_type))
-    client.submit(fn, resources=need, coscheduling=CoschedulingConfig(num_groups=num_slices), **options)
+    client.submit(remote_fn, resources=need, coscheduling=CoschedulingConfig(num_groups=num_slices), **options)
 
 
 FAMILY = {
@@ -68,103 +60,83 @@ def test_option_that_makes_no_sense_is_refused_with_its_value_and_what_to_give(
 
 
 @pytest.mark.parametrize("launch", FAMILY.values(), ids=FAMILY)
-@pytest.mark.parametrize("option", ["spare", "stall_time_out", "retries"])
-def test_option_that_there_is_not_is_refused(launch: Any, option: str) -> None:
-    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'"):
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("spare", "did you mean 'spares'"),
+        ("stall_time_out", "did you mean 'stall_timeout'"),
+        ("grow", "it takes .*grow_after"),
+    ],
+)
+def test_unknown_option_is_refused_with_the_nearest_or_all_names(launch: Any, option: str, advice: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{option}'; {advice}"):
         launch(hello, "v4-16", num_slices=1, **{option: 1})
 
 
-def request(**options: Any) -> Any:
-    return make_request(hello, "v4-16", 1, 10, 10, 60.0, (), **options)
+def test_retries_are_no_options_of_a_run_without_retries() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'max_retries_failure'"):
+        run_on_pod_multislice(hello, "v4-16", 2, max_retries_failure=1)  # type: ignore[call-arg]
 
 
-def test_options_that_are_good_arrive() -> None:
-    made = request(stall_timeout=0.5, spares=2, grow_after=0)
+@pytest.mark.parametrize(
+    ("launch", "options"),
+    [
+        (run_on_pod, RunOptions),
+        (run_on_pod_ray.remote, RunOptions),
+        (run_on_pod_resumable, RunOptions),
+        (run_on_pod_multislice, GangOptions),
+        (run_on_pod_multislice_resumable, RunOptions),
+        (IrisClient.submit, JobOptions),
+    ],
+    ids=FAMILY,
+)
+def test_signature_that_help_shows_has_every_option_with_its_default(launch: Any, options: Any) -> None:
+    shown = inspect.signature(launch).parameters
+    assert inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in shown.values()}
+    resumable = {"max_retries_preemption": 1_000_000} if "resumable" in launch.__name__ else {}
+    defaults = {name: value for name, value in DEFAULTS.items() if name in options.__optional_keys__} | resumable
+    assert {name: shown[name].default for name in defaults} == defaults
+
+
+def test_retries_may_be_the_fourth_and_fifth_argument_of_run_on_pod_ray_and_of_no_other() -> None:
+    with pytest.raises(InvalidRequestError, match="max_retries_failure is -1"):
+        run_on_pod_ray.remote(hello, "v4-16", 1, 0, -1)
+    with pytest.raises(TypeError, match="positional"):
+        run_on_pod(hello, "v4-16", 1, 0)  # type: ignore[call-arg]
+
+
+def needs_one(x: int) -> int:
+    return x
+
+
+@pytest.mark.parametrize("launch", [launch for name, launch in FAMILY.items() if "." not in name])
+@pytest.mark.parametrize(
+    ("function", "tpu_type", "num_slices"),
+    [(needs_one, "v4-32", 1), (hello, "v4-31", 1), (hello, "v4-32", True)],
+    ids=["function", "type", "num_slices"],
+)
+def test_bad_input_is_refused_before_a_cluster_is_looked_for(
+    launch: Any, function: Any, tpu_type: str, num_slices: Any
+) -> None:
+    """``run_on_pod_multislice`` raised TypeError always (defect 6)."""
+    with pytest.raises(InvalidRequestError):
+        launch(function, tpu_type, num_slices=num_slices)
+
+
+def test_run_on_pod_ray_called_directly_says_how_to_call_it() -> None:
+    with pytest.raises(TypeError, match=r"run_on_pod_ray\.remote"):
+        run_on_pod_ray(hello, "v4-32")
+
+
+def test_good_options_arrive_in_the_request() -> None:
+    made = pod_request(stall_timeout=0.5, spares=2, grow_after=0)
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (0.5, 2, 0)
-    made = request(stall_timeout=None, spares=0, grow_after=None)
+    made = pod_request(stall_timeout=None, spares=0, grow_after=None)
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, None)
-    made = request()
+    made = pod_request()
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, GROW_AFTER_S)
 
 
 def test_spares_for_tasks_that_are_no_gang_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="spares=1 without coscheduling"):
-        make_job(hello, None, None, {}, 60.0, (), resources={"CPU": 1.0}, spares=1)
-
-
-# -- which part of which log -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("value", ["3", -1, True, 1.0, [1]])
-@pytest.mark.parametrize("name", ["task_index", "attempt", "offset", "max_bytes", "tail_lines"])
-def test_what_is_no_number_of_a_task_attempt_or_byte_is_refused_by_name(name: str, value: Any) -> None:
-    client = IrisClient.__new__(IrisClient)  # what is refused at the door needs no cluster
-    with pytest.raises(InvalidRequestError, match=rf"{name} is .*; give an int of 0 or more"):
-        client.fetch_task_logs("job-1", **{"task_index": 0, name: value})
-    if name == "task_index":
-        with pytest.raises(InvalidRequestError, match="task_index is"):
-            client.task_status("job-1", value)
-
-
-# -- secrets ----------------------------------------------------------------------------------------------------------
-
-
-def test_no_repr_of_what_travels_has_a_value_of_the_users_variables() -> None:
-    env = {"MY_KEY": "hunter2", "LD_PRELOAD": "hunter2"}  # one for the running process, one from its start
-    made = make_job(hello, None, "hello", env, 60.0, (), resources={"CPU": 1.0})
-    assert (made.env, made.process.runtime_env["env_vars"]) == (
-        {"MY_KEY": "hunter2"},
-        {"LD_PRELOAD": "hunter2"},
-    )
-    me = JobInfo("hello-1", "hello-1/task-0", 0, 1, 1, 0, 1, "", 0, "10.0.0.1:1234")
-    launch = TaskLaunch(made.function, made.env, me, MultisliceInfo("10.0.0.1", 0, 1), None, "hello")
-    for message in (made, made.process, launch):
-        assert "hello" in repr(message) or "preload" in repr(message)
-        assert "hunter2" not in repr(message)
-
-
-# -- jobs of a job --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    me = JobInfo("parent-1", "parent-1/task-3", 3, 4, 1, 0, 1, "v4-32-0", 3, "10.0.0.1:1234")
-    for name, value in me.to_env().items():
-        monkeypatch.setenv(name, value)
-
-
-@pytest.mark.usefixtures("in_a_task")
-def test_job_of_a_task_ends_with_it_so_it_can_not_be_detached() -> None:
-    with pytest.raises(InvalidRequestError, match=r"detached=True in parent-1/task-3: .* Leave detached out"):
-        submit(hello, "v4-16", 1, detached=True)
-    refused = invoke("submit", __file__, RAY_ADDRESS=address_of_nobody())
-    assert refused.exit_code == USAGE
-    assert "parent-1/task-3" in refused.output
-    assert "iris-ray run" in refused.output
-
-
-# -- how long a host may be silent ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("environ", "seconds"),
-    [({}, HOST_SILENCE_S), *(({"IRIS_RAY_HOST_SILENCE_S": text}, float(text)) for text in ("2", "2.5", " 30 ", "1e3"))],
-    ids=repr,
-)
-def test_host_silence_is_what_the_environment_says(environ: dict[str, str], seconds: float) -> None:
-    assert host_silence_s(environ) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "soon", "5 s", "1.9", "0", "-5", "nan", "2,5", "None"])
-def test_host_silence_that_makes_no_sense_is_refused_with_its_value(text: str) -> None:
-    with pytest.raises(InvalidRequestError, match=r"IRIS_RAY_HOST_SILENCE_S.*give seconds, 2 or more") as refused:
-        host_silence_s({"IRIS_RAY_HOST_SILENCE_S": text})
-    assert repr(text) in str(refused.value)
-
-
-def test_host_silence_travels_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("IRIS_RAY_HOST_SILENCE_S", "7")
-    assert request().silence_s == 7.0
-    monkeypatch.setenv("IRIS_RAY_HOST_SILENCE_S", "1")
-    with pytest.raises(InvalidRequestError, match="IRIS_RAY_HOST_SILENCE_S"):
-        run_on_pod(hello, "v4-16")
+        task_request(spares=1)

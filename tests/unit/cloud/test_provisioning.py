@@ -4,27 +4,20 @@ from collections.abc import Mapping
 
 import pytest
 
+from iris_ray.cloud.demand import ARRIVAL_S, Arrivals, missing_slices, net_demand, slices_in
+from iris_ray.cloud.history import History
 from iris_ray.cloud.provisioning import (
-    ARRIVAL_S,
     BROKEN_S,
     JOIN_S,
-    OWNER_LABEL,
     Action,
-    Arrivals,
     Create,
     Delete,
-    History,
     Joined,
-    QueuedSlice,
-    QueuedState,
     Settings,
     Wait,
-    missing_slices,
-    net_demand,
     plan,
-    request_id,
-    slices_in,
 )
+from iris_ray.cloud.queued_slices import OWNER_LABEL, QueuedSlice, QueuedState, request_id
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.topology import get_tpu_config
 from tests.support.worlds import World
@@ -38,7 +31,7 @@ FREE, BUSY, PARTLY = Joined(True, False), Joined(True, True), Joined(False, Fals
 
 
 def missing(world: World) -> dict[str, int]:
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     return missing_slices((world.state.jobs[job_id], why) for job_id, why in waiting.items())
 
 

@@ -1,4 +1,4 @@
-"""The diagram of task states in ARCHITECTURE.md says exactly what the table of transitions says."""
+"""The diagram of task states in docs/design/recovery.md says exactly what the table of transitions says."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.model.lifecycle import TRANSITIONS, TaskState
 
-ARCHITECTURE = Path(__file__).parents[3] / "ARCHITECTURE.md"
+PAGE = Path(__file__).parents[3] / "docs" / "design" / "recovery.md"
 BEGIN, END = "<!-- task states -->", "<!-- end of task states -->"
 ARROW = re.compile(r"(?P<old>\w+|\[\*\]) --> (?P<new>\w+|\[\*\])(: (?P<label>\S.*))?")
 OUTSIDE = "[*]"
@@ -35,7 +35,7 @@ def read_diagram(text: str) -> list[tuple[str, str, str | None]]:
 
 @pytest.fixture(scope="module")
 def arrows() -> list[tuple[str, str, str | None]]:
-    return read_diagram(ARCHITECTURE.read_text(encoding="utf-8"))
+    return read_diagram(PAGE.read_text(encoding="utf-8"))
 
 
 def test_diagram_has_every_transition_of_the_table_and_no_other(arrows: list[tuple[str, str, str | None]]) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
-from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo, slice_counts
+from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo, parse_num_slices
 
 
 class IntLike:
@@ -31,7 +31,7 @@ class ClaimsToBeInt:
 
 
 @pytest.mark.parametrize(
-    ("given_counts", "counts"),
+    ("given_numbers", "numbers"),
     [
         (1, (1,)),
         (2, (2,)),
@@ -44,9 +44,11 @@ class ClaimsToBeInt:
         ([IntLike(3), 1], (1, 3)),
     ],
 )
-def test_slice_counts_int_or_any_sequence_is_accepted_and_sorted(given_counts: object, counts: tuple[int, ...]) -> None:
-    assert slice_counts(given_counts) == counts
-    assert all(type(count) is int for count in slice_counts(given_counts))
+def test_num_slices_may_be_an_int_or_any_sequence_and_is_sorted(
+    given_numbers: object, numbers: tuple[int, ...]
+) -> None:
+    assert parse_num_slices(given_numbers) == numbers
+    assert all(type(number) is int for number in parse_num_slices(given_numbers))
 
 
 @pytest.mark.parametrize(
@@ -58,17 +60,17 @@ def test_slice_counts_int_or_any_sequence_is_accepted_and_sorted(given_counts: o
     ],
     ids=lambda bad: repr(bad).partition(" at 0x")[0],
 )
-def test_slice_counts_bad_value_is_refused_with_a_typed_error(bad: object) -> None:
+def test_num_slices_with_a_bad_value_is_refused_with_a_typed_error(bad: object) -> None:
     """``True`` as a count and tuples refused were a predecessor's slips (defect 6)."""
     with pytest.raises(InvalidSliceCountError) as refused:
-        slice_counts(bad)
+        parse_num_slices(bad)
     assert isinstance(refused.value, (InvalidRequestError, ValueError))
     assert "num_slices" in str(refused.value)
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, unique=True))
-def test_slice_counts_distinct_positive_ints_come_back_ascending(counts: list[int]) -> None:
-    assert slice_counts(counts) == tuple(sorted(counts))
+def test_num_slices_of_distinct_positive_ints_come_back_ascending(numbers: list[int]) -> None:
+    assert parse_num_slices(numbers) == tuple(sorted(numbers))
 
 
 def test_to_env_single_slice_has_no_megascale_variable() -> None:

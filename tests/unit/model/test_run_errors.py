@@ -1,10 +1,7 @@
-"""What a job did to itself: which kind of error it is called, and what our own reason for an end has to say there."""
-
-from pathlib import Path
+"""How a job failed by itself: which kind of error it is, and when our own reason for the end counts."""
 
 import pytest
 
-from iris_ray.actors.host.oom_kills import oom_kills
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.outcomes import (
     EndKind,
@@ -27,30 +24,6 @@ HANG = FIRST, TpuRunError("no progress", kind=RunErrorKind.HANG)
 MOVED = SECOND, TpuPreempted("all had saved")
 
 
-# -- memory ---------------------------------------------------------------------------------------------------------
-
-
-def test_oom_kills_of_all_files_are_added_up(tmp_path: Path) -> None:
-    vmstat, events = tmp_path / "vmstat", tmp_path / "memory.events"
-    vmstat.write_text("nr_free_pages 77\noom_kill 3\nnuma_hit 12\n")
-    events.write_text("low 0\nhigh 9\nmax 8\noom 5\noom_kill 2\noom_group_kill 1\n")
-    assert oom_kills((vmstat, events)) == 5
-    assert oom_kills((vmstat,)) == 3
-    vmstat.write_text("nr_free_pages 77\noom_kill 4\n")
-    assert oom_kills((vmstat, events)) == 6
-
-
-def test_oom_kills_where_the_kernel_does_not_count_them_are_none(tmp_path: Path) -> None:
-    (tmp_path / "old").write_text("nr_free_pages 77\n")
-    (tmp_path / "empty").touch()
-    assert oom_kills((tmp_path / "old", tmp_path / "empty", tmp_path / "missing", tmp_path)) == 0
-    assert oom_kills(()) == 0
-
-
-def test_oom_kills_of_this_machine_can_be_read() -> None:
-    assert oom_kills() >= 0
-
-
 # -- kinds ----------------------------------------------------------------------------------------------------------
 
 
@@ -63,7 +36,7 @@ def test_oom_kills_of_this_machine_can_be_read() -> None:
         (EndKind.OUT_OF_MEMORY, RunErrorKind.OUT_OF_MEMORY),
     ],
 )
-def test_judge_task_names_the_kind_of_what_it_did_to_itself(end: EndKind, kind: RunErrorKind) -> None:
+def test_judge_task_names_the_kind_of_the_error(end: EndKind, kind: RunErrorKind) -> None:
     result = judge_task(TaskEnd(end, 5.0, b"pickled", "what happened", "where"), HEALTHY)
     assert result == TpuRunError("what happened", "where", b"pickled", kind)
 

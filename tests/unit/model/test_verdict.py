@@ -143,7 +143,7 @@ def test_judge_gang_one_error_among_successes_fails_the_gang() -> None:
     assert isinstance(verdict.results[TaskKey(0, 0)], TpuSuccess)
 
 
-def test_judge_gang_everybody_cancelled_still_charges_a_budget() -> None:
+def test_judge_gang_in_which_all_tasks_were_cancelled_still_charges_a_budget() -> None:
     """An attempt in which all tasks were cancelled charged nothing and looped for ever (defect 8)."""
     verdict = gang((STOPPED, HEALTHY), (STOPPED, HEALTHY))
     assert not verdict.succeeded

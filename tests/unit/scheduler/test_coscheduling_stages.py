@@ -54,7 +54,7 @@ def test_worker_registered_again_has_its_new_attributes_and_no_old_ones(world: W
 
 
 def workers_that_satisfy(world: World, *constraints: Constraint) -> set[str]:
-    """Where tasks of a TPU job go, with one task more than there are workers."""
+    """Where the tasks of a TPU job go if it has one task more than there are workers."""
     count = len(world.state.workers) + 1
     world.submit_tasks(replicas=count, device="v4-8", constraints=constraints)
     chosen = [a.node_id for a in world.plan().assignments if isinstance(a, TaskAssignedEvent)]
@@ -83,7 +83,6 @@ def test_constraint_filters_workers_by_attribute(world: World) -> None:
         (OP.EXISTS, None, {"one-0", "two-0", "three-0"}),
         (OP.NOT_EXISTS, None, {"none-0"}),
     ],
-    ids=str,
 )
 def test_constraint_of_every_operator_leaves_the_workers_that_satisfy_it(
     world: World, op: ConstraintOp, value: object, expected: set[str]
@@ -241,7 +240,7 @@ BIG_DISK = Constraint("disk", OP.GE, 500)
 
 
 def plan_in_a_fleet_with(others: int) -> SchedulingResult:
-    """Three slices that matter among many that do not: of another pool, with small disks, or tainted."""
+    """A plan for three suitable slices among many unsuitable ones: of another pool, with small disks, or tainted."""
     world = World()
     useless = ({"pool": "small", "disk": 900}, {"pool": "large", "disk": 100}, {"pool": "large", "taint:x": True})
     for number in range(others):
@@ -259,11 +258,11 @@ def test_large_fleet_gives_the_same_answer_as_a_small_one() -> None:
     small, large = plan_in_a_fleet_with(others=0), plan_in_a_fleet_with(others=400)
     assert large.assignments == small.assignments
     assert [a.group_names for a in large.assignments] == [("p", "q"), ("r",)]
-    assert large.waiting.keys() == small.waiting.keys() == {"third"}
+    assert large.pending_reasons.keys() == small.pending_reasons.keys() == {"third"}
 
 
 def test_large_fleet_that_changes_gives_the_same_answer_as_one_that_is_new(world: World) -> None:
-    """What is kept between plans follows every event."""
+    """The evaluations that the scheduler keeps between plans follow every event."""
     names = [f"s{i:03}" for i in range(250)]
     for name in names:
         world.add_slice(name, pool="large")

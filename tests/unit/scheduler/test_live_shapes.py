@@ -27,11 +27,11 @@ def add_split_slice(world: World, name: str) -> None:
 
 
 def submit_whole(world: World, slices: tuple[int, ...] = (1,)):
-    """As run_on_pod submits it, from the rule: one host with eight chips."""
+    """The gang that run_on_pod submits by the rule: one host with eight chips."""
     return world.submit(tpu_type="v5litepod-8", slices=slices, resources={"TPU": 8.0}, whole_groups=True)
 
 
-def test_whole_gang_takes_every_host_that_the_slice_really_has(world: World) -> None:
+def test_whole_gang_takes_every_host_that_the_live_slice_has(world: World) -> None:
     add_split_slice(world, "a")
     job = submit_whole(world)
     world.schedule()
@@ -42,7 +42,7 @@ def test_whole_gang_takes_every_host_that_the_slice_really_has(world: World) -> 
     assert world.state.workers["a-0"].free["TPU"] == 4.0
 
 
-def test_whole_gang_needs_all_hosts_that_the_slice_really_has(world: World) -> None:
+def test_whole_gang_needs_all_hosts_that_the_live_slice_has(world: World) -> None:
     add_split_slice(world, "a")
     world.lose("a-1")
     submit_whole(world)

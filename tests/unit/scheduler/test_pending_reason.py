@@ -1,4 +1,4 @@
-"""Why a job waits: as data, and in words that a person can act on."""
+"""Why a job waits, as data and as a sentence."""
 
 import re
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def world() -> Iterator[World]:
 
 
 def waiting(world: World, job_id: str = "job") -> PendingReason:
-    return world.plan().waiting[job_id]
+    return world.plan().pending_reasons[job_id]
 
 
 def shortage(world: World, job_id: str = "job") -> Shortage:
@@ -38,8 +38,8 @@ def shortage(world: World, job_id: str = "job") -> Shortage:
 
 
 def closest(world: World, job_id: str = "job") -> list[tuple[str, int]]:
-    """The groups that come closest, and how many hosts short they are."""
-    return [(obstacle.group, obstacle.short) for obstacle in shortage(world, job_id).closest]
+    """The closest groups, and how many hosts each of them misses."""
+    return [(obstacle.group, obstacle.hosts_missing) for obstacle in shortage(world, job_id).closest]
 
 
 # -- the kinds of answers -------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_reason_when_nothing_is_like_that(world: World) -> None:
     world.add_slice("a")
     world.submit(tpu_type="v4-32")
     found = waiting(world)
-    assert (found.reason, found.free, found.sound) == (PendingKind.NO_SUCH_WORKERS, 0, 0)
+    assert (found.kind, found.free, found.suitable) == (PendingKind.NO_SUCH_WORKERS, 0, 0)
 
 
 def test_reason_when_there_are_fewer_than_that(world: World) -> None:
@@ -58,7 +58,7 @@ def test_reason_when_there_are_fewer_than_that(world: World) -> None:
     world.start("other")
     world.submit(slices=(3,))
     found = waiting(world)
-    assert (found.reason, found.free, found.sound, found.counts) == (PendingKind.TOO_FEW, 1, 2, (3,))
+    assert (found.kind, found.free, found.suitable, found.num_groups) == (PendingKind.TOO_FEW, 1, 2, (3,))
 
 
 def test_reason_when_others_use_them(world: World) -> None:
@@ -67,7 +67,7 @@ def test_reason_when_others_use_them(world: World) -> None:
     world.start("other", slices=(2,))
     world.submit()
     found = waiting(world)
-    assert (found.reason, found.free, found.sound) == (PendingKind.IN_USE, 0, 2)
+    assert (found.kind, found.free, found.suitable) == (PendingKind.IN_USE, 0, 2)
     assert shortage(world).closest == (
         Obstacle("a", 2, "in use by other", ("other",)),
         Obstacle("b", 2, "in use by other", ("other",)),
@@ -79,8 +79,8 @@ def test_reason_when_others_come_first_in_the_same_plan(world: World) -> None:
     world.submit("first", constraints=())
     world.submit("second")
     found = waiting(world, "second")
-    assert found.reason is PendingKind.IN_USE
-    assert shortage(world, "second").closest[0].users == ("first",)
+    assert found.kind is PendingKind.IN_USE
+    assert shortage(world, "second").closest[0].used_by == ("first",)
     assert "first" in str(found)
 
 
@@ -92,7 +92,7 @@ def test_reason_during_a_pause_has_its_seconds_and_its_cause(world: World) -> No
         world.dispatch_fails(job)
         world.confirm(job)
         found = waiting(world)
-        assert (found.reason, found.pause) == (PendingKind.PAUSED, (pause, "no answer"))
+        assert (found.kind, found.pause) == (PendingKind.PAUSED, (pause, "no answer"))
         world.now += pause
     assert "no answer" in str(found)
     assert "4 s" in str(found)
@@ -103,62 +103,62 @@ def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world:
     job = world.start_tasks("other", replicas=1)
     world.submit_tasks(replicas=3)
     found = waiting(world)
-    assert (found.reason, found.counts) == (PendingKind.IN_USE, (1,))
+    assert (found.kind, found.num_groups) == (PendingKind.IN_USE, (1,))
     world.schedule()
-    users = {user for obstacle in shortage(world).closest for user in obstacle.users}
+    users = {user for obstacle in shortage(world).closest for user in obstacle.used_by}
     assert users == {"other", "job"}
     world.finish(job)
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
     assert [a.task_index for a in world.plan().assignments] == [1]
 
 
-# -- which constraint removed how many workers ----------------------------------------------------------------------
+# -- which constraint excludes how many workers ---------------------------------------------------------------------
 
 
-def test_reason_counts_the_workers_that_each_constraint_leaves_out(world: World) -> None:
-    """Each counts what those before it have left."""
+def test_reason_counts_the_workers_that_each_constraint_excludes(world: World) -> None:
+    """Each counts only workers that the ones before it don't exclude."""
     world.add_slice("a", "v4-32")
     world.add_slice("b", "v4-16", pool="small")
     world.add_slice("c", "v4-16")
     world.submit(constraints=(Constraint(TPU_TOPOLOGY, OP.EQ, "v4-16"), LARGE_POOL))
-    assert dict(shortage(world).removed) == {"tpu-topology == v4-16": 4, "pool == large": 4}
+    assert dict(shortage(world).excluded) == {"tpu-topology == v4-16": 4, "pool == large": 4}
     for part in ("tpu-topology == v4-16", "pool == large", "4 hosts"):
         assert part in world.why()
 
 
-def test_reason_counts_single_hosts_that_a_constraint_leaves_out(world: World) -> None:
+def test_reason_counts_single_hosts_that_a_constraint_excludes(world: World) -> None:
     world.add_slice("a", "v4-32", pool="large")
     world.do(tagged(host("a", 2, "v4-32"), {"pool": "small"}))
     world.submit(tpu_type="v4-32", constraints=(LARGE_POOL,))
-    assert dict(shortage(world).removed) == {"pool == large": 1}
+    assert dict(shortage(world).excluded) == {"pool == large": 1}
     assert closest(world) == [("a", 1)]
     assert "pool == large" in world.why()
 
 
-def test_reason_counts_the_workers_that_a_taint_leaves_out(world: World) -> None:
+def test_reason_counts_the_workers_that_a_taint_excludes(world: World) -> None:
     world.add_slice("a", **{"taint:maintenance": True})
     world.submit()
-    assert dict(shortage(world).removed) == {"taint:maintenance": 2}
+    assert dict(shortage(world).excluded) == {"taint:maintenance": 2}
     assert "taint:maintenance" in world.why()
     world.add_slice("b", "v4-16", **{"taint:maintenance": False})
-    assert dict(shortage(world).removed) == {"taint:maintenance": 4}
+    assert dict(shortage(world).excluded) == {"taint:maintenance": 4}
 
 
-def test_reason_of_tasks_counts_the_workers_that_a_constraint_leaves_out(world: World) -> None:
+def test_reason_of_tasks_counts_the_workers_that_a_constraint_excludes(world: World) -> None:
     world.add_slice("a")
     world.do(cpu_host("cpu"))
     world.submit_tasks(constraints=(LARGE_POOL,))
-    assert dict(shortage(world).removed) == {"pool == large": 3}
+    assert dict(shortage(world).excluded) == {"pool == large": 3}
 
 
 def test_reason_tells_that_a_constraint_can_not_be_evaluated_on_a_slice(world: World) -> None:
-    """One host with an odd value does not doom the job, which waits for others."""
+    """One host with a value of another type does not end the job, which waits for other hosts."""
     world.add_slice("a", "v4-16", age="old")
     world.add_slice("b", "v4-16", age=9)
     world.submit(constraints=(Constraint("age", OP.LT, 3),))
     plan = world.plan()
     assert plan.unschedulable == []
-    assert "a: age < 3 can't be evaluated" in str(plan.waiting["job"])
+    assert "a: age < 3 can't be evaluated" in str(plan.pending_reasons["job"])
     world.add_slice("c", "v4-16", age=1)
     assert [a.job_id for a in world.plan().assignments] == ["job"]
 
@@ -168,12 +168,12 @@ def test_reason_follows_the_fleet(world: World) -> None:
         world.add_slice(f"s{count}")
         if count == 2:
             world.submit(constraints=(LARGE_POOL,))
-        assert dict(shortage(world).removed) == {"pool == large": count}
+        assert dict(shortage(world).excluded) == {"pool == large": count}
     world.lose("s2-0")
-    assert dict(shortage(world).removed) == {"pool == large": 5}
+    assert dict(shortage(world).excluded) == {"pool == large": 5}
 
 
-# -- which group came closest, and how many hosts short -------------------------------------------------------------
+# -- which group is closest, and how many hosts it misses -----------------------------------------------------------
 
 
 def test_reason_names_the_slice_with_the_fewest_hosts_in_use_first(world: World) -> None:
@@ -183,7 +183,7 @@ def test_reason_names_the_slice_with_the_fewest_hosts_in_use_first(world: World)
         world.start_tasks(f"in-{name}", replicas=used, constraints=only)
     world.submit(tpu_type="v4-32")
     assert closest(world) == [("b", 1), ("c", 2), ("a", 3)]
-    assert shortage(world).closest[0].users == ("in-b",)
+    assert shortage(world).closest[0].used_by == ("in-b",)
     words = world.why()
     assert words.index("in-b") < words.index("in-c") < words.index("in-a")
 
@@ -209,7 +209,7 @@ def test_reason_names_the_slice_with_the_fewest_hosts_missing_first(world: World
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_reason_of_a_slice_with_several_troubles_counts_each_host_once(world: World, order: int) -> None:
+def test_reason_of_a_slice_with_several_problems_counts_each_host_once(world: World, order: int) -> None:
     world.add_slice("a", "v4-32", pool="large")
     world.do(tagged(host("a", 0, "v4-32"), {"pool": "small", "taint:hot": True}))
     world.do(WorkerDrainedEvent("a-0", "maintenance"))
@@ -218,11 +218,11 @@ def test_reason_of_a_slice_with_several_troubles_counts_each_host_once(world: Wo
     assert closest(world) == [("a", 1)]
 
 
-@pytest.mark.parametrize("trouble", ["draining", "suspected", "foreign", "too small"])
-def test_reason_counts_the_hosts_that_take_nothing_new(world: World, trouble: str) -> None:
+@pytest.mark.parametrize("problem", ["draining", "suspected", "foreign", "too small"])
+def test_reason_counts_the_hosts_that_take_nothing_new(world: World, problem: str) -> None:
     world.add_slice("a", "v4-32")
     for number in (1, 3):
-        match trouble:
+        match problem:
             case "draining":
                 world.do(WorkerDrainedEvent(f"a-{number}", "maintenance"))
             case "suspected":
@@ -232,7 +232,7 @@ def test_reason_counts_the_hosts_that_take_nothing_new(world: World, trouble: st
             case _:
                 world.do(host("a", number, "v4-32", resources={"TPU": 2.0}))
     world.submit(tpu_type="v4-32")
-    assert waiting(world).reason is PendingKind.TOO_FEW
+    assert waiting(world).kind is PendingKind.TOO_FEW
     assert closest(world) == [("a", 2)]
 
 
@@ -259,7 +259,7 @@ def test_reason_names_a_few_groups_and_tells_that_there_are_more(world: World) -
 # -- what it is queued behind ---------------------------------------------------------------------------------------
 
 
-def test_reason_counts_the_jobs_ahead_that_ask_the_same(world: World) -> None:
+def test_reason_counts_the_jobs_ahead_with_the_same_requirement(world: World) -> None:
     world.add_slice("a")
     world.start("running")
     for name in ("first", "second", "third"):
@@ -292,11 +292,11 @@ def test_reason_tells_what_is_kept_for_the_job_and_for_whom_it_is_kept(world: Wo
     assert waiting(world, "large").kept == ("b", "a")
     assert "b, a kept for it" in world.why("large")
     obstacle = shortage(world, "small").closest[0]
-    assert (obstacle.group, obstacle.users) == ("b", ("large",))
+    assert (obstacle.group, obstacle.used_by) == ("b", ("large",))
     assert "large" in world.why("small")
 
 
-# -- everybody has one ----------------------------------------------------------------------------------------------
+# -- every waiting job has one --------------------------------------------------------------------------------------
 
 
 def test_reason_is_given_for_every_pending_job_and_for_no_other(world: World) -> None:
@@ -320,7 +320,7 @@ def test_reason_is_given_for_every_pending_job_and_for_no_other(world: World) ->
     assert [a.job_id for a in plan.assignments] == ["starts"]
     assert [event.job_id for event in plan.timed_out] == ["late"]
     assert [event.job_id for event in plan.unschedulable] == ["odd"]
-    assert plan.waiting.keys() == {"paused", "same", "impossible", "picky", "cpus"}
-    for job_id, reason in plan.waiting.items():
+    assert plan.pending_reasons.keys() == {"paused", "same", "impossible", "picky", "cpus"}
+    for job_id, reason in plan.pending_reasons.items():
         assert reason.job_id == job_id
         assert len(str(reason)) > 20

@@ -1,4 +1,4 @@
-"""Which hosts a job gets: size, fit, warmth, wishes, taints, racks, and the order of the hosts."""
+"""Which hosts a job gets: size, fit, warm slices, preferences, taints, racks, and the order of the hosts."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def add_slices(world: World, *names: str, tpu_type: str = "v4-16", **attributes:
 
 
 def hosts(world: World, job_id: str = "job") -> list[str]:
-    """The hosts that the job would get now, in the order of its tasks as far as they are placed."""
+    """The hosts that the job would get now, in the order of its tasks; only of tasks that would be placed."""
     found: list[str] = []
     for assignment in world.plan().assignments:
         if assignment.job_id == job_id and isinstance(assignment, GangAssignedEvent):
@@ -62,7 +62,7 @@ def test_gang_of_several_slices_fills_up_with_parts_of_larger_ones_if_its_size_i
 
 
 def test_gang_takes_the_larger_slice_on_which_it_leaves_the_fewest_hosts_idle(world: World) -> None:
-    """What others have left of "b" is exactly what it needs."""
+    """The free part of "b" is exactly what it needs."""
     add_slices(world, "a", "b", tpu_type="v4-32")
     world.start_tasks("others", replicas=2, constraints=(Constraint("tpu-name", OP.EQ, "b"),))
     world.submit(constraints=())
@@ -77,10 +77,10 @@ def test_gang_counts_what_the_plan_has_given_away_when_it_looks_for_the_tightest
 
 
 @pytest.mark.parametrize("trouble", ["suspected", "in use outside"])
-def test_gang_takes_no_part_of_a_larger_slice_while_one_of_its_size_is_only_out_of_use_for_now(
+def test_gang_takes_no_part_of_a_larger_slice_while_one_of_its_size_is_temporarily_unsuitable(
     world: World, trouble: str
 ) -> None:
-    """It could wait."""
+    """The gang waits for that slice instead."""
     add_slices(world, "a", tpu_type="v4-32")
     add_slices(world, "b")
     if trouble == "suspected":
@@ -116,7 +116,7 @@ def test_gang_needs_its_other_resources_on_every_host(world: World) -> None:
 def test_gangs_on_a_device_never_share_a_host_though_they_name_no_chips(
     world: World, resources: dict[str, float]
 ) -> None:
-    """libtpu allows one process a host. To refuse such a job would do, too."""
+    """libtpu allows one process per host. To refuse such a job would be right, too."""
     add_slices(world, "a")
     try:
         world.submit("first", resources=resources)
@@ -155,7 +155,7 @@ NEW = Constraint("age", OP.LT, 3)
 
 
 @pytest.mark.parametrize("coscheduled", [True, False])
-def test_preference_chooses_among_what_would_do(world: World, coscheduled: bool) -> None:
+def test_preference_chooses_among_suitable_hosts(world: World, coscheduled: bool) -> None:
     add_slices(world, "a", disk="slow")
     add_slices(world, "b", disk="fast")
     add_slices(world, "c")
@@ -286,7 +286,7 @@ def test_taints_must_all_be_tolerated(world: World) -> None:
     assert slices(world, "both") == ["a"]
 
 
-def test_taint_that_is_gone_keeps_nobody_away(world: World) -> None:
+def test_removed_taint_keeps_no_job_away(world: World) -> None:
     add_slices(world, "a", **{"taint:maintenance": True})
     world.submit()
     assert slices(world) == []
@@ -294,7 +294,7 @@ def test_taint_that_is_gone_keeps_nobody_away(world: World) -> None:
     assert slices(world) == ["a"]
 
 
-def test_attribute_that_only_looks_like_a_taint_keeps_nobody_away(world: World) -> None:
+def test_attribute_that_only_looks_like_a_taint_keeps_no_job_away(world: World) -> None:
     add_slices(world, "a", taint=True, tainted=True)
     world.submit()
     assert slices(world) == ["a"]
@@ -386,7 +386,7 @@ def test_rack_may_be_a_value_of_any_kind(world: World, rack: Scalar) -> None:
 def test_constraints_count_on_every_host_that_is_taken(
     world: World, order: int, coscheduling: CoschedulingConfig, odd_one: int
 ) -> None:
-    """One constraint leaves out one host of four, the other all of them, in whatever order they are."""
+    """One constraint excludes one host of four, the other all of them. Their order does not matter."""
     add_slices(world, "a", tpu_type="v4-32", rack="r", pool="small", disk=9)
     world.do(tagged(host("a", odd_one, "v4-32"), {"rack": "r", "pool": "small", "disk": 1}))
     big_disk, large_pool = Constraint("disk", OP.GT, 5), Constraint("pool", OP.EQ, "large")
@@ -412,13 +412,13 @@ def test_constraint_in_takes_any_of_its_values_and_no_other_kind(world: World, c
 
 
 @pytest.mark.parametrize("how", ["by slice", "by rack", "one by one"])
-@pytest.mark.parametrize("flaw", ["no number", "a number twice"])
-def test_host_without_a_number_of_its_own_is_refused(world: World, how: str, flaw: str) -> None:
-    """Never taken for host 0, and nobody can tell which of two is host 1."""
+@pytest.mark.parametrize("defect", ["no number", "a number twice"])
+def test_host_without_a_number_of_its_own_is_refused(world: World, how: str, defect: str) -> None:
+    """A host without a number is not host 0, and of two hosts with number 1 neither is known to be host 1."""
     rack = {"rack": "r"}
     world.do(tagged(host("a", 0), rack))
     world.do(tagged(host("a", 1), rack))
-    if flaw == "no number":
+    if defect == "no number":
         plain = tagged(host("a", 1), rack)
         del plain.attributes["tpu-worker-id"]  # type: ignore[attr-defined]
         world.do(plain)
@@ -438,7 +438,7 @@ def test_host_without_a_number_of_its_own_is_refused(world: World, how: str, fla
 
 
 @pytest.mark.parametrize("number", ["0", -1, True, 1.0, ""], ids=repr)
-def test_host_with_a_number_that_is_none_is_refused(world: World, number: Scalar) -> None:
+def test_host_with_an_invalid_number_is_refused(world: World, number: Scalar) -> None:
     world.do(tagged(host("a", 0, "v4-8"), {"tpu-worker-id": number}))
     world.submit("gang", tpu_type="v4-8")
     world.submit_tasks("tasks")

@@ -1,4 +1,4 @@
-"""Plans that went wrong once: found by comparing the scheduler with the reference."""
+"""Plans that were wrong once. Comparisons with the reference scheduler found them."""
 
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ def test_plan_constraint_that_one_host_can_not_evaluate_rules_the_group_out_in_e
 
 
 @pytest.mark.parametrize("swap", [False, True])
-def test_plan_job_whose_constraint_nobody_can_evaluate_is_given_up_whatever_the_order_of_its_constraints(
+def test_plan_job_with_a_constraint_that_no_host_can_evaluate_is_given_up_in_any_order_of_its_constraints(
     swap: bool,
 ) -> None:
     world = World()
@@ -84,7 +84,7 @@ def test_plan_user_with_two_jobs_that_hold_nothing_can_end_both() -> None:
 
 
 def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_use_it_from_keeping_its_own() -> None:
-    """'second' uses slices of two hosts, of which there is one; what is kept of the slice of four is nothing to it."""
+    """'second' uses slices of two hosts, of which there is one; the slice of four that is kept does not affect it."""
     world = World()
     world.add_slice("large", "v4-32")
     world.add_slice("small")
@@ -92,11 +92,11 @@ def test_plan_larger_slice_kept_for_another_does_not_stop_a_job_that_would_not_u
     world.start("on small")
     submit_gang(world, "first", LONG, tpu_type="v4-32")
     submit_gang(world, "second", LONG)
-    assert {i: w.kept for i, w in world.plan().waiting.items()} == {"first": ("large",), "second": ("small",)}
+    assert {i: w.kept for i, w in world.plan().pending_reasons.items()} == {"first": ("large",), "second": ("small",)}
 
 
 def test_plan_what_this_very_plan_gives_to_those_ahead_is_kept_too() -> None:
-    """The host of which a job ahead takes a part is kept; else one behind takes the other part."""
+    """A job ahead takes a part of the host, and the rest is kept. Otherwise a job behind would take it."""
     world = World()
     world.do(cpu("a"))
     submit_tasks(world, "ahead", resources={"CPU": 4.0})
@@ -117,7 +117,7 @@ def test_plan_flexible_count_does_not_wait_for_a_slice_that_is_kept_for_another(
 
 
 def test_plan_group_of_which_enough_is_about_to_be_free_counts_as_about_to_be_free() -> None:
-    """Rack r2 has a host that is used for long, but the other one is about to be free, and one is enough."""
+    """Rack r2 has a host that stays in use, but the other one is about to be free, and one is enough."""
     world = World()
     for node_id, rack in (("a", "r1"), ("b", "r2"), ("c", "r2")):
         world.do(cpu(node_id, rack=rack))
@@ -139,11 +139,11 @@ def test_plan_slices_that_are_kept_are_those_that_the_job_would_choose() -> None
     over = world.state.jobs["other"]
     world.report_all(over, S.SUCCEEDED)
     submit_gang(world, "flexible", LONG, slices=(1, 4), owner="me")
-    assert world.plan().waiting["flexible"].kept == ("d",)
+    assert world.plan().pending_reasons["flexible"].kept == ("d",)
 
 
 def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of_another_size_are_free() -> None:
-    """Two slices of one host are free and will never be three; of two hosts there are three, and others use them."""
+    """Two slices of one host are free, but there is no third. There are three of two hosts, all in use."""
     world = World()
     for name in ("one-a", "one-b"):
         world.add_slice(name, "v4-8")
@@ -151,4 +151,4 @@ def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of
         world.add_slice(name)
         world.start(f"on {name}")
     submit_gang(world, "whole", LONG, whole_groups=True, slices=(3,))
-    assert world.plan().waiting["whole"].kept == ("a", "b", "c")
+    assert world.plan().pending_reasons["whole"].kept == ("a", "b", "c")

@@ -33,7 +33,7 @@ def add_slices(world: World, *names: str, tpu_type: str = "v4-16") -> None:
 
 
 def order(world: World) -> list[str]:
-    """Who gets something, in that order."""
+    """The ids of the jobs that get something, in the order of the plan."""
     return [a.job_id for a in world.plan().assignments]
 
 
@@ -75,7 +75,7 @@ def test_running_gang_is_never_evicted(world: World) -> None:
         world.now += seconds
         plan = world.plan()
         assert (plan.assignments, plan.timed_out, plan.unschedulable) == ([], [], [])
-        assert plan.waiting.keys() == {"urgent"}
+        assert plan.pending_reasons.keys() == {"urgent"}
     assert running.state is JobState.RUNNING
 
 
@@ -161,7 +161,7 @@ def test_backfill_before_the_bound_nothing_is_kept(world: World) -> None:
     world.submit("small")
     plan = world.plan()
     assert [a.job_id for a in plan.assignments] == ["small"]
-    assert (plan.waiting["large"].kept, plan.starving) == ((), [])
+    assert (plan.pending_reasons["large"].kept, plan.starving) == ((), [])
 
 
 def test_backfill_after_the_bound_free_and_busy_slices_are_kept_until_the_gang_has_them(world: World) -> None:
@@ -172,7 +172,7 @@ def test_backfill_after_the_bound_free_and_busy_slices_are_kept_until_the_gang_h
     world.submit("small")
     plan = world.plan()
     assert plan.assignments == []
-    assert (set(plan.waiting["large"].kept), plan.starving) == ({"a", "b"}, ["large"])
+    assert (set(plan.pending_reasons["large"].kept), plan.starving) == ({"a", "b"}, ["large"])
     world.finish(busy)
     assert order(world) == ["large"]
 
@@ -183,8 +183,8 @@ def test_backfill_keeps_what_is_free_before_what_is_in_use(world: World) -> None
     world.start("busy-2")
     world.submit("large", slices=(3,))
     world.now += LATE
-    assert {"c", "d"} < set(world.plan().waiting["large"].kept)
-    assert len(world.plan().waiting["large"].kept) == 3
+    assert {"c", "d"} < set(world.plan().pending_reasons["large"].kept)
+    assert len(world.plan().pending_reasons["large"].kept) == 3
 
 
 def test_backfill_keeps_the_slice_that_is_nearest_to_being_free(world: World) -> None:
@@ -198,7 +198,7 @@ def test_backfill_keeps_the_slice_that_is_nearest_to_being_free(world: World) ->
     world.now += LATE
     world.submit_tasks("small", replicas=9)
     plan = world.plan()
-    assert plan.waiting["large"].kept == ("b",)
+    assert plan.pending_reasons["large"].kept == ("b",)
     assert [a.node_id for a in plan.assignments] == ["a-3"]
 
 
@@ -211,36 +211,40 @@ def test_backfill_keeps_nothing_for_a_job_that_can_not_run_anyway(world: World) 
     world.submit("small")
     plan = world.plan()
     assert [a.job_id for a in plan.assignments] == ["small"]
-    assert (plan.waiting["impossible"].kept, plan.waiting["elsewhere"].kept, plan.starving) == ((), (), [])
+    assert (plan.pending_reasons["impossible"].kept, plan.pending_reasons["elsewhere"].kept, plan.starving) == (
+        (),
+        (),
+        [],
+    )
 
 
-def test_backfill_keeps_nothing_on_slices_that_will_be_no_good(world: World) -> None:
+def test_backfill_keeps_nothing_on_incomplete_slices(world: World) -> None:
     add_slices(world, *"abc")
     world.lose("a-1")
     busy = world.start("busy")
     assert busy.gang.groups == ("b",)
     world.submit("large", slices=(2,))
     world.now += LATE
-    assert set(world.plan().waiting["large"].kept) == {"b", "c"}
+    assert set(world.plan().pending_reasons["large"].kept) == {"b", "c"}
 
 
-@pytest.mark.parametrize("constraints", [None, ON_TPU], ids=["asks the same", "asks something else"])
+@pytest.mark.parametrize("constraints", [None, ON_TPU], ids=["same requirement", "another requirement"])
 def test_backfill_keeps_slices_for_one_job_at_a_time_among_those_that_compete(
     world: World, constraints: tuple[Constraint, ...] | None
 ) -> None:
-    """Else several gangs would each keep a part of what they need."""
+    """Otherwise several gangs would each keep a part of what they need."""
     add_slices(world, *"abcd")
     busy = [world.start(f"busy-{i}") for i in range(4)]
     world.submit("first", slices=(2,))
     world.submit("second", slices=(2,), **({"constraints": constraints} if constraints else {}))
     world.now += LATE
     plan = world.plan()
-    assert (len(plan.waiting["first"].kept), plan.waiting["second"].kept) == (2, ())
+    assert (len(plan.pending_reasons["first"].kept), plan.pending_reasons["second"].kept) == (2, ())
     assert plan.starving == ["first"]
     for job in busy[:2]:
         world.finish(job)
     assert world.schedule().keys() == {"first"}
-    assert len(world.plan().waiting["second"].kept) == 2
+    assert len(world.plan().pending_reasons["second"].kept) == 2
 
 
 def test_backfill_keeps_slices_for_several_jobs_that_do_not_compete(world: World) -> None:
@@ -252,11 +256,11 @@ def test_backfill_keeps_slices_for_several_jobs_that_do_not_compete(world: World
     world.submit("other", tpu_type="v4-32")
     world.now += LATE
     plan = world.plan()
-    assert (plan.waiting["one"].kept, plan.waiting["other"].kept) == (("a",), ("large",))
+    assert (plan.pending_reasons["one"].kept, plan.pending_reasons["other"].kept) == (("a",), ("large",))
 
 
 def test_gang_of_several_groups_comes_first_of_its_band_after_the_bound(world: World) -> None:
-    """A gang of two slices never finds both free if whoever is older, or has less, takes one of them."""
+    """A gang of two slices never finds both free while older jobs, or users with less, take one of them."""
     add_slices(world, *"abc")
     world.start("hog's", user="hog")
     world.submit("single", user="modest")
@@ -276,16 +280,16 @@ def test_gang_of_several_groups_does_not_pass_a_higher_band_after_the_bound(worl
 
 @pytest.mark.parametrize("slices", [1, 2])
 def test_backfill_bound_counts_the_time_in_the_queue_not_the_time_that_the_gang_ran(world: World, slices: int) -> None:
-    """A gang that ran for hours and has just lost a host has not been passed by anybody."""
+    """No job has passed a gang that ran for hours and has just lost a host."""
     add_slices(world, *"abc"[: slices + 1])
     job = world.start(slices=(slices,), max_retries_preemption=9)
     world.start("other")
     world.now += 10 * LATE
     world.report(job, S.WORKER_FAILED)
     assert world.plan().starving == []
-    assert world.plan().waiting.keys() == {"job"}
+    assert world.plan().pending_reasons.keys() == {"job"}
     world.now += RETURNING_S  # it does not come before all others any more
-    assert world.plan().waiting["job"].kept == ()
+    assert world.plan().pending_reasons["job"].kept == ()
 
 
 # -- streams of small jobs ------------------------------------------------------------------------------------------
@@ -294,7 +298,7 @@ STEP_S, SMALL_JOB_S = 20.0, 100.0
 
 
 class Stream:
-    """Always more small jobs than can run, of various lengths, so that several hosts are hardly ever free at once."""
+    """Always more small jobs than can run, of various lengths, so that several hosts are rarely free at once."""
 
     def __init__(self, world: World, submit: Callable[[int], Job]) -> None:
         self.world = world
@@ -333,7 +337,7 @@ USERS = {
 def test_stream_of_small_jobs_does_not_starve_a_large_gang_beyond_the_bound(
     world: World, one_by_one: bool, user_of: Callable[[int], str], holds_something: bool
 ) -> None:
-    """Whoever they are of, and whatever else the large gang's user has: the bound is a bound."""
+    """The bound holds for small jobs of any user, and whatever else the large gang's user holds."""
     if holds_something:
         add_slices(world, "apart", tpu_type="v4-128")
         world.start("mine", user="me", tpu_type="v4-128")
@@ -374,7 +378,7 @@ def test_stream_of_small_jobs_goes_on_after_the_large_gang(world: World) -> None
 def test_multislice_gangs_never_wait_for_each_other(
     world: World, sizes: tuple[int | tuple[int, ...], ...], leaving: tuple[int, ...], waited: float
 ) -> None:
-    """Three slices become free one after the other, in any order; every gang runs in the end."""
+    """Three slices become free one after the other, in any order. Every gang runs in the end."""
     add_slices(world, *"abc")
     busy = [world.start(f"busy-{i}") for i in range(3)]
     gangs = [

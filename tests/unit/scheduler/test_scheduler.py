@@ -1,4 +1,4 @@
-"""Who runs where, and why the rest waits."""
+"""Which jobs run where, and why the others wait."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ def world() -> Iterator[World]:
 
 
 def placed(world: World) -> dict[str, tuple[str, ...]]:
-    """Slices by job, as the scheduler would have it now."""
+    """Job id → the slices that the job would get now."""
     return {a.job_id: a.group_names for a in world.plan().assignments}
 
 
@@ -85,7 +85,7 @@ def test_gang_of_one_host_runs_on_a_slice_of_one(world: World) -> None:
 
 
 def test_slice_that_lost_a_host_is_not_used_and_a_whole_one_is(world: World) -> None:
-    """A slice that lost a host counted as healthy with a spare one idle (defect 1): the slice is the failure unit."""
+    """A slice fails as a whole: an idle spare host elsewhere does not make it healthy (defect 1)."""
     add_slices(world, "a", "b")
     world.do(WorkerFailedEvent("a-1", "gone"))
     world.submit("first")
@@ -120,7 +120,7 @@ def test_host_without_a_number_is_not_host_0_and_does_not_stop_the_others(world:
 
 
 def test_hosts_are_ordered_by_number_not_by_name_or_arrival(world: World) -> None:
-    """Results came in the order in which actors started (defect 5)."""
+    """Results once came in the order in which actors started (defect 5)."""
     for number in (10, 2, 0, 15, *(n for n in range(16) if n not in (10, 2, 0, 15))):
         world.do(host("a", number, "v4-128", node_id=f"node-{97 * number % 16}"))
     world.submit(tpu_type="v4-128")
@@ -185,7 +185,7 @@ def test_slice_whose_hosts_disagree_about_its_size_is_not_used(world: World) -> 
 def test_flexible_counts_start_at_the_largest_that_can_run_now(
     world: World, counts: tuple[int, ...], free: int, got: int
 ) -> None:
-    """``[1, 3]`` with two slices free waited a week for the third (defect 3)."""
+    """``[1, 3]`` with two slices free once waited a week for the third (defect 3)."""
     add_slices(world, *"abc"[:free])
     world.submit(slices=counts)
     assert len(placed(world).get("job", ())) == got
@@ -197,14 +197,14 @@ def test_flexible_counts_wait_for_a_slice_that_an_ended_attempt_is_about_to_leav
     world.report_all(over, TaskState.SUCCEEDED)
     world.submit(slices=(1, 2))
     assert placed(world) == {}
-    assert "a: just left by over" in world.why("job")
+    assert "a: about to be freed by over" in world.why("job")
     world.confirm(over)
     assert placed(world) == {"job": ("a", "b")}
 
 
 @pytest.mark.parametrize("trouble", ["draining", "suspected", "incomplete"])
-def test_flexible_counts_do_not_wait_for_a_slice_that_will_be_no_good(world: World, trouble: str) -> None:
-    """The largest count that can run *now* (defect 3): what ends on a draining slice makes it no more usable."""
+def test_flexible_counts_do_not_wait_for_a_slice_that_will_not_be_usable(world: World, trouble: str) -> None:
+    """The gang gets the largest count that can run now (defect 3). A slice that drains does not become usable."""
     add_slices(world, "a", "b")
     over = world.start("over")
     world.do(
@@ -221,7 +221,7 @@ def test_flexible_counts_do_not_wait_for_a_slice_that_will_be_no_good(world: Wor
 
 
 def test_two_multislice_jobs_never_share_out_the_slices_and_wait_for_each_other(world: World) -> None:
-    """Drivers that each collect slices on their own hold and wait."""
+    """Drivers that each collect slices by themselves could wait for each other for ever."""
     add_slices(world, "a", "b", "c")
     world.submit("first", slices=(2,))
     world.submit("second", slices=(2,))
@@ -253,7 +253,7 @@ def test_unfittable_job_at_the_head_does_not_block_those_behind_it(world: World)
     world.submit("impossible", tpu_type="v4-512")
     world.submit("possible")
     assert placed(world) == {"possible": ("a",)}
-    assert world.plan().waiting.keys() == {"impossible"}
+    assert world.plan().pending_reasons.keys() == {"impossible"}
 
 
 def test_own_warm_slices_come_before_unheld_ones_before_those_of_others(world: World) -> None:
@@ -362,7 +362,7 @@ def test_reason_after_a_failed_launch_names_the_pause_and_the_error(world: World
     assert placed(world) == {}
 
 
-def test_suspected_host_is_left_alone_for_a_while(world: World) -> None:
+def test_suspected_host_gets_no_tasks_until_the_suspicion_ends(world: World) -> None:
     add_slices(world, "a", "b")
     world.do(WorkerSuspectedEvent("a-0", "no answer", world.now))
     world.submit("first")
@@ -371,34 +371,34 @@ def test_suspected_host_is_left_alone_for_a_while(world: World) -> None:
     assert "a: host 0 may be lost (no answer)" in world.why("second")
 
 
-def test_who_waited_is_not_looked_at_again_for_a_job_that_finds_room(world: World) -> None:
+def test_waiting_jobs_are_not_tried_again_for_a_new_job_that_finds_room(world: World) -> None:
     add_slices(world, "a")
     world.add_slice("small", "v4-8")
     running = world.start("running")
     world.submit("waits")
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     assert waiting.keys() == {"waits"}
     world.report_all(running, TaskState.SUCCEEDED)
     world.do(AttemptEndConfirmedEvent(AttemptId("running", 1)))
     world.submit("new", tpu_type="v4-8")
-    assert [a.job_id for a in world.plan(waiting).assignments] == ["new"], "as the caller says that nothing has changed"
-    assert world.plan(waiting).waiting == waiting
+    assert [a.job_id for a in world.plan(waiting).assignments] == ["new"], "the caller says that nothing has changed"
+    assert world.plan(waiting).pending_reasons == waiting
     assert {a.job_id for a in world.plan().assignments} == {"waits", "new"}
 
 
 @pytest.mark.parametrize("tpu_type", ["v4-16", "v4-32"])
-def test_who_waited_is_looked_at_again_for_a_job_that_finds_no_room(world: World, tpu_type: str) -> None:
+def test_waiting_jobs_are_tried_again_for_a_new_job_that_finds_no_room(world: World, tpu_type: str) -> None:
     add_slices(world, "a")
     world.start("running")
     world.submit("waits")
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     world.submit("new", tpu_type=tpu_type, priority=PriorityBand.PRODUCTION)
-    assert world.plan(waiting).waiting == world.plan().waiting
-    assert world.plan(waiting).waiting["waits"].ahead == (tpu_type == "v4-16")
+    assert world.plan(waiting).pending_reasons == world.plan().pending_reasons
+    assert world.plan(waiting).pending_reasons["waits"].ahead == (tpu_type == "v4-16")
 
 
 def test_end_of_a_suspicion_is_a_change_to_the_fleet(world: World) -> None:
-    """Else a job that comes later could overtake one that waits for that host."""
+    """Otherwise a job that comes later could overtake one that waits for that host."""
     add_slices(world, "a")
     world.do(WorkerSuspectedEvent("a-0", "no answer", world.now))
     world.do(WorkerSuspectedEvent("a-0", "still none", world.now + 1.0))
@@ -430,7 +430,7 @@ def test_constraint_counts_on_every_host_of_the_slice(world: World) -> None:
 
 
 def test_constraint_that_one_host_fails_is_named_as_the_reason(world: World) -> None:
-    """Every pending job carries its reason: the slice that would do but for one host is the nearest one."""
+    """The slice that only lacks one suitable host is the closest one."""
     add_slices(world, "a")
     plain = host("a", 1)
     world.do(replace(plain, attributes={**plain.attributes, "taint:hot": AttributeValue(True)}))

@@ -438,7 +438,7 @@ def test_job_of_more_tasks_than_hosts_starts_in_part_and_goes_on_as_hosts_become
     assert plan.assignments == [
         TaskAssignedEvent("job", index, node_id) for index, node_id in enumerate(["a-0", "a-1", "b-0", "b-1"])
     ]
-    assert plan.waiting.keys() == {"job"}
+    assert plan.pending_reasons.keys() == {"job"}
     world.schedule()
     assert task_states(job) == [S.ASSIGNED] * 4 + [S.PENDING] * 2
     assert job.state is JobState.RUNNING
@@ -489,7 +489,7 @@ def test_timeout_gives_up_a_task_that_never_ran_and_ends_the_rest_of_the_job(wor
     world.now += 0.1
     plan = world.plan()
     (late,) = plan.timed_out
-    assert (late.job_id, plan.assignments, plan.waiting) == ("job", [], {})
+    assert (late.job_id, plan.assignments, plan.pending_reasons) == ("job", [], {})
     assert "60 s" in late.reason
     instructions = world.do(late)
     assert instructions.finished == ["job"]
@@ -513,7 +513,7 @@ def test_timeout_unset_waits_for_ever(world: World) -> None:
     world.submit(slices=(3,))
     world.now += 1e9
     assert world.plan().timed_out == []
-    assert world.plan().waiting.keys() == {"job"}
+    assert world.plan().pending_reasons.keys() == {"job"}
 
 
 @pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
@@ -559,7 +559,7 @@ def test_timeout_of_one_job_leaves_the_others_alone(world: World) -> None:
     world.submit("next")
     plan = world.plan()
     assert [late.job_id for late in plan.timed_out] == ["late"]
-    assert plan.waiting.keys() == {"patient"}
+    assert plan.pending_reasons.keys() == {"patient"}
     assert [a.job_id for a in plan.assignments] == ["next"]
 
 

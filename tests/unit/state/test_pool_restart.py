@@ -175,7 +175,7 @@ def test_gang_whose_result_was_lost_when_its_job_ended_does_not_say_why_it_ended
     """The caller hears of the gang that was lost too often instead."""
 
     class Controller:
-        async def ask(self, method: str, *args: object) -> JobView:
+        async def report(self, *_: object) -> JobView:
             return JobView(JobState.SUCCEEDED, 1, 0, 0, REASON)
 
     async def ended() -> object:

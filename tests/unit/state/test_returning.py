@@ -40,7 +40,7 @@ def test_gang_comes_before_everybody_once_its_old_attempt_is_gone(world: World) 
     for _ in range(3):  # the survivor is not free yet, and what is free is kept for the gang
         assert world.schedule() == {}
         world.now += 5.0
-    assert world.plan().waiting["job"].kept[0] == "d"
+    assert world.plan().pending_reasons["job"].kept[0] == "d"
     world.confirm(job, 1)
     world.schedule()
     assert job.gang.groups == ("c", "d")
@@ -59,7 +59,7 @@ def test_gang_that_pauses_keeps_all_that_it_had_however_few_would_do(world: Worl
     assert job.gang.not_before > world.now
     rival(world)
     assert world.schedule() == {}
-    assert world.plan().waiting["job"].kept == ("a", "b", "c")
+    assert world.plan().pending_reasons["job"].kept == ("a", "b", "c")
     world.now = job.gang.not_before
     world.schedule()
     assert running(world) == {"job": ("a", "b", "c")}
@@ -88,7 +88,7 @@ def test_two_gangs_that_return_each_keep_what_they_had(world: World) -> None:
         job.gang.not_before = world.now + 8.0  # both have had quick ends
     rival(world)
     assert world.schedule() == {}
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     assert (waiting["first"].kept, waiting["second"].kept) == (("a", "b"), ("c", "d"))
 
 
@@ -105,7 +105,7 @@ def test_gang_keeps_nothing_twice(world: World) -> None:
             world.report(job, S.WORKER_FAILED)
         world.confirm(job, attempt)
     first.gang.not_before = world.now + 8.0
-    waiting = world.plan().waiting
+    waiting = world.plan().pending_reasons
     assert (waiting["first"].kept, waiting["second"].kept) == (("a", "b"), ("c", "e"))
 
 
@@ -119,7 +119,7 @@ def test_gang_that_does_not_come_back_in_time_keeps_nobody_waiting(world: World)
         world.now += seconds
         world.do(WorkerSuspectedEvent("c-0", "no answer", world.now))
         assert world.schedule() == {}
-        assert world.plan().waiting["job"].kept == ("a", "b")
+        assert world.plan().pending_reasons["job"].kept == ("a", "b")
     world.now += 0.1
     world.schedule()
     assert running(world) == {"rival": ("a",)}
@@ -187,7 +187,7 @@ def test_spare_is_kept_for_its_gang_until_the_survivors_are_free(world: World) -
     world.lose("b-0")
     assert list(world.state.jobs) == ["job", "rival"]
     assert world.schedule() == {}
-    assert world.plan().waiting["job"].kept == ("c", "a")
+    assert world.plan().pending_reasons["job"].kept == ("c", "a")
     world.confirm(job, 1)
     world.schedule()
     assert job.gang.groups == ("a", "c")

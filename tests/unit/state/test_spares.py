@@ -182,7 +182,7 @@ def test_gang_that_lost_a_slice_goes_on_with_fewer_and_grows_when_one_comes(worl
     world.report_all(job, S.RUNNING)
     assert job.gang.groups == ("a", "b")
     waiting = spare(world)
-    assert waiting.spec.coscheduling.counts == (1,)
+    assert waiting.spec.coscheduling.num_groups == (1,)
     world.schedule()
     assert waiting.gang.pending
     world.add_slice("d")
@@ -224,7 +224,7 @@ def test_growth_takes_all_or_nothing(world: World) -> None:
     world.add_slice("d")
     world.schedule()
     assert spare(world).gang.pending
-    assert spare(world).spec.coscheduling.counts == (2,)
+    assert spare(world).spec.coscheduling.num_groups == (2,)
     world.add_slice("e")
     world.schedule()
     assert spare(world).gang.groups == ("d", "e")
@@ -340,7 +340,7 @@ def test_spare_waits_though_no_host_can_be_compared_with_what_its_job_asks_for(w
     for number in range(2):
         world.do(tagged(host("d", number), {"generation": "four"}))
     assert world.plan().unschedulable == []
-    assert world.plan().waiting.keys() == {spare(world).spec.job_id}
+    assert world.plan().pending_reasons.keys() == {spare(world).spec.job_id}
 
 
 def test_job_that_has_the_name_of_a_spare_is_left_alone(world: World) -> None:

@@ -18,10 +18,12 @@ import psutil
 import pytest
 
 from iris_ray import heartbeat, on_preemption, preemption_notice
-from iris_ray.actors.host import host_actor
-from iris_ray.actors.host.host_actor import TaskWatch, opened
-from iris_ray.actors.host.process_ledger import ProcessLedger, started_mark
+from iris_ray.actors.host import notice_delivery, task_watch
+from iris_ray.actors.host.host_directory import started_mark
+from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
+from iris_ray.actors.host.task_watch import TaskWatch
+from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
@@ -183,7 +185,8 @@ class Child:
     BEFORE = """
         import faulthandler, os, signal, sys, time
         from pathlib import Path
-        from iris_ray.actors.host.process_ledger import STACKS_SIGNAL, heed_notices, host_directory, started_mark
+        from iris_ray.actors.host.host_directory import host_directory, started_mark
+        from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
         from iris_ray.actors.wire.task_files import TaskFiles
         files = TaskFiles.of_process(host_directory(), os.getpid())
         os.environ[TaskFiles.VARIABLE] = files.prefix
@@ -191,7 +194,7 @@ class Child:
     START = """
         print("ready", flush=True)
         sys.stdin.readline()
-        heed_notices(files)
+        survive_notices(files)
         faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
         started_mark(host_directory(), os.getpid()).touch()
     """
@@ -253,13 +256,14 @@ def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[
 
     async def run() -> Any:
         one = tree(child.process.pid)
-        watch = TaskWatch(None, one, opened(one), "token", ProcessLedger(tmp_path), None, NoOutput())
+        process = WatchedProcess(one.pid, one.started)
+        watch = TaskWatch(None, process, one, "token", ProcessLedger(tmp_path), None, NoOutput())
         try:
             return await asyncio.wait_for(what(watch), PATIENCE_S)
         finally:
             child.process.kill()
             child.process.wait()
-            await watch.facts()
+            await watch.how_it_ended()
 
     return asyncio.run(run())
 
@@ -328,7 +332,7 @@ def test_host_asked_after_the_deadline_answers_in_bounded_time(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that never saves is asked again and again: questions that stayed would keep its host from all others."""
-    monkeypatch.setattr(host_actor, "LATE_ANSWER_S", 0.1)
+    monkeypatch.setattr(notice_delivery, "LATE_ANSWER_S", 0.1)
     passed = Notice(NoticeKind.PREEMPTION, "now", time.time() - 1.0)
     child = make("    sys.stdin.readline()" + SAVE)
 
@@ -435,7 +439,7 @@ def test_children_of_a_task_that_crashes_are_ended_with_it(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bool
 ) -> None:
     """Forked ones, and those with an environment of their own: they hold memory and chips, and carry no token."""
-    monkeypatch.setattr(host_actor, "LOOK_S", 0.05 if noted else PATIENCE_S)
+    monkeypatch.setattr(task_watch, "DESCENDANTS_S", 0.05 if noted else PATIENCE_S)
     child = make("""
         import subprocess
         os.setpgid(0, 0)
@@ -454,7 +458,7 @@ def test_children_of_a_task_that_crashes_are_ended_with_it(
         await asyncio.sleep(0.5)
         child.process.kill()
         child.process.wait()
-        await watch.facts()
+        await watch.how_it_ended()
         assert all(one.is_running() for one in children)
         await watch.end("another task ended")
         left = [one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in children]

@@ -1,4 +1,4 @@
-"""Who holds a host's chips, and when they count as free; with the real libtpu and its real lock."""
+"""Which processes hold a host's chips, and when the chips are free; with the real libtpu and its real lock."""
 
 import asyncio
 import contextlib
@@ -14,18 +14,13 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import host_actor
-from iris_ray.actors.host.chips import (
-    Devices,
-    blocks,
-    find_holders,
-    host_devices,
-    lock_holder,
-    remove_if_it_blocks,
-    wait_until_free,
-)
+from iris_ray.actors.host import host_preparation, task_watch
+from iris_ray.actors.host.chip_release import remove_if_it_blocks, wait_until_free
+from iris_ray.actors.host.chips import Devices, find_holders, host_devices
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.process_ledger import ProcessLedger, started_mark
+from iris_ray.actors.host.host_directory import started_mark
+from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
+from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.wire.answers import ChipsHeld
@@ -36,7 +31,7 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.chip_holders import ChipHolder
 
 SOON = 0.2
-NOBODY = 65534
+UNPRIVILEGED_USER = 65534
 
 
 class Host:
@@ -97,7 +92,7 @@ def test_live_holder_blocks_libtpu_and_is_named(host: Host) -> None:
     assert runs(holder)
 
 
-def test_left_over_lock_file_blocks_nobody_and_stays(host: Host) -> None:
+def test_left_over_lock_file_does_not_block_and_stays(host: Host) -> None:
     host.holder().end()
     before = host.devices.lock.stat()
     assert host.why_not() is None
@@ -119,7 +114,7 @@ def test_lock_of_a_process_outside_our_container_is_seen_without_a_pid(host: Hos
     )
     contained = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*contained, "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody make namespaces")
+        pytest.skip("this machine does not allow namespaces")
     said = subprocess.run([*contained, sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "True a process that can't be seen from here"
     assert lock_holder(host.devices.lock) == holder.pid
@@ -146,7 +141,7 @@ def test_process_that_has_a_chip_open_holds_it_also_under_another_path(host: Hos
     assert host.why_not() is None
 
 
-def test_processes_of_other_users_that_can_not_be_looked_into_are_counted(host: Host, common: Path) -> None:
+def test_processes_of_other_users_that_can_not_be_checked_are_counted(host: Host, common: Path) -> None:
     if os.geteuid() != 0:
         hidden = find_holders(host.devices).hidden
         assert hidden >= any(process.uids().real != os.getuid() for process in psutil.process_iter())
@@ -157,7 +152,7 @@ def test_processes_of_other_users_that_can_not_be_looked_into_are_counted(host: 
         assert find_holders(Devices(common / "libtpu_lockfile", (chip,))).hidden > as_root
 
 
-def test_refusal_says_how_many_it_could_not_look_into(host: Host, common: Path) -> None:
+def test_refusal_says_how_many_processes_could_not_be_checked(host: Host, common: Path) -> None:
     holder = ChipHolder(common, real=False)
     chip = common / "accel0"
     try:
@@ -167,7 +162,7 @@ def test_refusal_says_how_many_it_could_not_look_into(host: Host, common: Path) 
             reason = wait_until_free(devices, ProcessLedger(common), SOON)
         assert reason is not None
         assert f"pid {holder.pid}" in reason
-        assert ("processes of other users could not be looked into" in reason) == (hidden > 0)
+        assert ("processes of other users could not be checked" in reason) == (hidden > 0)
     finally:
         holder.end()
 
@@ -176,7 +171,7 @@ def test_refusal_says_how_many_it_could_not_look_into(host: Host, common: Path) 
 
 
 def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> ChipsHeld | None:
-    """What a host says that is to take a standby for its first task."""
+    """Return a host's answer to the adoption of a standby for its first task."""
     return asyncio.run(actor.adopt(None, standby.pid, tree(standby).started, token))
 
 
@@ -195,8 +190,9 @@ def actor(host: Host) -> TPUHostActor:
 
 @pytest.fixture
 def _soon_sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For hosts whose chips stay in somebody's hands, however long one waits."""
-    monkeypatch.setattr(host_actor, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
+    """For hosts whose chips stay in use, however long one waits."""
+    for module in (host_preparation, task_watch):
+        monkeypatch.setattr(module, "wait_until_free", functools.partial(wait_until_free, timeout_s=SOON))
 
 
 def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
@@ -251,7 +247,7 @@ def test_process_that_got_the_pid_of_a_task_is_not_ours(host: Host) -> None:
     assert not find_holders(host.devices, host.ledger).seen[0].ours
 
 
-def test_standby_whose_pid_somebody_else_has_got_meanwhile_is_not_adopted(
+def test_standby_whose_pid_another_process_has_got_meanwhile_is_not_adopted(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(RuntimeError, match=f"pid {standby.pid}, has ended"):
@@ -263,7 +259,7 @@ def test_standby_whose_pid_somebody_else_has_got_meanwhile_is_not_adopted(
 
 
 def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -> tuple[TaskEnd | None, ChipHolder]:
-    """How a task ended, as its host tells it once the host is free; and who held the chips while it ran."""
+    """Return how a task ended, as its host tells it once the host is free, and which process held the chips."""
 
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
         task = subprocess.Popen(["sleep", "60"])
@@ -289,7 +285,7 @@ def test_end_is_confirmed_when_a_child_that_left_the_task_has_let_go_of_the_chip
 
 
 @pytest.mark.usefixtures("_soon_sure")
-def test_host_does_not_vouch_for_chips_that_somebody_else_took_during_a_task(host: Host, actor: TPUHostActor) -> None:
+def test_host_does_not_confirm_an_end_while_a_foreign_process_holds_the_chips(host: Host, actor: TPUHostActor) -> None:
     end, stranger = stopped(host, actor, host.holder)
     assert end is None
     assert runs(stranger)
@@ -311,14 +307,14 @@ def launch(function: Callable[[], Any], slice_name: str = "slice-a") -> TaskEnd:
         os.environ.update(before)
 
 
-def test_task_does_not_run_user_code_while_somebody_else_holds_the_chips(host: Host) -> None:
+def test_task_does_not_run_user_code_while_another_process_holds_the_chips(host: Host) -> None:
     ran = host.directory / "ran"
     function = lambda path=str(ran): open(path, "x").close()  # noqa: E731
     holder = host.holder()
     end = launch(function)
     assert end.kind is EndKind.DEVICE_BUSY
     assert f"held by pid {holder.pid} (python" in end.error
-    assert "end it if nobody needs it" in end.error
+    assert "end it if it is no longer needed" in end.error
     assert not ran.exists()
     assert not started_mark(host.directory, os.getpid()).exists()
     holder.end()
@@ -326,7 +322,7 @@ def test_task_does_not_run_user_code_while_somebody_else_holds_the_chips(host: H
     assert ran.exists()
 
 
-def test_task_without_chips_runs_beside_whoever_holds_them(host: Host) -> None:
+def test_task_without_chips_runs_beside_a_process_that_holds_them(host: Host) -> None:
     host.holder(real=False)
     assert launch(lambda: None, slice_name="").kind is EndKind.RETURNED
 
@@ -347,11 +343,11 @@ def test_task_that_has_the_lock_from_a_preloaded_module_keeps_it(host: Host) -> 
 
 @contextlib.contextmanager
 def without_privileges() -> Iterator[None]:
-    """Root may open every file; what others may is what counts here."""
+    """Act as a user other than root, who may open every file."""
     if os.geteuid() != 0:
         yield
         return
-    os.seteuid(NOBODY)
+    os.seteuid(UNPRIVILEGED_USER)
     try:
         yield
     finally:
@@ -360,7 +356,7 @@ def without_privileges() -> Iterator[None]:
 
 @pytest.fixture
 def common(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory as /tmp is one, with a lock file of a user without privileges that can't be written to."""
+    """Return a directory like /tmp, with a read-only lock file of a user without privileges."""
     import shutil
     import tempfile
 
@@ -399,7 +395,7 @@ def test_lock_file_that_is_held_is_never_removed_even_if_it_is_taken_at_the_last
         holder.end()
 
 
-def test_stale_lock_file_that_we_may_not_remove_is_reported_with_what_to_do(common: Path) -> None:
+def test_stale_lock_file_that_can_not_be_removed_is_reported_with_what_to_do(common: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("takes two users, and so root")
     lock = common / "libtpu_lockfile"

@@ -41,7 +41,7 @@ def test_single_slice_leftover_megascale_variable_is_removed(source: str, name: 
 
 
 @pytest.mark.parametrize("source", ["inherited", "user_env"])
-def test_multislice_stale_identity_is_overwritten_whoever_set_it(source: str) -> None:
+def test_multislice_stale_identity_is_overwritten_whatever_its_source(source: str) -> None:
     stale = dict.fromkeys(SECOND_OF_TWO.to_env(), "stale")
     assert megascale(environment(**{source: stale}, multislice=SECOND_OF_TWO)) == SECOND_OF_TWO.to_env()
 

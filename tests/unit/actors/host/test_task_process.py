@@ -1,7 +1,6 @@
-"""The process that runs user code, used as the plain object that it is; and how what it says travels."""
+"""The process that runs user code, as a plain object in the test's own process."""
 
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -13,10 +12,10 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess, hold_ports
+from iris_ray.actors.host.free_ports import hold_ports
+from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
 from iris_ray.actors.wire.messages import TaskLaunch
-from iris_ray.actors.wire.payloads import Pickled, PickledError, rebuild_error
-from iris_ray.errors import RemoteUserError, ResultNotPicklableError
+from iris_ray.errors import ResultNotPicklableError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -30,7 +29,7 @@ INFO = JobInfo("job", "job/task-1", 1, 4, 2, 0, 2, "slice-a", 1, f"{HERE}:20002"
 def _environment_comes_back(tmp_path: Path) -> Iterator[None]:
     before = dict(os.environ)
     os.environ["IRIS_RAY_HOST_DIR"] = str(tmp_path)
-    (tmp_path / "dev").mkdir()  # a simulated host: whoever holds the chips of this machine is of no interest
+    (tmp_path / "dev").mkdir()  # a simulated host: the real chips of this machine do not count
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -43,7 +42,7 @@ def run(function: Callable[[], Any], env: dict[str, str] | None = None, num_slic
 
 
 class TwoPartError(Exception):
-    """Pickles, and can't be rebuilt: its constructor wants what its args no longer hold."""
+    """Pickles, but can't be unpickled: its constructor takes arguments that its args no longer hold."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(f"{what} because {why}")
@@ -99,14 +98,14 @@ def test_run_exception_comes_back_with_its_traceback() -> None:
     assert (type(rebuilt), rebuilt.args) == (ValueError, ("timed out",))
 
 
-def test_run_exception_that_can_not_travel_is_told_in_words() -> None:
+def test_run_exception_that_can_not_be_pickled_is_reported_as_text() -> None:
     end = run(raises(HoldsALock))
     assert (end.kind, end.payload) == (EndKind.RAISED, None)
     assert str(HoldsALock()) in end.error
     assert str(HoldsALock()) in end.traceback
 
 
-def test_run_exception_whose_constructor_takes_more_than_it_passes_on_still_travels() -> None:
+def test_run_exception_whose_constructor_takes_more_than_it_passes_on_is_still_pickled() -> None:
     def function() -> None:
         raise TwoPartError("it broke", "of rust")
 
@@ -137,7 +136,7 @@ def test_run_result_that_can_not_be_pickled_is_a_typed_error() -> None:
     assert "lock" in str(rebuilt)
 
 
-def test_run_function_that_can_not_be_unpickled_here_is_told() -> None:
+def test_run_function_that_can_not_be_unpickled_here_is_an_error() -> None:
     launch = TaskLaunch(b"no pickle", {}, INFO, MultisliceInfo(HERE, 0, 1), None, "label")
     assert TaskProcess(HERE, (), ()).run(launch).kind is EndKind.RAISED
 
@@ -230,33 +229,6 @@ def test_hold_ports_avoids_what_earlier_attempts_used() -> None:
 
 
 @pytest.mark.timeout(2)
-def test_hold_ports_on_an_address_that_is_not_ours_says_so_instead_of_trying_for_ever() -> None:
+def test_hold_ports_on_an_address_of_another_host_raises() -> None:
     with pytest.raises(OSError):  # noqa: PT011
         hold_ports("192.0.2.1", 1, ())  # reserved for documentation
-
-
-# -- what travels ---------------------------------------------------------------------------------------------------
-
-
-def test_pickled_becomes_itself_where_it_arrives() -> None:
-    assert pickle.loads(pickle.dumps(Pickled(cloudpickle.dumps({"a": 1})))) == {"a": 1}
-    assert pickle.loads(pickle.dumps([Pickled(cloudpickle.dumps(n)) for n in (1, 2)])) == [1, 2]
-
-
-def test_pickled_error_becomes_the_users_exception_where_it_arrives() -> None:
-    arrived = pickle.loads(pickle.dumps(PickledError(cloudpickle.dumps(KeyError("k")))))
-    assert (type(arrived), arrived.args) == (KeyError, ("k",))
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"no pickle",
-        cloudpickle.dumps(TwoPartError("a", "b")),
-        cloudpickle.dumps("text"),
-        cloudpickle.dumps(SystemExit(1)),
-    ],
-    ids=["garbage", "not rebuildable", "no exception", "base exception"],
-)
-def test_rebuild_error_that_can_not_be_rebuilt_gets_a_stand_in(payload: bytes) -> None:
-    assert isinstance(rebuild_error(payload), RemoteUserError)

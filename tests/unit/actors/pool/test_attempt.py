@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.pool import attempt as module
+from iris_ray.actors.pool import hang_watch, notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.model.notices import Notice, NoticeKind
@@ -21,8 +21,8 @@ LIMIT_S = 0.4
 @pytest.fixture(autouse=True)
 def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test need not take seconds."""
-    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(module, "STACKS_S", 0.0)
+    monkeypatch.setattr(notice_delivery, "ASK_AGAIN_S", 0.05)
+    monkeypatch.setattr(hang_watch, "STACKS_S", 0.0)
 
 
 async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, None]]) -> Verdict:
@@ -39,9 +39,9 @@ def test_task_that_returns_has_made_progress() -> None:
         attempt = new_attempt(slices, Controller(), stall_timeout=LIMIT_S)
 
         async def story() -> None:
-            slices.progress[0] = Progress(0.0, 1)
+            slices.steps[0] = Progress(0.0, 1)
             await asyncio.sleep(2 * LIMIT_S)
-            del slices.progress[0]
+            del slices.steps[0]
             await asyncio.sleep(LIMIT_S / 2)
             slices.returns.set()
 
@@ -74,7 +74,7 @@ def test_tasks_that_wait_for_one_that_has_saved_do_not_hang() -> None:
         async def story() -> None:
             await asyncio.sleep(0.05)
             attempt.notify(Notice(NoticeKind.MAINTENANCE, "maintenance", time.time() + 60.0))
-            slices.progress[0] = Progress(None, None, saved=True)
+            slices.steps[0] = Progress(None, None, saved=True)
             await asyncio.sleep(3 * LIMIT_S)
             slices.returns.set()
 

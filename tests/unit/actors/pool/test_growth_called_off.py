@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.pool import attempt as module
+from iris_ray.actors.pool import notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuRunError
@@ -41,8 +41,7 @@ def told_to_grow(
 @pytest.fixture(autouse=True)
 def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a test need not take seconds."""
-    monkeypatch.setattr(module, "ASK_AGAIN_S", 0.05)
-    monkeypatch.setattr(module, "STACKS_S", 0.0)
+    monkeypatch.setattr(notice_delivery, "ASK_AGAIN_S", 0.05)
 
 
 def test_gang_moves_at_the_deadline_if_the_slices_are_there() -> None:

@@ -132,7 +132,7 @@ def test_controller_that_has_no_protocol_is_an_older_one() -> None:
     from iris_ray.actors.wire.controller_client import ControllerClient
 
     with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
-        asyncio.run(ControllerClient().ask("ping"))
+        asyncio.run(ControllerClient().why("no job"))
 
 
 @pytest.mark.cluster
@@ -141,7 +141,7 @@ def test_pools_connection_is_refused_by_a_newer_controller(
 ) -> None:
     from iris_ray.actors.wire.controller_client import ControllerClient
 
-    asyncio.run(ControllerClient().ask("ping"))
+    asyncio.run(ControllerClient().why("no job"))
     monkeypatch.setattr(protocol, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
     with pytest.raises(VersionMismatchError, match="install iris_ray"):
-        asyncio.run(ControllerClient().ask("ping"))
+        asyncio.run(ControllerClient().why("no job"))

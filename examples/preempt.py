@@ -1,0 +1,24 @@
+"""Take a slice away from a running gang and see it run again. No TPU needed.
+
+python examples/preempt.py
+"""
+
+import time
+
+import ray
+
+from iris_ray import get_job_info, run_on_pod_ray
+from iris_ray.testing import SimulatedCluster
+
+
+def train():
+    time.sleep(12)  # your training loop, with checkpoints
+    return get_job_info().attempt
+
+
+if __name__ == "__main__":
+    with SimulatedCluster({"v4-16": 3}) as cluster:  # three slices of two hosts each
+        ref = run_on_pod_ray.remote(train, "v4-16", num_slices=2)  # takes v4-16-0 and v4-16-1
+        time.sleep(6)
+        cluster.preempt_slice("v4-16-1", notice_s=4)
+        print(ray.get(ref))  # [2, 2, 2, 2]: the second attempt of each task

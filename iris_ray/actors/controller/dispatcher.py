@@ -1,0 +1,171 @@
+"""From committed placements and instructions to calls on the pools."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.log_service import LogService
+from iris_ray.actors.controller.planner import Placement
+from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
+from iris_ray.errors import NotYetError
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import JobState
+from iris_ray.state import ControllerState
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    JobCancelledEvent,
+    SliceReleasedEvent,
+    TaskDispatchFailedEvent,
+)
+from iris_ray.state.instructions import DropSpare, Instructions, NotifyGang, ReclaimSlice, StopAttempt
+
+logger = logging.getLogger(__name__)
+
+NOTIFY_AGAIN_S = 0.5
+STOP_AGAIN_S = 1.0
+
+
+class Dispatcher:
+    """Calls the pools, each beside all others, outside any plan.
+
+    Args:
+        state: read only; what becomes of the calls comes to it as events.
+        journal: knows the epoch that orders carry.
+        pools: the pools to call.
+        logs: is told where attempts run.
+        apply: takes events.
+        background: runs the calls.
+    """
+
+    def __init__(
+        self,
+        state: ControllerState,
+        journal: Journal,
+        pools: PoolRegistry,
+        logs: LogService,
+        apply: Callable[[Iterable[Event]], object],
+        background: BackgroundTasks,
+    ) -> None:
+        self._state = state
+        self._journal = journal
+        self._pools = pools
+        self._logs = logs
+        self._apply = apply
+        self._background = background
+
+    def order(self, job: Job, gang: Gang) -> AttemptOrder:
+        """Return the order to start a gang's current attempt."""
+        workers = [self._state.workers[task.node_id or ""] for task in gang.tasks]
+        names = gang.groups if job.requirement.chips else (gang.tasks[0].task_id,)
+        size = len(workers) // len(names)
+        slices = tuple(
+            tuple(
+                HostPlace(worker.node_id, worker.address, name, number)
+                for number, worker in enumerate(workers[i * size : (i + 1) * size])
+            )
+            for i, name in enumerate(names)
+        )
+        return AttemptOrder(
+            job.current_attempt(gang),
+            slices,
+            job.requirement.demand(workers[0]),
+            self._journal.epoch,
+            self._pools.incarnation(job.spec.owner),
+            job.spec.spare_for.job_id if job.spec.spare_for else None,
+        )
+
+    def dispatch(self, order: AttemptOrder, placement: Placement) -> None:
+        """Send an order to the job's pool, if the pool is still there."""
+        if placement.job.spec.owner in self._pools:
+            what = f"dispatching {order.attempt}"
+            self._background.start(self._dispatch(order, placement.job.spec.owner, placement.reclaim), what)
+
+    def carry_out(self, instructions: Instructions) -> None:
+        """Have everything done that events want done."""
+        for stop in instructions.stop:
+            # Not so if its end came in the same report.
+            if self._state.holds_capacity(stop.attempt):
+                self._background.start(self._stop(stop), f"stopping {stop.attempt}")
+        for dropped in instructions.dropped:
+            self._background.start(self._drop_spare(dropped), f"dropping the spare {dropped.job_id}")
+        for told in instructions.notices:
+            self._background.start(self._notify(told), f"giving notice to {told.attempt}")
+        for job_id in instructions.finished:
+            job = self._state.jobs.get(job_id)  # None if so many others have ended meanwhile that it is forgotten
+            if job and job.state is not JobState.SUCCEEDED and (pool := self._pools.get(job.spec.owner)):
+                self._background.start(pool.job_ended(job_id), f"telling a pool of the end of {job_id}")
+
+    async def _dispatch(self, order: AttemptOrder, owner: str, reclaim: list[ReclaimSlice]) -> None:
+        """Reclaim the slices from the pools that keep them warm, then give the order to the job's pool.
+
+        The pool may have the order already, from an earlier Controller; then it ignores this one.
+        """
+        pool, attempt = self._pools[owner], order.attempt
+        if order.spare_for is None:
+            self._logs.placed(order)
+        problem = await self._reclaim(reclaim)
+        if problem is None:
+            try:
+                reply = await pool.assign(order)
+            except NotYetError as not_yet:
+                failed = TaskDispatchFailedEvent(attempt, str(not_yet), time.time())
+                self._apply([failed, AttemptEndConfirmedEvent(attempt)])
+                return
+            if reply is True or reply is None:  # None: its process is another one by now, and what ran there is over
+                return
+            if reply is False:
+                gone = JobCancelledEvent(attempt.job_id, "its pool does not know it any more")
+                self._apply([gone, AttemptEndConfirmedEvent(attempt)])
+                return
+            problem = reply.reason
+        self._apply([TaskDispatchFailedEvent(attempt, problem, time.time())])
+        await self._stop(StopAttempt(attempt, problem))
+
+    async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
+        """Ask the holders of warm slices to release them; return why it failed, or None."""
+        for wanted in slices:
+            holder = self._pools.get(wanted.holder)
+            if holder is None:
+                continue  # its owner is gone, and so are its actors
+            reply = await holder.give_up_slice(wanted.slice_name, self._journal.epoch)
+            if reply is True:
+                self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
+            if reply is False:
+                return f"{wanted.slice_name} was in use after all"
+            if isinstance(reply, Unreachable):
+                logger.info("reclaiming %s: %s", wanted.slice_name, reply.reason)
+        return None
+
+    async def _notify(self, told: NotifyGang) -> None:
+        """Have a gang told that it is to move. Its pool may be busy; a notice is worth some tries."""
+        while (job := self._state.jobs.get(told.attempt.job_id)) is not None and job.spec.spare_for is None:
+            pool = self._pools.get(job.spec.owner)
+            if pool is None or not self._state.holds_capacity(told.attempt):
+                return
+            reply = await pool.notify_attempt(told.attempt, told.notice, self._journal.epoch)
+            if not isinstance(reply, Unreachable):
+                return
+            await asyncio.sleep(NOTIFY_AGAIN_S)
+
+    async def _drop_spare(self, dropped: DropSpare) -> None:
+        """The order for it may still be on its way; its pool keeps warm what it has reserved by now."""
+        if pool := self._pools.get(dropped.owner):
+            await pool.drop_spare(dropped.job_id)
+
+    async def _stop(self, stop: StopAttempt) -> None:
+        """Have an attempt ended; its capacity is free when its pool says so, or is gone itself."""
+        while self._state.holds_capacity(stop.attempt):
+            pool = self._pools.get(self._state.jobs[stop.attempt.job_id].spec.owner)
+            if pool is None:
+                return  # the end of its pool confirms the end of its attempts
+            reply = await pool.stop_attempt(stop.attempt, stop.reason, self._journal.epoch)
+            if not isinstance(reply, Unreachable):
+                self._apply([AttemptEndConfirmedEvent(stop.attempt)])
+                return
+            await asyncio.sleep(STOP_AGAIN_S)

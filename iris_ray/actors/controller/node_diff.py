@@ -1,0 +1,97 @@
+"""What has changed in Ray's node table since the last reading, and what became of the hosts that are gone."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, NodeTable, failure, registration
+from iris_ray.model.outcomes import HostEvidence
+from iris_ray.state import ControllerState
+from iris_ray.state.events import Event, WorkerDrainedEvent
+
+logger = logging.getLogger(__name__)
+
+GONE_HOSTS_KEPT = 10_000
+
+
+class NodeDiff:
+    """Compares readings of the node table, and remembers how hosts were lost.
+
+    Args:
+        state: read only; it knows the hosts that are alive.
+    """
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._readings: dict[str, object] = {}  # node id → what was last read of it
+        self._refused: set[str] = set()
+        self._gone: dict[str, str] = {}  # node id → how it was lost
+        self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
+        self._slices: dict[str, str] = {}  # node id → the slice that it is, or was, of
+
+    def events_of(self, table: NodeTable) -> list[Event]:
+        """Return what has changed since the last reading."""
+        events: list[Event] = []
+        for node in table.nodes:
+            node_id = node["NodeID"]
+            if node_id not in self._slices and (name := node.get("Labels", {}).get(SLICE_NAME_LABEL)):
+                self._slices[node_id] = name
+            events += self._alive(node, table) if node["Alive"] else self._dead(node)
+        return events
+
+    def note_drains(self, events: Iterable[Event]) -> None:
+        """Remember the notices of hosts that are gone already: they make a loss a preemption."""
+        for event in events:
+            if isinstance(event, WorkerDrainedEvent) and event.node_id not in self._state.workers:
+                self._notices[event.node_id] = event.reason
+
+    def evidence(self, node_ids: Iterable[str]) -> dict[str, HostEvidence]:
+        """Return what is known about these hosts."""
+        return {node_id: self._evidence(node_id) for node_id in node_ids}
+
+    def slices_of(self, node_ids: Iterable[str]) -> dict[str, str]:
+        """Return the names of the slices that these hosts are, or were, of."""
+        return {node_id: self._slices[node_id] for node_id in node_ids if node_id in self._slices}
+
+    def _evidence(self, node_id: str) -> HostEvidence:
+        worker = self._state.workers.get(node_id)
+        draining = worker.draining if worker else self._notices.get(node_id)
+        return HostEvidence(self._gone.get(node_id), draining)
+
+    def _dead(self, node: Mapping[str, Any]) -> list[Event]:
+        node_id, died = node["NodeID"], failure(node)
+        worker = self._state.workers.get(node_id)
+        if node_id not in self._gone:
+            if worker is not None and worker.draining:
+                self._notices[node_id] = worker.draining
+            self._remember(node_id, died.reason)
+        self._readings.pop(node_id, None)
+        if worker is None:
+            return []
+        notice = self._notices.get(node_id)
+        return [replace(died, reason=f"{died.reason}; {notice}") if notice else died]
+
+    def _alive(self, node: Mapping[str, Any], table: NodeTable) -> list[Event]:
+        node_id = node["NodeID"]
+        held = node.get("Labels", {}).get(SLICE_NAME_LABEL) in self._state.holders
+        reading = node, table.draining.get(node_id), table.available.get(node_id), held
+        if self._readings.get(node_id) == reading:
+            return []
+        self._readings[node_id] = reading
+        chips = node.get("Resources", {}).get("TPU", 0.0)
+        worker = registration(node, table, ours=chips if held else 0.0)
+        if isinstance(worker, str):
+            if worker not in self._refused:
+                self._refused.add(worker)
+                logger.warning("refused: %s", worker)
+            return []
+        return [] if worker is None or self._state.knows(worker) else [worker]
+
+    def _remember(self, node_id: str, reason: str) -> None:
+        self._gone[node_id] = reason
+        while len(self._gone) > GONE_HOSTS_KEPT:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._notices.pop(oldest, None)
+            self._slices.pop(oldest, None)

@@ -1,0 +1,96 @@
+"""From the state to a plan, and from the plan to committed assignments."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from iris_ray.actors.controller.node_table import NODE_POLL_S
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.scheduler import Scheduler, SchedulingResult
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.state import ControllerState
+from iris_ray.state.controller_state import apply_all
+from iris_ray.state.events import TaskAssignedEvent
+from iris_ray.state.instructions import Instructions, ReclaimSlice
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A gang that a plan has given hosts.
+
+    Attributes:
+        job, gang: which.
+        reclaim: slices that other owners must release first.
+    """
+
+    job: Job
+    gang: Gang
+    reclaim: list[ReclaimSlice]
+
+
+class Planner:
+    """Asks the scheduler and commits what it proposes.
+
+    Attributes:
+        pending_reasons: why each pending job waits, by job id, from the latest plan.
+        counts: jobs that starved, timed out or turned out to be unschedulable, since this Controller began.
+    """
+
+    def __init__(self, state: ControllerState) -> None:
+        self.pending_reasons: Mapping[str, PendingReason] = {}
+        self.counts: Counter[str] = Counter()
+        self._state = state
+        self._scheduler = Scheduler()
+        self._starved: set[str] = set()
+        self._planned_for = (0, 0)
+        self._planned_at = 0.0
+
+    def plan(self, now: float, instructions: Instructions) -> list[Placement]:
+        """Place what can be placed, and commit it.
+
+        Args:
+            now: seconds since the epoch.
+            instructions: what the commits want done besides is added here.
+        """
+        state = self._state
+        recent, fleet_version = now < self._planned_at + NODE_POLL_S, self._planned_for[0]
+        if recent and self._planned_for == (state.fleet.version, state.queue_version):
+            return []  # nothing has changed that a plan depends on
+        still_waiting = self.pending_reasons if recent and fleet_version == state.fleet.version else None
+        if still_waiting is None:
+            self._planned_at = now
+        result = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now, still_waiting)
+        self.pending_reasons = result.pending_reasons
+        self._count(result)
+        queue_version = state.queue_version
+        placements = self._commit(result, instructions)
+        done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
+        if done:
+            self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
+        apply_all(state, (*result.timed_out, *result.unschedulable), instructions)
+        return placements if done else placements + self.plan(now, instructions)
+
+    def _commit(self, result: SchedulingResult, instructions: Instructions) -> list[Placement]:
+        placements = []
+        for assignment in result.assignments:
+            wanted = self._state.handle_event(assignment)
+            instructions.add(wanted)
+            job = self._state.jobs[assignment.job_id]
+            gang = job.gang_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else job.gang
+            placements.append(Placement(job, gang, wanted.reclaim))
+        return placements
+
+    def _count(self, result: SchedulingResult) -> None:
+        """Log and count what did not go as its owner hoped, once for each job."""
+        starved = [job_id for job_id in result.starving if job_id not in self._starved]
+        self._starved = set(result.starving)
+        for job_id in starved:
+            logger.warning("%s starves: %s", job_id, result.pending_reasons[job_id])
+        for event in (*result.timed_out, *result.unschedulable):
+            logger.warning("%s is given up: %s", event.job_id, event.reason)
+        self.counts.update(
+            starved=len(starved), timed_out=len(result.timed_out), unschedulable=len(result.unschedulable)
+        )

@@ -1,0 +1,77 @@
+"""How a Controller comes back: it takes up the records of the one before, and asks the pools what they hold."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from iris_ray.actors.controller.dispatcher import Dispatcher
+from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.node_diff import NodeDiff
+from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.actors.controller.planner import Placement
+from iris_ray.actors.controller.pool_registry import POOL_GONE, PoolRegistry
+from iris_ray.state import ControllerState
+from iris_ray.state.controller_state import apply_all
+from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, SliceHeldEvent, TimePassedEvent
+from iris_ray.state.instructions import Instructions, ReclaimSlice
+from iris_ray.state.records import JobRecord
+
+logger = logging.getLogger(__name__)
+
+
+async def come_back(
+    state: ControllerState,
+    journal: Journal,
+    pools: PoolRegistry,
+    nodes: NodeDiff,
+    dispatcher: Dispatcher,
+    read_nodes: Callable[[], NodeTable],
+) -> None:
+    """Learn what hosts there are, and take up what an earlier Controller has left.
+
+    Raises:
+        UnknownRecordError: another version of iris_ray has left it.
+        DeposedError: another Controller has begun.
+    """
+    records, taints = journal.begin()
+    table, views = await asyncio.gather(asyncio.to_thread(read_nodes), pools.come_back())
+    held = (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices)
+    apply_all(state, [TimePassedEvent(time.time()), *held])
+    apply_all(state, [*taints, *nodes.events_of(table)])
+    instructions = apply_all(state, map(JobRestoredEvent, records))
+    for owner, view in views.items():
+        await pools.process_is(owner, view.incarnation)
+    pools.watch(views)
+    _end_orphans(state, pools, instructions)
+    dispatcher.carry_out(instructions)
+    apply_all(state, nodes.events_of(table))  # by now it is known which chips are reserved by ourselves
+    await journal.take_over(state)
+    for record in records:
+        _repeat_orders(record, state, pools, dispatcher, instructions.reclaim)
+    if records:
+        logger.info("Controller %d takes up %d jobs of %d pools", journal.epoch, len(records), len(views))
+
+
+def _end_orphans(state: ControllerState, pools: PoolRegistry, instructions: Instructions) -> None:
+    """End the jobs whose pool is gone."""
+    orphans = [job for job in state.jobs.values() if job.spec.owner not in pools]
+    ends = (JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in orphans if not job.state.finished)
+    apply_all(state, ends, instructions)
+
+
+def _repeat_orders(
+    record: JobRecord,
+    state: ControllerState,
+    pools: PoolRegistry,
+    dispatcher: Dispatcher,
+    reclaim: list[ReclaimSlice],
+) -> None:
+    """Give a job's pool its orders again; it ignores those that it has already."""
+    job = state.jobs.get(record.job.spec.job_id)
+    if job is None or job.state.finished or job.spec.owner not in pools:  # a pool that has just gone ends its jobs
+        return
+    for gang in job.gangs:
+        if gang.placed:
+            wanted = [one for one in reclaim if one.slice_name in gang.groups]
+            dispatcher.dispatch(dispatcher.order(job, gang), Placement(job, gang, wanted))

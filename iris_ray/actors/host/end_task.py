@@ -1,0 +1,67 @@
+"""Ending a task: every process of it is killed, also one that has left the task's process tree."""
+
+import contextlib
+import time
+
+import psutil
+
+TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
+"""The environment variable with a task's token. All processes that the task starts inherit it, and are found by it."""
+
+
+def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, grace_s: float = 0.0) -> list[str]:
+    """SIGKILL a task's known processes, and all others that carry its token in their environment.
+
+    Blocks until they are gone, or for ``timeout_s`` seconds. Zombies count as gone: they hold neither memory nor chips.
+
+    Args:
+        known: the members of the task's process tree that are known.
+        token: the task's token.
+        timeout_s: seconds after which processes that still run are left alone.
+        grace_s: seconds between a SIGTERM and the SIGKILL; 0 sends no SIGTERM.
+
+    Returns:
+        Which processes still run, as ``pid <n>``.
+    """
+    deadline = time.monotonic() + timeout_s
+    left = known
+    if grace_s and (asked := [process for process in (*known, *_carriers(token)) if _runs(process)]):
+        for process in asked:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.terminate()
+        _wait_until_ended(asked, grace_s)
+    while left := [process for process in (*left, *_carriers(token)) if _runs(process)]:  # a dying one may have forked
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.kill()
+        psutil.wait_procs(left, timeout=0.02)
+        if time.monotonic() > deadline:
+            return sorted({f"pid {process.pid}" for process in left})
+    return []
+
+
+def _wait_until_ended(processes: list[psutil.Process], seconds: float) -> None:
+    """Wait until all have ended, for so many seconds at most. `psutil.wait_procs` would wait for zombies, too."""
+    deadline = time.monotonic() + seconds
+    while any(map(_runs, processes)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _carriers(token: str) -> list[psutil.Process]:
+    """Return all processes with this token, also those that left the task's tree, such as daemons."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TOKEN_VARIABLE) == token:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            continue
+    return found

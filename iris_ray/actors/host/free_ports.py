@@ -1,0 +1,38 @@
+"""Free ports of a host, held until a task needs them."""
+
+import errno
+import random
+import socket
+from collections.abc import Collection
+
+# Below Linux' default ephemeral range (32768 and up), where an outgoing connection may take a port at any moment, and
+# above Ray's default worker ports (10002-19999).
+PORTS = range(20_000, 32_768)
+
+
+def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.socket]:
+    """Return sockets that are bound to unused ports of this address, and do not listen.
+
+    Args:
+        address: an IP address of this host.
+        count: how many.
+        avoid: ports not to use.
+
+    Raises:
+        OSError: no port of this address can be bound, such as because it is another host's.
+    """
+    held: list[socket.socket] = []
+    while len(held) < count:
+        port = random.choice(PORTS)
+        if port in avoid:
+            continue
+        candidate = socket.socket()
+        try:
+            candidate.bind((address, port))
+        except OSError as error:
+            candidate.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+        else:
+            held.append(candidate)
+    return held

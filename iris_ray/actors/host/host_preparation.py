@@ -1,0 +1,61 @@
+"""Makes a host ready for its first task: old logs are deleted, leftovers of earlier tasks ended, and its chips free."""
+
+import asyncio
+import logging
+import time
+
+from iris_ray.actors.host.chip_release import wait_until_free
+from iris_ray.actors.host.chips import Devices
+from iris_ray.actors.host.host_directory import host_directory
+from iris_ray.actors.host.log_files import logs_directory
+from iris_ray.actors.host.log_retention import prune
+from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.wire.background import BackgroundTasks
+
+logger = logging.getLogger(__name__)
+
+
+class HostPreparation:
+    """Prepares one host once: tasks that start on it later belong to the current actor.
+
+    Args:
+        name: the host's name, for messages.
+        ledger: the host's record of task processes.
+        devices: the host's chips, if its tasks have them to themselves; otherwise None.
+        background: runs the preparation.
+    """
+
+    def __init__(self, name: str, ledger: ProcessLedger, devices: Devices | None, background: BackgroundTasks) -> None:
+        self._name = name
+        self._ledger = ledger
+        self._devices = devices
+        self._background = background
+        self._latest: asyncio.Task[str | None] | None = None
+
+    async def ensure(self) -> str | None:
+        """Prepare the host, unless that has succeeded before. Concurrent callers wait for one try.
+
+        Returns:
+            Which process holds the host's chips, as part of a sentence about the host; None once the host is ready.
+
+        Raises:
+            RuntimeError: processes of an earlier task can't be ended, and the next task would need their chips.
+        """
+        if self._latest is None or _has_failed(self._latest):
+            self._latest = self._background.start(self._prepare(), f"preparing {self._name}")
+        return await asyncio.shield(self._latest)
+
+    async def _prepare(self) -> str | None:
+        await asyncio.to_thread(prune, logs_directory(host_directory()), time.time())
+        if left := await asyncio.to_thread(self._ledger.end_leftovers):
+            why = f"{self._name}: processes of an earlier task can't be ended: {', '.join(left)}"
+            if self._devices is not None:
+                raise RuntimeError(why)
+            logger.warning("%s", why)  # they hold no chips, and other tasks may run beside them
+        if self._devices is None:
+            return None
+        return await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
+
+
+def _has_failed(preparation: "asyncio.Task[str | None]") -> bool:
+    return preparation.done() and (preparation.exception() is not None or preparation.result() is not None)

@@ -1,0 +1,111 @@
+"""Reads what a task prints, on its host.
+
+The task's process and everything that it starts write into a FIFO. So a crash loses nothing that was written, and only
+the kernel is between ``print`` and TPUHostActor, where a thread empties the FIFO at the speed of a copy.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from iris_ray.actors.host.host_directory import output_pipe
+from iris_ray.actors.host.started_task import StartedTask
+from iris_ray.actors.host.task_output import TaskOutput
+from iris_ray.actors.wire.task_log import LastLines
+
+logger = logging.getLogger(__name__)
+
+PIPE_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 18
+DRAIN_S = 5.0
+"""How long the rest of a process's output may take to reach the files."""
+
+
+class OutputPump:
+    """Reads the output of one task process, from before its start until `close`.
+
+    Args:
+        directory: the host's directory.
+        pid: the process.
+        node_id: the host's id in Ray.
+        report: takes the last lines, every few seconds while there are new ones. Called in the pump's thread.
+    """
+
+    def __init__(self, directory: Path, pid: int, node_id: str, report: Callable[[LastLines], None]) -> None:
+        self._directory, self._pid, self._node_id, self._report = directory, pid, node_id, report
+        self._path = output_pipe(directory, pid)
+        self._path.unlink(missing_ok=True)  # of an earlier process with this pid
+        os.mkfifo(self._path, 0o600)
+        # Open for writing, too: so there is a reader before there is a writer, and no end of file between writers.
+        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # beyond the kernel's limit for a user's pipes; then this one stays smaller
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._wake, self._wake_writer = os.pipe()
+        self._closing = False
+        self._output: TaskOutput | None = None
+        self._thread = threading.Thread(target=self._run, name=f"output of {pid}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Read what is left in the FIFO, and end. Blocks until it is in the files, or for a few seconds."""
+        if not self._closing:
+            self._closing = True
+            os.close(self._wake_writer)
+        self._thread.join(2 * DRAIN_S)
+
+    def _run(self) -> None:
+        try:
+            self._pump()
+        except Exception:  # without a reader the task would stop at its next line
+            logger.exception("the output of process %d can no longer be kept", self._pid)
+        finally:
+            self._path.unlink(missing_ok=True)
+            for fd in (self._pipe, self._wake):
+                os.close(fd)
+            if self._output is not None:
+                self._output.close()
+
+    def _pump(self) -> None:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        closing = False
+        while not closing:
+            ready = {fd for fd, _ in poll.poll(self._patience_ms())}
+            closing = self._wake in ready
+            if self._pipe in ready:
+                self._read(time.monotonic() + (DRAIN_S if closing else 0.0))
+            elif not closing and self._output is not None:
+                self._output.pause()
+            if self._output is not None:
+                self._output.report_if_due()
+        if (output := self._started_output()) is not None:
+            output.end()
+
+    def _patience_ms(self) -> float | None:
+        patience_s = None if self._output is None else self._output.patience_s
+        return None if patience_s is None else 1000.0 * patience_s
+
+    def _read(self, deadline: float) -> None:
+        """Read until the FIFO is empty or the deadline has passed, but at least once."""
+        while True:
+            try:
+                data = os.read(self._pipe, CHUNK_BYTES)
+            except BlockingIOError:
+                return
+            if (output := self._started_output()) is not None:
+                output.take(data)
+            if time.monotonic() > deadline:
+                return
+
+    def _started_output(self) -> TaskOutput | None:
+        """Return where the output goes; None as long as no task has started: the mark of its start names it."""
+        if self._output is None and (task := StartedTask.read(self._directory, self._pid)) is not None:
+            self._output = TaskOutput(task, self._directory, self._node_id, self._report)
+        return self._output

@@ -1,0 +1,48 @@
+"""From what the user's function did, returned, raised or exited, to a `TaskEnd` that can travel to the driver."""
+
+import time
+import traceback
+
+from ray import cloudpickle
+
+from iris_ray.actors.wire.payloads import Rebuilt
+from iris_ray.errors import ResultNotPicklableError
+from iris_ray.model.outcomes import EndKind, TaskEnd
+
+
+def returned(result: object) -> TaskEnd:
+    """Return the end of a task whose function returned this. A result that can't be pickled makes it an error."""
+    try:
+        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(result))
+    except Exception as error:
+        message = f"the function returned a {type(result).__name__} that can't be pickled: {error}"
+        return raised(ResultNotPicklableError(message))
+
+
+def exited(stop: SystemExit) -> TaskEnd:
+    """Return the end of a task whose function called ``sys.exit``. Without a code or with 0, it counts as a return."""
+    if stop.code in (None, 0):
+        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(None))
+    return TaskEnd(EndKind.EXITED, time.time(), error=f"the function called sys.exit({stop.code!r})")
+
+
+def raised(error: BaseException) -> TaskEnd:
+    """Return the end of a task whose function raised this."""
+    ended_at = time.time()
+    text = "".join(traceback.format_exception(error))
+    summary = "".join(traceback.format_exception_only(error)).strip()
+    payload = _pickled(error) if isinstance(error, Exception) else None
+    kind = EndKind.OUT_OF_MEMORY if isinstance(error, MemoryError) else EndKind.RAISED
+    return TaskEnd(kind, ended_at, payload, summary, text)
+
+
+def _pickled(error: Exception) -> bytes | None:
+    """Return the exception, pickled in a way that was tried out here; None if no way works."""
+    for travelling in (error, Rebuilt(error)):  # Rebuilt: for an __init__ that takes other arguments than it passes on
+        try:
+            payload: bytes = cloudpickle.dumps(travelling)
+            cloudpickle.loads(payload)
+            return payload
+        except Exception:
+            continue
+    return None

@@ -1,0 +1,178 @@
+"""Watches one task process from its adoption until the last process of its task is gone."""
+
+import asyncio
+import contextlib
+import time
+
+import psutil
+import ray
+from ray.actor import ActorHandle
+
+from iris_ray.actors.host.chip_release import wait_until_free
+from iris_ray.actors.host.chips import Devices
+from iris_ray.actors.host.end_task import end_task
+from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
+from iris_ray.actors.host.host_directory import host_directory
+from iris_ray.actors.host.notice_delivery import NoticeDelivery
+from iris_ray.actors.host.oom_kills import oom_kills
+from iris_ray.actors.host.output_pump import OutputPump
+from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.host.task_signals import STACKS_SIGNAL
+from iris_ray.actors.host.watched_process import WatchedProcess
+from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.messages import Progress
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.notices import Notice
+from iris_ray.model.outcomes import TaskEnd
+
+EXIT_GRACE_S = 2.0
+"""How long a task process whose function has returned may take to run its exit handlers."""
+KILL_GRACE_S = 0.5
+"""How long Ray may take to end a process before we do; Ray reports a death that it did not cause as a failure."""
+DESCENDANTS_S = 1.0
+"""Seconds between two updates of a task's process tree. Processes that are started and lose their parent between two
+updates are found by their process group or by the task's token."""
+EXIT_STATUS_TRIES, EXIT_STATUS_POLL_S = 10, 0.02
+"""The kernel tells how a process ended only after its parent has reaped it, a moment after its end."""
+
+
+class TaskWatch:
+    """One task process of a host.
+
+    Args:
+        standby: the actor that runs in the process.
+        process, tree, token: the process, its process tree, and the token that its children carry.
+        ledger: records the process.
+        devices: the host's chips, if the task has them to itself; otherwise None.
+        output: reads what the task prints.
+    """
+
+    def __init__(
+        self,
+        standby: ActorHandle,
+        process: WatchedProcess,
+        tree: ProcessTree,
+        token: str,
+        ledger: ProcessLedger,
+        devices: Devices | None,
+        output: OutputPump,
+    ) -> None:
+        self.output = output
+        self._standby = standby
+        self._process = process
+        self._tree = tree
+        self._token = token
+        self._ledger = ledger
+        self._devices = devices
+        self._files = TaskFiles.of_process(host_directory(), tree.pid)
+        self._background = BackgroundTasks()
+        self._notices = NoticeDelivery(process, self._files, self._has_started, self._background)
+        self._oom_kills_before = oom_kills()
+        self._stopped_for: str | None = None
+        self._exit: asyncio.Task[ProcessExit] | None = None
+        self._searched_at_exit: asyncio.Task[list[psutil.Process]] | None = None
+        self._ending: asyncio.Task[str | None] | None = None
+        process.watch(self._on_exit)
+        ledger.record(tree, token)
+        self._background.start(self._record_descendants(), f"recording the descendants of pid {tree.pid}")
+
+    @property
+    def ended(self) -> bool:
+        """Whether the task's own process has ended; its descendants may still run."""
+        return self._process.ended
+
+    async def how_it_ended(self) -> TaskEnd:
+        """Wait for the end of the process, and return how it ended."""
+        await self._process.wait()
+        assert self._exit is not None
+        return diagnose(await asyncio.shield(self._exit))
+
+    async def notify(self, notice: Notice) -> bool:
+        """Tell the task that it is to move; return whether it has saved its state, as `NoticeDelivery.deliver` does."""
+        return await self._notices.deliver(notice)
+
+    def progress(self) -> Progress:
+        """Return what the task has last said about its progress."""
+        saved = self._files.saved.exists()
+        try:
+            at = self._files.heartbeat.stat().st_mtime
+            step = self._files.heartbeat.read_text()
+        except FileNotFoundError:
+            return Progress(None, None, saved)
+        return Progress(time.time() - at, int(step) if step else None, saved)
+
+    def dump_stacks(self) -> None:
+        """Have the process print the stacks of its threads, once it has a handler for that signal."""
+        if self._has_started():
+            self._process.signal(STACKS_SIGNAL)
+
+    async def end(self, reason: str | None) -> str | None:
+        """End every process of the task. Later calls wait for the same end.
+
+        Args:
+            reason: why the task is stopped; None if its function has returned, so that exit handlers may run.
+
+        Returns:
+            Which process holds the host's chips afterwards, as part of a sentence about the host; None if none does.
+
+        Raises:
+            RuntimeError: some processes of the task can't be ended.
+        """
+        if self._ending is None:
+            self._ending = self._background.start(self._end(reason), f"ending the task of pid {self._tree.pid}")
+        return await asyncio.shield(self._ending)
+
+    async def _end(self, reason: str | None) -> str | None:
+        known = await asyncio.to_thread(self._tree.search)
+        if not self.ended:
+            await self._end_standby(reason)
+        if self._searched_at_exit is not None:  # members of the tree may have started others since
+            await self._searched_at_exit
+            known = await asyncio.to_thread(self._tree.search)
+        if left := await asyncio.to_thread(end_task, known, self._token):
+            raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
+        await self._process.wait_at_most(KILL_GRACE_S)
+        await asyncio.to_thread(self.output.close)
+        held = None
+        if self._devices is not None and self._has_started():  # a task that has not started never had the chips
+            held = await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
+        self._ledger.forget(self._tree.pid)
+        return held
+
+    async def _end_standby(self, reason: str | None) -> None:
+        """Have Ray end the task's own process: by itself if the task has returned, then by force."""
+        self._stopped_for = reason or "the task had returned"
+        if reason is None:
+            self._standby.exit.remote()
+            await self._process.wait_at_most(EXIT_GRACE_S)
+        ray.kill(self._standby)
+        await self._process.wait_at_most(KILL_GRACE_S)
+
+    def _has_started(self) -> bool:
+        return self._ledger.has_started(self._tree.pid)
+
+    async def _record_descendants(self) -> None:
+        """Keep the record of the task's process tree up to date while its process lives."""
+        while not self.ended:
+            if self._has_started():
+                with contextlib.suppress(OSError):  # the disk may be full now and have room later
+                    await asyncio.to_thread(self._ledger.record_descendants, self._tree, self._token)
+            await self._process.wait_at_most(DESCENDANTS_S)
+
+    def _on_exit(self) -> None:
+        at, had_started, memory_was_short = time.time(), self._has_started(), oom_kills() > self._oom_kills_before
+        search = asyncio.to_thread(self._tree.search, just_ended=True)
+        self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")
+        learning = self._learn_exit(at, had_started, memory_was_short)
+        self._exit = self._background.start(learning, f"learning how pid {self._tree.pid} ended")
+
+    async def _learn_exit(self, at: float, had_started: bool, memory_was_short: bool) -> ProcessExit:
+        """Ask the kernel how the process ended, unless we stopped it, and close its pidfd."""
+        for _ in range(EXIT_STATUS_TRIES):
+            how = self._process.how_it_ended()
+            if how is not None or self._stopped_for is not None:
+                break
+            await asyncio.sleep(EXIT_STATUS_POLL_S)
+        self._process.close()
+        return ProcessExit(at, had_started, memory_was_short, how, self._stopped_for)

@@ -1,0 +1,117 @@
+"""What is known about the hosts of an attempt that has ended: asked before anything is given back."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.answers import Gone, Unreachable
+from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.model.outcomes import HostEvidence, ProviderWord, TaskKey
+
+ALONE_TIMEOUT_S = 1.0
+"""How long a host has to answer whose SliceActor does not."""
+CONTROLLER_AWAY_S = 10.0
+"""How long a verdict waits for a Controller that is being started anew: it knows of notices."""
+CONTROLLER_AGAIN_S = 0.5
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The state of every host.
+
+    Attributes:
+        hosts: by task.
+        suspects: hosts that did not answer, by node id, and why.
+        reachable: hosts that answer, or of which only a process is known to be gone.
+    """
+
+    hosts: dict[TaskKey, HostEvidence] = field(default_factory=dict)
+    suspects: dict[str, str] = field(default_factory=dict)
+    reachable: set[TaskKey] = field(default_factory=set)
+
+    @property
+    def lost_without_notice(self) -> set[TaskKey]:
+        return {key for key, host in self.hosts.items() if host.lost and not host.draining}
+
+    @property
+    def bad_slices(self) -> set[int]:
+        """The slice is the unit of failure: one host lost or about to go, and it is worthless."""
+        return {key.slice_id for key, host in self.hosts.items() if host.lost or host.draining}
+
+    @property
+    def draining(self) -> TaskKey | None:
+        """The first host that is about to go."""
+        return next((key for key, host in self.hosts.items() if host.draining), None)
+
+
+async def gather_evidence(
+    place: AttemptPlace,
+    slices: ReservedSlices,
+    controller: ControllerClient,
+    silent: Mapping[str, str],
+    silence_s: float,
+) -> Evidence:
+    """Ask every host whether it is there, and the Controller what it has heard about them.
+
+    Args:
+        place: the hosts.
+        slices, controller: are asked.
+        silent: slices whose SliceActor has stopped answering, and for how long; they are not asked.
+        silence_s: how long a host may take to answer; seconds.
+    """
+    node_ids = [place.host(key).node_id for key in place.tasks()]
+    hearing = asyncio.ensure_future(_heard(controller, node_ids))
+    replies = await asyncio.gather(*(_healthy(slices, name, silent, silence_s) for name in place.names))
+    heard = await hearing
+    evidence = Evidence()
+    unexplained: dict[TaskKey, str] = {}
+    for slice_id, reply in enumerate(replies):
+        alone = None
+        if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
+            alone, reply = reply, await slices.ask_hosts(place.names[slice_id], ALONE_TIMEOUT_S)
+        for key in (key for key in place.tasks() if key.slice_id == slice_id):
+            node_id, silence = place.host(key).node_id, reply[key.host_index]
+            said = heard.get(node_id, HostEvidence())
+            if not said.lost and (silence is None or isinstance(silence, Gone)):
+                evidence.reachable.add(key)
+            lost = said.lost or (None if silence is None else silence.reason)
+            if lost:
+                evidence.suspects[node_id] = lost
+                if not said.draining:
+                    unexplained[key] = node_id
+            elif alone is not None and key.host_index == 0:
+                lost = alone.reason
+            evidence.hosts[key] = HostEvidence(lost, said.draining)
+    words = await _provider_words(controller, list(unexplained.values()))
+    for key, node_id in unexplained.items():
+        evidence.hosts[key] = replace(evidence.hosts[key], provider=words.get(node_id))
+    return evidence
+
+
+async def _healthy(
+    slices: ReservedSlices, name: str, silent: Mapping[str, str], silence_s: float
+) -> dict[int, Unreachable | None] | Unreachable:
+    if name in silent:
+        return Unreachable(f"slice {name} {silent[name]}")
+    return await slices.stub(name).healthy(silence_s)
+
+
+async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
+    """Return what the Controller has heard about hosts; it may just be coming back."""
+    give_up_at = time.monotonic() + CONTROLLER_AWAY_S
+    while isinstance(word := await controller.evidence(node_ids), Unreachable):
+        if time.monotonic() > give_up_at:
+            return {}
+        await asyncio.sleep(CONTROLLER_AGAIN_S)
+    return word
+
+
+async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> dict[str, ProviderWord]:
+    """Return what the provider says about hosts that were lost without notice, as far as it says anything."""
+    if not node_ids:
+        return {}
+    words = await controller.provider_words(node_ids)
+    return {} if isinstance(words, Unreachable) else words

@@ -1,0 +1,103 @@
+"""Ending an attempt in which no task makes progress."""
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.notice_delivery import NoticeDelivery
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.stop_request import StopRequest
+from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.messages import Progress
+from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuRunError
+
+STACKS_S = 1.0
+"""How long the stacks of a gang that hangs have to reach the logs."""
+LOOK_AT_MOST_S = 5.0
+
+
+class HangWatch:
+    """Asks the tasks of an attempt how far they are.
+
+    Args:
+        place: whose tasks are asked.
+        slices: ask the tasks.
+        notices: what they were told; to save takes time, too.
+        stop: is asked to end the attempt.
+        limit_s: seconds without progress of any task after which the attempt hangs; None: never.
+    """
+
+    def __init__(
+        self,
+        place: AttemptPlace,
+        slices: ReservedSlices,
+        notices: NoticeDelivery,
+        stop: StopRequest,
+        limit_s: float | None,
+    ) -> None:
+        self._place = place
+        self._slices = slices
+        self._notices = notices
+        self._stop = stop
+        self._limit = limit_s
+        self._progress_at = time.time()
+
+    def progress_made(self) -> None:
+        """Count from now."""
+        self._progress_at = time.time()
+
+    async def watch(self) -> None:
+        """Return when the attempt hangs and has been asked to end. Without a limit, return at once."""
+        self.progress_made()
+        running: set[TaskKey] = set()
+        while self._limit is not None:
+            await asyncio.sleep(min(self._limit / 4, LOOK_AT_MOST_S))
+            before, (running, progress) = running, await self._progress()
+            now = time.time()
+            beats = [now - p.age for p in progress.values() if p.age is not None]
+            if before - running:  # a task that has returned has made progress
+                beats.append(now)
+            notice = self._notices.latest
+            if notice is not None and now < notice.deadline and any(p.saved for p in progress.values()):
+                beats.append(now)  # the others may be waiting for those that have saved
+            self._progress_at = max([self._progress_at, *beats])
+            silence = now - self._progress_at
+            if progress and silence > self._limit:
+                await self._end(progress, silence)
+                return
+
+    async def _progress(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
+        """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
+        asks = (self._slices.stub(name).progress(self._place.order.attempt) for name in self._place.names)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        running = {
+            TaskKey(slice_id, host_index): found
+            for slice_id, reply in enumerate(replies)
+            if not isinstance(reply, (Unreachable, BaseException))
+            for host_index, found in reply.items()
+        }
+        return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
+
+    async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
+        last = min(progress, key=lambda key: _how_far(progress[key]))
+        attempt = self._place.order.attempt
+        dumps = (self._slices.stub(name).dump_stacks(attempt) for name in self._place.names)
+        await asyncio.gather(*dumps, return_exceptions=True)
+        await asyncio.sleep(STACKS_S)
+        reason = (
+            f"no task has made progress for {silence:.0f} s; the last is {self._place.in_words(last)},"
+            f" {_in_words(progress[last], progress)}. What each was doing is in its log"
+        )
+        self._stop.blame(last, TpuRunError(reason, kind=RunErrorKind.HANG), reason)
+
+
+def _how_far(progress: Progress) -> tuple[int, float]:
+    """A task that has never said anything is further behind than any that has."""
+    return -1 if progress.step is None else progress.step, -(progress.age or float("inf"))
+
+
+def _in_words(last: Progress, all_of_them: Mapping[TaskKey, Progress]) -> str:
+    steps = [progress.step for progress in all_of_them.values() if progress.step is not None]
+    where = "before its first heartbeat" if last.step is None and last.age is None else f"at step {last.step}"
+    return where + (f"; the furthest is at step {max(steps)}" if steps else "")

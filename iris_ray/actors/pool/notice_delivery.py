@@ -1,0 +1,96 @@
+"""Telling a gang's tasks that it is to move, until all have saved their state or time is up."""
+
+import asyncio
+import logging
+import time
+
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.stop_request import StopRequest
+from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.model.notices import Notice, NoticeKind
+
+logger = logging.getLogger(__name__)
+
+ASK_AGAIN_S, ASK_AGAIN_AT_MOST_S = 1.0, 10.0
+"""How soon tasks are asked again whether they have saved, ever more seldom."""
+LATE_ANSWER_S = 5.0
+"""How long a slice may answer after the deadline."""
+
+
+class NoticeDelivery:
+    """Delivers the latest notice of an attempt. The attempt moves when all tasks have saved, or at the deadline.
+
+    Args:
+        place: whose tasks are told.
+        slices: tell the tasks.
+        controller: knows whether slices to grow to are still there.
+        stop: is asked to move the attempt.
+
+    Attributes:
+        latest: the latest notice, or None.
+    """
+
+    def __init__(
+        self, place: AttemptPlace, slices: ReservedSlices, controller: ControllerClient, stop: StopRequest
+    ) -> None:
+        self.latest: Notice | None = None
+        self._place = place
+        self._slices = slices
+        self._controller = controller
+        self._stop = stop
+        self._telling: asyncio.Future[None] | None = None
+
+    def deliver(self, notice: Notice) -> None:
+        """Tell every task; an earlier notice counts no more."""
+        self.cancel()
+        self.latest = notice
+        self._telling = asyncio.ensure_future(self._tell(notice))
+
+    def cancel(self) -> None:
+        """Tell nothing any more."""
+        if self._telling is not None:
+            self._telling.cancel()
+
+    def move_early(self) -> None:
+        """A task ended before all had saved: if they had been told, the attempt moves."""
+        if self.latest is not None and self._telling is not None:
+            self._stop.move(self.latest, f"{self.latest.reason}; a task ended before all had saved")
+
+    async def _tell(self, notice: Notice) -> None:
+        attempt, seconds = self._place.order.attempt, notice.deadline - time.time()
+        logger.info("%s is to move within %.0f s: %s", attempt, seconds, notice.reason)
+        pause = ASK_AGAIN_S
+        while True:  # after the deadline, too: tasks that have saved must not wait for ever
+            all_saved, some_wait = await self._ask(notice)
+            if all_saved:
+                break
+            if some_wait or notice.kind is NoticeKind.GROWTH:
+                await asyncio.sleep(max(0.0, notice.deadline - time.time()))
+                if some_wait or await self._is_to_grow():
+                    break
+            await asyncio.sleep(pause)  # no task could be told, is left to be told, or wants to be
+            pause = min(2 * pause, ASK_AGAIN_AT_MOST_S)
+        how = "all its tasks have saved" if all_saved else "not all of its tasks have saved, but time is up"
+        self._stop.move(notice, f"{notice.reason}; {how}")
+
+    async def _ask(self, notice: Notice) -> tuple[bool, bool]:
+        """Return whether all tasks have saved, and whether any waits because it has."""
+        patience = max(0.0, notice.deadline - time.time()) + LATE_ANSWER_S
+        attempt = self._place.order.attempt
+        asks = (self._slices.stub(name).notify(attempt, notice, patience) for name in self._place.names)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        answers = [(False, False) if isinstance(r, (Unreachable, BaseException)) else r for r in replies]
+        return all(saved for saved, _ in answers), any(waits for _, waits in answers)
+
+    async def _is_to_grow(self) -> bool:
+        """Whether the slices to move to are still there. If not it stays, unless a task has saved and waits."""
+        if self.latest is None:
+            return False
+        attempt = self._place.order.attempt
+        there = await self._controller.is_to_grow(attempt)
+        if there is False:
+            logger.info("%s stays: the slices for it are gone", attempt)
+            self.latest = None
+        return there is True

@@ -1,0 +1,83 @@
+"""What may be asked of a SliceActor: one method for each of its own."""
+
+from collections.abc import Awaitable, Sequence
+
+from ray.actor import ActorHandle
+
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
+from iris_ray.actors.wire.messages import Progress, TaskLaunch
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.notices import Notice
+from iris_ray.model.outcomes import TaskEnd
+
+STOP_TIMEOUT_S = 20.0
+TEARDOWN_TIMEOUT_S = 20.0
+
+
+class SliceStub:
+    """The slice behind an actor handle. A slice that does not answer in time answers `Unreachable`.
+
+    Args:
+        handle: the actor.
+        name: the slice's name.
+    """
+
+    def __init__(self, handle: ActorHandle, name: str) -> None:
+        self._handle = handle
+        self._name = f"slice {name}"
+
+    def ping(self) -> Awaitable[None]:
+        """Return an awaitable that raises RayError if the actor is gone, and waits for ever if it hangs."""
+        pinged: Awaitable[None] = self._handle.ping.remote()
+        return pinged
+
+    async def healthy(self, patience_s: float) -> dict[int, Unreachable | None] | Unreachable:
+        """Return why each host counts as lost; None for those that answer within so many seconds."""
+        call = self._handle.healthy.remote(patience_s)
+        hosts: dict[int, Unreachable | None] | Unreachable = await answer(
+            call, self._name, patience_s + ANSWER_TIMEOUT_S
+        )
+        return hosts
+
+    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
+        """Hand over the next attempt's standbys; return the ports that host 0's holds once all have started."""
+        call = self._handle.prepare.remote(standbys, timeout_s)
+        ports: tuple[int, ...] | Unreachable = await answer(call, self._name, timeout_s + ANSWER_TIMEOUT_S)
+        return ports
+
+    async def run_remote_fn(
+        self, attempt: AttemptId, launches: Sequence[TaskLaunch], silence_s: float
+    ) -> dict[int, TaskEnd | None] | Unreachable:
+        """Start a task on every host; return when all have returned, or at the first other end."""
+        call = self._handle.run_remote_fn.remote(attempt, launches, silence_s)
+        ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, None)
+        return ends
+
+    async def stop(self, attempt: AttemptId, reason: str | None) -> dict[int, TaskEnd | None] | Unreachable:
+        """End every task of an attempt; return how each ended, None where its host can't say that it has."""
+        call = self._handle.stop.remote(attempt, reason)
+        ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, STOP_TIMEOUT_S)
+        return ends
+
+    async def notify(self, attempt: AttemptId, notice: Notice, patience_s: float) -> tuple[bool, bool] | Unreachable:
+        """Tell every task that it is to move; return whether all have saved or returned, and whether any waits."""
+        call = self._handle.notify.remote(attempt, notice)
+        saved: tuple[bool, bool] | Unreachable = await answer(call, self._name, patience_s)
+        return saved
+
+    async def progress(self, attempt: AttemptId) -> dict[int, Progress | Unreachable] | Unreachable:
+        """Return how far every task is that has not returned."""
+        call = self._handle.progress.remote(attempt)
+        progress: dict[int, Progress | Unreachable] | Unreachable = await answer(call, self._name, ANSWER_TIMEOUT_S)
+        return progress
+
+    async def dump_stacks(self, attempt: AttemptId) -> Unreachable | None:
+        """Have every task print what it is doing."""
+        call = self._handle.dump_stacks.remote(attempt)
+        reply: Unreachable | None = await answer(call, self._name, ANSWER_TIMEOUT_S)
+        return reply
+
+    async def teardown(self) -> Unreachable | None:
+        """Have everything on the slice ended."""
+        reply: Unreachable | None = await answer(self._handle.teardown.remote(), self._name, TEARDOWN_TIMEOUT_S)
+        return reply

@@ -1,0 +1,70 @@
+"""Work that an actor does beside its calls, such as watching a process, and whose errors are logged."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class BackgroundTasks:
+    """Runs coroutines beside an actor's calls, and logs the error of each one that fails.
+
+    It holds a strong reference to each task until the task ends: asyncio holds only a weak one, so a task without an
+    owner may be collected in the middle of its work, and an owner that keeps a failed task hides its error.
+
+    Args:
+        on_error: called with each error after it was logged, for errors that change more than the work that raised
+            them. Cancellation is not an error.
+
+    Example:
+        >>> background = BackgroundTasks()
+        >>> background.start(relay.run(), "sending the last lines")  # logs "sending the last lines failed", if it does
+        >>> await background.cancel_all()
+    """
+
+    def __init__(self, on_error: Callable[[BaseException], object] | None = None) -> None:
+        self._on_error = on_error
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        """Return the number of tasks that have not ended."""
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, T], what: str) -> "asyncio.Task[T]":
+        """Start a coroutine and return at once.
+
+        Args:
+            work: the coroutine. A caller that also awaits its task gets the error, too.
+            what: a phrase that names the work, such as "watching job 7"; log messages begin with it.
+        """
+        task = asyncio.create_task(work, name=what)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def all_ended(self) -> None:
+        """Wait until nothing runs any more, tasks that start in the meantime included.
+
+        Must not be called by one of the tasks themselves: it would wait for itself.
+        """
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cancel_all(self) -> None:
+        """Cancel everything that runs, and wait until it has ended. A task that calls this is not cancelled itself."""
+        while others := self._tasks - {asyncio.current_task()}:
+            for task in others:
+                task.cancel()
+            await asyncio.wait(others)
+
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("%s failed", task.get_name(), exc_info=error)
+        if self._on_error is not None:
+            self._on_error(error)

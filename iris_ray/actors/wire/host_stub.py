@@ -1,0 +1,73 @@
+"""What may be asked of a TPUHostActor: one method for each of its own."""
+
+from collections.abc import Awaitable
+
+from ray.actor import ActorHandle
+
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, ChipsHeld, Unreachable, answer
+from iris_ray.actors.wire.messages import Progress, StandbyReady
+from iris_ray.model.notices import Notice
+from iris_ray.model.outcomes import TaskEnd
+
+STOP_TIMEOUT_S = 15.0
+
+
+class HostStub:
+    """The host behind an actor handle. A host that does not answer in time answers `Unreachable`.
+
+    Args:
+        handle: the actor.
+        name: what people call the host.
+    """
+
+    def __init__(self, handle: ActorHandle, name: str) -> None:
+        self.name = name
+        self._handle = handle
+
+    def ping(self) -> Awaitable[bool]:
+        """Return an awaitable that raises RayError if the actor is gone, and waits for ever if it hangs."""
+        pinged: Awaitable[bool] = self._handle.healthy.remote()
+        return pinged
+
+    async def healthy(self, timeout_s: float = ANSWER_TIMEOUT_S) -> bool | Unreachable:
+        """Ask whether the host is there."""
+        there: bool | Unreachable = await answer(self._handle.healthy.remote(), self.name, timeout_s)
+        return there
+
+    async def adopt(self, standby: ActorHandle, ready: StandbyReady, timeout_s: float) -> Unreachable | None:
+        """Have a standby watched from now on; `ChipsHeld` if another process holds the chips."""
+        call = self._handle.adopt.remote(standby, ready.pid, ready.started, ready.token)
+        held: ChipsHeld | Unreachable | None = await answer(call, self.name, timeout_s)
+        return held
+
+    async def how_it_ended(self, pid: int, timeout_s: float | None = ANSWER_TIMEOUT_S) -> TaskEnd | Unreachable:
+        """Wait for the end of a task process that did not report it, and return how it ended."""
+        end: TaskEnd | Unreachable = await answer(self._handle.how_it_ended.remote(pid), self.name, timeout_s)
+        return end
+
+    async def stop(self, pid: int, reason: str | None) -> TaskEnd | Unreachable | None:
+        """End a task; return how it ended, or None if another process holds the chips after it."""
+        end: TaskEnd | Unreachable | None = await answer(
+            self._handle.stop.remote(pid, reason), self.name, STOP_TIMEOUT_S
+        )
+        return end
+
+    async def notify(self, pid: int, notice: Notice) -> bool | Unreachable:
+        """Tell a task that it is to move; return whether it says that it has saved its state."""
+        saved: bool | Unreachable = await answer(self._handle.notify.remote(pid, notice), self.name, None)
+        return saved
+
+    async def progress(self, pid: int) -> Progress | Unreachable:
+        """Return how far a task is."""
+        progress: Progress | Unreachable = await answer(self._handle.progress.remote(pid), self.name, ANSWER_TIMEOUT_S)
+        return progress
+
+    async def dump_stacks(self, pid: int) -> Unreachable | None:
+        """Have a task print what each of its threads is doing."""
+        reply: Unreachable | None = await answer(self._handle.dump_stacks.remote(pid), self.name, ANSWER_TIMEOUT_S)
+        return reply
+
+    async def teardown(self, timeout_s: float | None = STOP_TIMEOUT_S) -> Unreachable | None:
+        """Have everything on the host ended."""
+        reply: Unreachable | None = await answer(self._handle.teardown.remote(), self.name, timeout_s)
+        return reply

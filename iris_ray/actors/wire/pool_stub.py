@@ -1,0 +1,75 @@
+"""What may be asked of a SlicePoolManager by the Controller: one method for each of its own."""
+
+from ray.actor import ActorHandle
+
+from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.messages import AttemptOrder, PoolView
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.notices import Notice
+
+DISPATCH_TIMEOUT_S = 5.0
+RECONNECT_TIMEOUT_S = 5.0
+RECLAIM_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
+_POOL = "the job's pool"
+
+
+class PoolStub:
+    """The pool behind an actor handle. A pool that does not answer in time answers `Unreachable`.
+
+    Args:
+        handle: the actor.
+    """
+
+    def __init__(self, handle: ActorHandle) -> None:
+        self.handle = handle
+
+    async def watched(self) -> None:
+        """Wait for the end of the pool's process.
+
+        Raises:
+            RayError: it has ended, or can't be reached at the moment.
+        """
+        await self.handle.watched.remote()
+
+    async def reconnect(self, epoch: int) -> PoolView | Unreachable:
+        """Have the pool obey a new Controller from now on; return what it holds."""
+        view: PoolView | Unreachable = await answer(self.handle.reconnect.remote(epoch), "a pool", RECONNECT_TIMEOUT_S)
+        return view
+
+    async def assign(self, order: AttemptOrder) -> bool | Unreachable | None:
+        """Give an order; see `SlicePoolManager.assign` for what the answer means.
+
+        Raises:
+            NotYetError: the pool's process has just begun; its jobs may come back to it.
+        """
+        taken: bool | Unreachable | None = await answer(self.handle.assign.remote(order), _POOL, DISPATCH_TIMEOUT_S)
+        return taken
+
+    async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> Unreachable | None:
+        """Have an attempt's tasks told that it is to move."""
+        call = self.handle.notify_attempt.remote(attempt, notice, epoch)
+        told: Unreachable | None = await answer(call, _POOL, DISPATCH_TIMEOUT_S)
+        return told
+
+    async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> Unreachable | None:
+        """Have an attempt ended; None once no process of it is left."""
+        call = self.handle.stop_attempt.remote(attempt, reason, epoch)
+        stopped: Unreachable | None = await answer(call, _POOL, STOP_TIMEOUT_S)
+        return stopped
+
+    async def drop_spare(self, job_id: str) -> Unreachable | None:
+        """Say that a spare is not wanted any more."""
+        dropped: Unreachable | None = await answer(self.handle.drop_spare.remote(job_id), _POOL, DISPATCH_TIMEOUT_S)
+        return dropped
+
+    async def job_ended(self, job_id: str) -> Unreachable | None:
+        """Say that a job is over; the pool may still wait for an order."""
+        told: Unreachable | None = await answer(self.handle.job_ended.remote(job_id), _POOL, DISPATCH_TIMEOUT_S)
+        return told
+
+    async def give_up_slice(self, name: str, epoch: int) -> bool | Unreachable:
+        """Have an idle slice released for another owner; False if it is in use after all."""
+        call = self.handle.give_up_slice.remote(name, epoch)
+        given: bool | Unreachable = await answer(call, f"the holder of {name}", RECLAIM_TIMEOUT_S)
+        return given

@@ -1,0 +1,48 @@
+"""The cluster that ``--address`` or the environment chooses."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from iris_ray.client.connection import AUTO, connect
+
+
+def remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    """Keep what ``--address`` says for `chosen_address`; a callback of the option."""
+    if value is not None:
+        context.find_root().meta[__name__] = value
+
+
+def address_given(context: click.Context) -> str | None:
+    """Return the value of ``--address``, or None without one."""
+    given: str | None = context.find_root().meta.get(__name__)
+    return given
+
+
+def chosen_address() -> str:
+    return address_given(click.get_current_context()) or os.environ.get("RAY_ADDRESS") or AUTO
+
+
+@contextmanager
+def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
+    """Connect to the chosen cluster within the block.
+
+    Args:
+        show_logs: whether the output of this process's tasks appears here.
+        options: more arguments of ``ray.init``.
+
+    Raises:
+        NoClusterError: there is none, or it can't be reached from here.
+        InvalidRequestError: the address makes no sense.
+    """
+    connect(chosen_address(), show_logs, **options)
+    import ray
+
+    try:
+        yield
+    finally:
+        if not show_logs:  # otherwise Ray disconnects when the process ends, and waits for the last lines before
+            ray.shutdown()

@@ -1,0 +1,106 @@
+"""The checks of ``iris-ray doctor`` on the cluster: labels, slices, chips in use, Controller."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import iris_ray
+from iris_ray.cli.findings import Finding, Level
+from iris_ray.cli.words import counted
+from iris_ray.model.workers import TPU, TPU_NAME, Worker, string_attribute
+from iris_ray.state.events import WorkerRegisteredEvent
+from iris_ray.state.groups import Group
+
+if TYPE_CHECKING:
+    from iris_ray.actors.controller.node_table import NodeTable
+
+
+def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[Finding]:
+    """Check the TPU hosts, their labels, and the slices that they form.
+
+    Args:
+        table: a snapshot of Ray's tables.
+        reserved: how many chips of each node iris_ray has reserved, by node id.
+    """
+    from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
+
+    slices: dict[str, list[Worker]] = {}
+    refused, unlabelled, foreign = [], [], []
+    for node in table.nodes:
+        if not node["Alive"]:
+            continue
+        event = registration(node, table, ours=reserved.get(node["NodeID"], 0.0))
+        if isinstance(event, str):
+            refused.append(event)
+        elif event is None:
+            if node.get("Resources", {}).get(TPU) and SLICE_NAME_LABEL not in node.get("Labels", {}):
+                unlabelled.append(node["NodeManagerAddress"])
+        elif TPU_NAME in event.attributes:
+            worker = _worker(event)
+            slices.setdefault(string_attribute(worker.attributes, TPU_NAME) or "", []).append(worker)
+            if worker.foreign:
+                foreign.append(f"{string_attribute(worker.attributes, TPU_NAME)}: {worker.foreign}")
+    yield _labels_found(slices)
+    for reason in refused:
+        advice = "correct the node's labels (ray start --labels=...): Ray sets them by itself on a TPU VM"
+        yield Finding(Level.ERROR, "refused host", reason, advice)
+    for address in unlabelled:
+        advice = f"start it with --labels={SLICE_NAME_LABEL}=...,ray.io/tpu-worker-id=...,ray.io/tpu-pod-type=..."
+        yield Finding(Level.WARNING, "unlabelled host", f"{address} has TPU chips and no {SLICE_NAME_LABEL}", advice)
+    yield from _slices_found(slices)
+    for chips in foreign:
+        advice = "wait for the processes that use them, or end them: iris_ray gives the slice to no job until then"
+        yield Finding(Level.WARNING, "chips in use", chips, advice)
+    if slices and not foreign:
+        yield Finding(Level.OK, "chips in use", "none outside iris_ray")
+
+
+def _worker(event: WorkerRegisteredEvent) -> Worker:
+    return Worker(event.node_id, event.address, event.attributes, event.resources, event.draining, event.foreign)
+
+
+def _labels_found(slices: Mapping[str, list[Worker]]) -> Finding:
+    if not slices:
+        advice = "start Ray on TPU VMs and join them; to try without: iris-ray demo"
+        return Finding(Level.WARNING, "TPU hosts", "none that can be used", advice)
+    types = Counter(str(workers[0].attributes["tpu-topology"].value) for workers in slices.values())
+    named = ", ".join(f"{count} × {name}" for name, count in sorted(types.items()))
+    return Finding(Level.OK, "TPU hosts", f"{counted(sum(map(len, slices.values())), 'host')} with labels: {named}")
+
+
+def _slices_found(slices: Mapping[str, list[Worker]]) -> Iterator[Finding]:
+    complete = 0
+    for name, workers in sorted(slices.items()):
+        group = Group(name, workers, is_slice=True)
+        if group.defect:
+            advice = "start the missing host's node again, or replace the slice; no job uses it until then"
+            yield Finding(Level.WARNING, "incomplete slice", f"{name}: {group.defect}", advice)
+        else:
+            complete += 1
+        for taint in group.taints:
+            yield Finding(Level.INFO, "tainted slice", f"{name}: {taint}", "an operator has set this label")
+        for worker in workers:
+            if worker.draining:
+                found = f"{name}: {worker.name}: {worker.draining}"
+                yield Finding(Level.INFO, "draining host", found, "it will end soon; no new job starts there")
+    if slices:
+        level = Level.OK if complete == len(slices) else Level.INFO
+        yield Finding(level, "slices", f"{complete} of {len(slices)} are complete")
+
+
+def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int) -> Finding:
+    """Check the Controller.
+
+    Args:
+        about: what the Controller says about itself; None if none runs.
+        in_words: the same for people.
+        hosts: how many hosts it sees.
+    """
+    if about is None:
+        advice = "nothing to do: the first job starts it, and so does: iris-ray controller start"
+        return Finding(Level.INFO, "Controller", "none runs", advice)
+    if about["version"] != iris_ray.__version__:
+        found = f"{in_words}; this is iris_ray {iris_ray.__version__}, and the two understand each other"
+        advice = "install the same version everywhere, then: iris-ray controller upgrade; jobs that run go on"
+        return Finding(Level.INFO, "Controller", found, advice)
+    return Finding(Level.OK, "Controller", f"{in_words}; sees {counted(hosts, 'host')}")

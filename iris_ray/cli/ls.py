@@ -1,0 +1,46 @@
+"""``iris-ray ls``: the jobs of all users."""
+
+import time
+
+import click
+
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobStatus
+from iris_ray.cli.address import cluster
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.options import address_option, json_option
+from iris_ray.cli.tables import print_table
+from iris_ray.cli.words import duration, state_in_words
+
+_HEADERS = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
+
+
+@click.command()
+@click.option("--all", "-a", "everything", is_flag=True, help="Finished jobs, too.")
+@click.option("--user", metavar="NAME", help="Only the jobs of this user.")
+@json_option
+@address_option
+def ls(everything: bool, user: str | None, as_json: bool) -> None:
+    """Jobs of all users: what runs, what waits, and why.
+
+    \b
+      iris-ray ls
+      iris-ray ls --all --user ann
+    """
+    with cluster():
+        jobs = ControllerConnection().list_jobs()
+    shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
+    if as_json:
+        print_json(shown)
+        return
+    hidden = len(jobs) - len(shown)
+    whose = f" of {user}" if user else ""
+    none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
+    print_table(_HEADERS, [_row(job) for job in shown], none)
+
+
+def _row(job: JobStatus) -> tuple[object, ...]:
+    state, slices = state_in_words(job), job.groups or "-"
+    age = duration(time.time() - job.submitted_at)
+    note = job.waiting or job.error or ""
+    return job.job_id, job.user, state, job.device or "-", slices, job.attempt or "-", age, note

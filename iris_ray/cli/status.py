@@ -1,0 +1,50 @@
+"""``iris-ray status``: one job."""
+
+import time
+
+import click
+
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.cli.address import cluster
+from iris_ray.cli.completion import all_jobs
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.options import address_option, json_option
+from iris_ray.cli.tables import print_facts
+from iris_ray.cli.words import duration, state_in_words
+
+
+@click.command()
+@click.argument("job", shell_complete=all_jobs)
+@json_option
+@address_option
+def status(job: str, as_json: bool) -> None:
+    """One job: its state, attempts and retry budgets.
+
+    \b
+      iris-ray status train-1a2b3c4d
+
+    JOB is an id that `iris-ray ls --all` shows.
+    """
+    with cluster():
+        found = ControllerConnection().job_status(job)
+    if as_json:
+        print_json(found)
+        return
+    print_facts(
+        {
+            "job": found.job_id,
+            "name": found.name if found.name != found.job_id else None,
+            "user": found.user,
+            "state": state_in_words(found),
+            "priority": found.priority.name.lower(),
+            "type": found.device,
+            "submitted": f"{duration(time.time() - found.submitted_at)} ago",
+            "slices": ", ".join(found.groups),
+            "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
+            "attempt": found.attempt or "none yet",
+            "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
+            "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
+            "last error": found.error,
+            "waits because": found.waiting,
+        }
+    )

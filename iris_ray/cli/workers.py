@@ -1,0 +1,64 @@
+"""``iris-ray workers``: slices and hosts."""
+
+import click
+
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import WorkerStatus
+from iris_ray.cli.address import cluster
+from iris_ray.cli.completion import slices as complete_slices
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.options import address_option, json_option
+from iris_ray.cli.slices import SliceView, reason_of, slices_of
+from iris_ray.cli.tables import print_table
+from iris_ray.model.ids import job_of
+from iris_ray.model.suggestions import unknown
+from iris_ray.model.workers import TPU
+
+NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"
+
+_SLICE_HEADERS = ("SLICE", "TYPE", "HOSTS", "STATE", "JOB", "NOTE")
+_HOST_HEADERS = ("SLICE", "HOST", "ADDRESS", "NODE", "CHIPS", "JOB", "NOTE")
+
+
+@click.command()
+@click.argument("slice_name", metavar="[SLICE]", required=False, shell_complete=complete_slices)
+@click.option("--hosts", "by_host", is_flag=True, help="A line for each host.")
+@json_option
+@address_option
+def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
+    """Slices and hosts: complete or not, free or busy, and why not.
+
+    A slice is free; warm (a process keeps it ready for its next job, and gives it up when another job needs it); busy;
+    closed (it takes no new jobs, see NOTE); or incomplete. With SLICE, its hosts. A line without a TYPE is a machine
+    without TPUs, by its address.
+
+    \b
+      iris-ray workers
+      iris-ray workers v4-32-0
+    """
+    with cluster():
+        slices = slices_of(ControllerConnection().list_workers())
+    if slice_name is not None:
+        shown = [view for view in slices if view.slice == slice_name]
+        if not shown:
+            raise unknown("slice", slice_name, [view.slice for view in slices])
+        slices = shown
+    if as_json:
+        print_json(slices)
+    elif by_host or slice_name is not None:
+        print_table(_HOST_HEADERS, [_host_row(view, host) for view in slices for host in view.hosts], NO_HOSTS)
+    else:
+        print_table(_SLICE_HEADERS, [_slice_row(view) for view in slices], NO_HOSTS)
+
+
+def _slice_row(view: SliceView) -> tuple[object, ...]:
+    hosts = f"{len(view.hosts)}/{view.hosts_expected or '?'}"
+    jobs = ", ".join(view.jobs) or "-"
+    return view.slice, view.type or "-", hosts, view.state.value, jobs, view.reason or ""
+
+
+def _host_row(view: SliceView, host: WorkerStatus) -> tuple[object, ...]:
+    chips = f"{host.free.get(TPU, 0):g}/{host.resources.get(TPU, 0):g} free"
+    jobs = ", ".join(dict.fromkeys(map(job_of, host.tasks))) or "-"
+    number = "-" if host.host_index is None else host.host_index
+    return view.slice, number, host.address, host.node_id[:12], chips, jobs, reason_of(host) or ""

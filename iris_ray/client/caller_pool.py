@@ -1,0 +1,95 @@
+"""The pool of this process: the one SlicePoolManager through which it runs its jobs that are not detached."""
+
+import concurrent.futures
+import contextlib
+import threading
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from iris_ray.actors.wire.messages import RunRequest, with_stored_function
+from iris_ray.client.pool_actor import REPEATED, PoolActor
+
+
+class CallerPool:
+    """The SlicePoolManager of the calling process: made at the first call, ended when it has no jobs and slices."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pool: ActorHandle | None = None
+        self._cluster: str | None = None
+        self._calls = 0
+
+    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", ActorHandle]:
+        """Start a job. Returns the reference to its results, and the pool that runs it."""
+        with self._lock:
+            pool = self._current()
+            self._calls += 1
+            run = pool.run.options(name=f"run_on_pod({request.spec.name})", **REPEATED)
+            return run.remote(with_stored_function(request)), pool
+
+    def release(self) -> None:
+        """Have the pool give up every slice that none of its jobs uses."""
+        with self._lock:
+            pool = self._pool
+            if pool is None or not ray.is_initialized() or self._cluster != self._this_cluster():
+                return
+            with contextlib.suppress(RayError):  # it is gone already
+                ray.get(pool.release.remote())  # without slices and jobs it ends in a moment, see _end_when_idle
+
+    def _this_cluster(self) -> str:
+        context = ray.get_runtime_context()
+        return f"{context.gcs_address} {context.get_job_id()}"
+
+    def _current(self) -> ActorHandle:
+        context, cluster = ray.get_runtime_context(), self._this_cluster()
+        if self._pool is None or self._cluster != cluster:
+            # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
+            # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
+            here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
+            anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
+            self._pool = PoolActor.options(resources=anchor, scheduling_strategy=here).remote()
+            self._cluster = cluster
+            self._calls = 0
+            self._end_when_idle(self._pool)
+        return self._pool
+
+    def _end_when_idle(self, pool: ActorHandle) -> None:
+        """Have the pool ended once it has done all calls and holds no slice, unless a new call is faster.
+
+        No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
+        """
+        calls = max(1, self._calls)
+        idle = pool.until_idle.options(**REPEATED).remote(calls).future()
+
+        def idle_or_gone(done: "concurrent.futures.Future[None]") -> None:
+            follow_up = self._forget if done.exception() else self._end_if_unused
+            threading.Thread(target=follow_up, args=(pool, calls), daemon=True).start()
+
+        idle.add_done_callback(idle_or_gone)
+
+    def _end_if_unused(self, pool: ActorHandle, calls: int) -> None:
+        with self._lock:
+            if self._pool is not pool or not ray.is_initialized():
+                return
+            if self._calls == calls:
+                self._end()
+            else:
+                self._end_when_idle(pool)
+
+    def _forget(self, pool: ActorHandle, calls: int) -> None:
+        """The pool's process is gone; the next call makes a new one."""
+        with self._lock:
+            if self._pool is pool:
+                self._pool = None
+
+    def _end(self) -> None:
+        if self._pool is not None:
+            ray.kill(self._pool)
+        self._pool = None
+
+
+pool_of_this_process = CallerPool()

@@ -1,0 +1,162 @@
+"""`JobHandle`: one job that was submitted, as a future of its results."""
+
+import concurrent.futures
+import math
+import sys
+import time
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.wire.status import JobStatus
+from iris_ray.client.identity import current_user
+from iris_ray.client.log_stream import FIRST_WORD_S, REPEAT_S, print_logs
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    InvalidRequestError,
+    IrisError,
+    JobCancelledError,
+    RemoteUserError,
+    UnknownNameError,
+)
+from iris_ray.scheduler.pending_reason import PendingReason
+
+SETTLED_S = 20.0
+"""How long the Controller may take to hear of a job's end after its results have come."""
+_SETTLE_POLL_S = 0.1
+
+
+class JobHandle(concurrent.futures.Future[list[Any]]):
+    """A job that was submitted: a `concurrent.futures.Future` of its tasks' results, by task index.
+
+    Attributes:
+        job_id: the job's name in the cluster.
+    """
+
+    def __init__(self, job_id: str, results: "ray.ObjectRef[list[Any]]") -> None:
+        super().__init__()
+        self.job_id = job_id
+        self.set_running_or_notify_cancel()
+        results.future().add_done_callback(self._take)
+
+    def _take(self, done: "concurrent.futures.Future[list[Any]]") -> None:
+        error = done.exception()
+        if isinstance(error, RayTaskError) and isinstance(error.cause, IrisError):
+            error = error if isinstance(error.cause, RemoteUserError) else error.cause
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(done.result())
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """Wait for the job's end, and return one result per task, by index.
+
+        Args:
+            timeout: seconds; None waits for ever.
+
+        Raises:
+            TimeoutError: it has not ended in time, and goes on.
+            ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
+            JobCancelledError, JobUnschedulableError, PreemptedTooManyTimesError, TaskCrashedError, TaskSetupError:
+                as for `run_on_pod`.
+        """
+        return self.result(timeout)
+
+    def wait(
+        self, timeout: float | None = None, *, stream_logs: bool = False, stream_task_index: int | None = None
+    ) -> JobStatus:
+        """Wait for the job's end, and return how it stands then. A failure of the job is not raised.
+
+        While the job is in the queue, stderr says why. If the Controller is stopped or replaced meanwhile, this waits
+        for the next one.
+
+        Args:
+            timeout: seconds after which to return anyway; None waits for ever.
+            stream_logs: print what the tasks print, each line after its task (``task-3| …``), until the job ends.
+            stream_task_index: print what this task prints alone, and all of it.
+
+        Raises:
+            InvalidRequestError: no number of a task; or a timeout and logs: the logs end when the job does.
+            ControllerUnavailableError: in the end no Controller came back within 20 s.
+            UnknownNameError: there is no such task.
+        """
+        if stream_logs or stream_task_index is not None:
+            if timeout is not None:
+                raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
+            if stream_task_index is not None:
+                require_number("stream_task_index", stream_task_index)
+            print_logs(ControllerConnection(patience_s=math.inf), self.job_id, stream_task_index)
+        self._wait_for_results(timeout)
+        return self._settled_status()
+
+    def _wait_for_results(self, timeout: float | None) -> None:
+        """Return when they are here, or the time is up. Say now and then why the job waits."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        patience = FIRST_WORD_S
+        while not self.done():
+            left = patience if deadline is None else min(patience, deadline - time.monotonic())
+            if left <= 0:
+                return
+            concurrent.futures.wait([self], left)
+            if left == patience and not self.done() and (why := self._pending_reason()):
+                print(f"{self.job_id}: {why}", file=sys.stderr)
+                patience = REPEAT_S
+
+    def _pending_reason(self) -> PendingReason | None:
+        """Return why the job waits; None if it does not, or if no Controller can tell now."""
+        try:
+            return ControllerConnection().job_status(self.job_id).waiting
+        except ControllerUnavailableError:
+            return None
+
+    def _settled_status(self) -> JobStatus:
+        """Return how the job stands. If its results are here, give the Controller time to hear of its end."""
+        status, settled_by = self.status(), time.monotonic() + SETTLED_S
+        while self.done() and not status.state.finished and time.monotonic() < settled_by:
+            time.sleep(_SETTLE_POLL_S)
+            status = self.status()
+        return status
+
+    def status(self) -> JobStatus:
+        """Return how the job stands."""
+        return controller_of_a_job().job_status(self.job_id)
+
+    def cancelled(self) -> bool:
+        """Return whether the job has ended because it was cancelled; `result` raises JobCancelledError then."""
+        return self.done() and isinstance(self.exception(), JobCancelledError)
+
+    def cancel(self) -> bool:
+        """End the job, whether it waits or runs. Returns whether it had not ended before."""
+        before = controller_of_a_job().cancel(self.job_id, f"cancelled by {current_user()}")
+        return not before.state.finished
+
+    def __repr__(self) -> str:
+        return f"<JobHandle {self.job_id}>"
+
+
+def controller_of_a_job() -> ControllerConnection:
+    """Connect to the Controller. Where there is a job there was a Controller, so wait until one runs again."""
+    return ControllerConnection(patience_s=RESTART_S)
+
+
+def job_id_of(job: JobHandle | str) -> str:
+    """Return the id of a job that is named by its handle or its id.
+
+    Raises:
+        UnknownNameError: it is neither.
+    """
+    if not isinstance(job, (JobHandle, str)):
+        raise UnknownNameError(f"a job is named by its id or its handle, not by a {type(job).__name__}")
+    return job if isinstance(job, str) else job.job_id
+
+
+def require_number(what: str, number: object) -> None:
+    """Refuse, by its name, what is not an int of 0 or more.
+
+    Raises:
+        InvalidRequestError: it is not.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+        raise InvalidRequestError(f"{what} is {number!r}; give an int of 0 or more")

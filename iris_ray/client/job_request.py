@@ -1,0 +1,126 @@
+"""A job's request: checked, complete, and built once, without a cluster."""
+
+import os
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from iris_ray.actors.host.task_environment import split_by_start
+from iris_ray.actors.wire.messages import HOST_SILENCE_S, NO_OWNER_YET, ProcessSpec, RunRequest
+from iris_ray.client.environment_limits import require_env_travels
+from iris_ray.client.identity import current_user, new_job_id
+from iris_ray.client.placement import Placement, on_slices
+from iris_ray.client.remote_options import TaskOptions, function_and_options
+from iris_ray.client.run_options import JobOptions, require_valid, takes
+from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError
+from iris_ray.model.jobs import JobSpec
+from iris_ray.model.topology import get_tpu_config
+
+MAX_NAME_LENGTH = 100
+"""Limit for a job's name: it is a part of ids, of keys and of file names."""
+MAX_SPEC_BYTES = 100_000
+"""Limit for the pickled `JobSpec`, which the Controller writes into the cluster's key-value store."""
+
+
+@takes(JobOptions)
+def make_pod_request(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    num_slices: int | Sequence[int],
+    name: str | None = None,
+    **options: Unpack[JobOptions],
+) -> RunRequest:
+    """Return the request of a gang on whole slices; arguments and errors as for `run_on_pod`."""
+    if isinstance(remote_fn, str):
+        raise InvalidFunctionError(
+            f"the first argument is the str {remote_fn!r}; the function comes first, then the type"
+        )
+    return make_request(remote_fn, on_slices(get_tpu_config(tpu_type), num_slices), name, **options)
+
+
+@takes(JobOptions)
+def make_request(
+    remote_fn: Callable[[], Any] | Any, placement: Placement, name: str | None = None, **options: Unpack[JobOptions]
+) -> RunRequest:
+    """Check everything that can be checked without a cluster, and return the complete request.
+
+    Args:
+        remote_fn: a function without arguments, or a Ray remote function, whose options are honoured.
+        placement: its tasks and their hosts.
+        name: what people call the job; None: the name that the remote function's options or the function have.
+        options: as for `IrisClient.submit`.
+
+    Raises:
+        InvalidRequestError: the first thing that is wrong, and how to mend it.
+    """
+    require_valid(options)
+    function, asked = function_and_options(remote_fn, placement.device)
+    own_name = name_of(function)
+    spec = _make_spec(name or asked.name or own_name.strip("<>"), placement, asked, options)
+    require_no_arguments(function, own_name)
+    env = asked.env | dict(options["env"] or {})
+    require_env_travels(env)
+    at_start, at_run = split_by_start(env)
+    runtime_env = asked.runtime_env | ({"env_vars": at_start} if at_start else {})
+    return RunRequest(
+        spec=spec,
+        pickled_function=pickle_function(function, own_name),
+        env=at_run,
+        process=ProcessSpec(runtime_env, tuple(options["preload"])),
+        keep_warm=float(options["keep_warm"]),
+        stall_timeout=options["stall_timeout"],
+        silence_s=host_silence_s(),
+    )
+
+
+def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: JobOptions) -> JobSpec:
+    if len(name) > MAX_NAME_LENGTH:
+        raise InvalidRequestError(
+            f"the job's name ({name[:20]}…) has {len(name)} characters, and the limit is {MAX_NAME_LENGTH}"
+        )
+    spec = JobSpec(
+        job_id=new_job_id(name),
+        owner=NO_OWNER_YET,
+        name=name,
+        user=current_user(),
+        device=placement.device.name if placement.device else None,
+        replicas=placement.replicas,
+        coscheduling=placement.coscheduling,
+        whole_groups=placement.whole_groups,
+        resources={**placement.resources, **asked.resources},
+        constraints=(*placement.constraints, *options["constraints"]),
+        preferences=(*placement.preferences, *options["preferences"]),
+        tolerations=tuple(options["tolerations"]),
+        max_retries_failure=options["max_retries_failure"],
+        max_retries_preemption=options["max_retries_preemption"],
+        max_task_failures=options["max_task_failures"],
+        priority=options["priority"],
+        scheduling_timeout=options["scheduling_timeout"],
+        spares=options["spares"],
+        grow_after=options["grow_after"],
+    )
+    if (size := len(pickle.dumps(spec))) > MAX_SPEC_BYTES:
+        raise InvalidRequestError(
+            f"what job {name} asks for takes {size:,} bytes, and the limit is {MAX_SPEC_BYTES:,}; name fewer or shorter"
+            " constraints, preferences, tolerations and resources"
+        )
+    return spec
+
+
+def host_silence_s(environ: Mapping[str, str] = os.environ) -> float:
+    """Return after how many seconds without an answer a host counts as lost: ``$IRIS_RAY_HOST_SILENCE_S``, or 5.
+
+    Raises:
+        InvalidRequestError: the variable is not a number of 2 or more; a host is asked once a second.
+    """
+    written = environ.get("IRIS_RAY_HOST_SILENCE_S")
+    if written is None:
+        return HOST_SILENCE_S
+    try:
+        seconds = float(written)
+    except ValueError:
+        seconds = 0.0
+    if not seconds >= 2.0:
+        raise InvalidRequestError(f"IRIS_RAY_HOST_SILENCE_S is {written!r}; give seconds, 2 or more")
+    return seconds

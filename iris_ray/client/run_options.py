@@ -1,0 +1,139 @@
+"""The options of a run: their names, types and defaults, once for every public function that takes them."""
+
+import difflib
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, cast, get_type_hints
+
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.constraints import Constraint
+from iris_ray.model.jobs import GROW_AFTER_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
+
+KEEP_WARM_S = 60.0
+
+
+class GangOptions(TypedDict, total=False):
+    """What every member of the ``run_on_pod`` family takes; `run_on_pod` explains each."""
+
+    keep_warm: float
+    preload: Sequence[str]
+    spares: int
+    grow_after: float | None
+    stall_timeout: float | None
+
+
+class RunOptions(GangOptions, total=False):
+    """`GangOptions`, and the retries of a gang."""
+
+    max_retries_preemption: int
+    max_retries_failure: int
+
+
+class JobOptions(RunOptions, total=False):
+    """`RunOptions`, and what only `IrisClient.submit` takes, which explains each."""
+
+    constraints: Sequence[Constraint]
+    preferences: Sequence[Constraint]
+    tolerations: Sequence[str]
+    max_task_failures: int | None
+    priority: PriorityBand
+    scheduling_timeout: float | None
+    env: Mapping[str, str] | None
+
+
+DEFAULTS = JobOptions(
+    constraints=(),
+    preferences=(),
+    tolerations=(),
+    max_retries_preemption=MAX_RETRIES_PREEMPTION,
+    max_retries_failure=MAX_RETRIES_FAILURE,
+    max_task_failures=None,
+    priority=PriorityBand.INTERACTIVE,
+    scheduling_timeout=None,
+    env=None,
+    keep_warm=KEEP_WARM_S,
+    preload=(),
+    spares=0,
+    grow_after=GROW_AFTER_S,
+    stall_timeout=None,
+)
+"""In the order in which `help` shows the options."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
+    """Return a decorator for a function that ends in ``**options: Unpack[...]``.
+
+    The function then gets every option, with its default if the caller has left it out. ``help`` and
+    ``inspect.signature`` show each option as a keyword-only parameter.
+
+    Args:
+        options: the TypedDict of the function's options.
+        defaults: this function's own defaults, in place of those in `DEFAULTS`.
+
+    Raises:
+        TypeError: by the decorated function: it has no option of that name. The message has the nearest name.
+    """
+    hints = get_type_hints(options)
+    values = {name: defaults.get(name, value) for name, value in DEFAULTS.items() if name in hints}
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        shown = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=hints[name])
+            for name, value in values.items()
+        ]
+        known = [parameter.name for parameter in (*own, *shown) if parameter.name != "self"]
+
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for name in given:
+                if name not in known:
+                    raise TypeError(_unknown_option(function.__name__, name, known))
+            return function(*args, **(values | given))
+
+        call.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]
+        return cast(Function, call)
+
+    return decorate
+
+
+def _unknown_option(function: str, name: str, known: Sequence[str]) -> str:
+    what = f"{function}() got an unexpected keyword argument {name!r}"
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return f"{what}; did you mean {near[0]!r}?"
+    return f"{what}; it takes {', '.join(known)}"
+
+
+def require_valid(options: JobOptions) -> None:
+    """Refuse options that never reach the `JobSpec`, which checks the others itself.
+
+    Raises:
+        InvalidRequestError: the first one that makes no sense, with what to give instead.
+    """
+    keep_warm, stall_timeout = options["keep_warm"], options["stall_timeout"]
+    if isinstance(keep_warm, bool) or not isinstance(keep_warm, (int, float)) or not keep_warm >= 0:
+        raise InvalidRequestError(f"keep_warm is {keep_warm!r}; give seconds, 0 or more")
+    if stall_timeout is not None and not _is_positive(stall_timeout):
+        raise InvalidRequestError(f"stall_timeout is {stall_timeout!r}; give seconds, more than 0, or None")
+    _require_modules(options["preload"])
+    env = options["env"]
+    if env is not None and not (
+        isinstance(env, Mapping) and all(isinstance(part, str) for item in env.items() for part in item)
+    ):
+        raise InvalidRequestError("env must be a mapping of names to values, all str")
+
+
+def _require_modules(preload: object) -> None:
+    if not isinstance(preload, (list, tuple)) or not all(isinstance(module, str) for module in preload):
+        raise InvalidRequestError(f'preload is {preload!r}; give a list of module names, such as ["jax"]')
+    if wrong := [module for module in preload if not all(part.isidentifier() for part in module.split("."))]:
+        raise InvalidRequestError(f"preload holds {wrong[0]!r}, which is not the name of a module")
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf

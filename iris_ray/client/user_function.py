@@ -1,0 +1,55 @@
+"""The user's function: its name, whether it can be called without arguments, and its pickled form."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ray import cloudpickle
+
+from iris_ray.errors import InvalidFunctionError
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the function's own name; for a partial the name of what it calls, for an instance its class's."""
+    inner = function.func if isinstance(function, functools.partial) else function
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def require_no_arguments(function: Callable[..., Any], name: str) -> None:
+    """Refuse a function that can't be called without arguments, or that would not run when called.
+
+    Raises:
+        InvalidFunctionError: the function is of that kind; the message says how to wrap it.
+    """
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidFunctionError(f"{name} is an async function; give one that runs it: lambda: asyncio.run({name}())")
+    if inspect.isgeneratorfunction(function):
+        raise InvalidFunctionError(f"{name} is a generator; give a function that returns: lambda: list({name}())")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # a builtin without a signature; the call will tell
+    try:
+        signature.bind()
+    except TypeError as error:
+        raise InvalidFunctionError(
+            f"{name}{signature} can't be called without arguments ({error}); bind them first, for example with"
+            f" functools.partial({name}, ...)"
+        ) from None
+
+
+def pickle_function(function: Callable[..., Any], name: str) -> bytes:
+    """Return the pickled function. What the hosts can't import travels by value.
+
+    Raises:
+        InvalidFunctionError: it can't be pickled; the message has the cause.
+    """
+    try:
+        pickled: bytes = cloudpickle.dumps(function)
+        return pickled
+    except Exception as error:
+        raise InvalidFunctionError(
+            f"{name} can't be pickled: {error}. It, or something that it refers to, does not travel between hosts"
+            " (a lock, an open file, a connection, …); create such things inside the function"
+        ) from error

@@ -1,0 +1,92 @@
+"""How many slices waiting jobs miss. Pure."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from iris_ray.model.constraints import AttributeValue
+from iris_ray.model.jobs import Job
+from iris_ray.model.requirement import Requirement
+from iris_ray.model.topology import TPUConfig, get_tpu_config
+from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, string_attribute
+from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
+from iris_ray.state.fleet import Fleet
+
+ARRIVAL_S = 600.0
+"""For so many seconds an incomplete slice counts as arriving; later it counts as broken."""
+
+
+def missing_slices(waits: Iterable[tuple[Job, PendingReason]]) -> dict[str, int]:
+    """Return how many more slices of each type would let all waiting jobs run, each on its least count.
+
+    A job that waits because others use all slices would run on a new one, so it counts. A job that pauses after a
+    failed launch does not count. Neither does one that a new slice does not fit, because its constraints ask for more
+    than the type.
+    """
+    needs: dict[tuple[TPUConfig, Requirement], tuple[int, int]] = {}
+    for job, waiting in waits:
+        if waiting.kind is PendingKind.PAUSED or job.spec.device is None:
+            continue
+        config = get_tpu_config(job.spec.device)
+        if not _new_slice_would_do(job.requirement, config):
+            continue
+        key = config, job.requirement
+        needed = waiting.num_groups[0] if job.spec.coscheduling else len(job.pending)
+        needs[key] = needs.get(key, (0, 0))[0] + needed, waiting.free
+    missing: dict[str, int] = {}
+    for (config, requirement), (needed, free) in needs.items():
+        short = max(0, needed - free)
+        slices = short if requirement.group_by == TPU_NAME else math.ceil(short / config.vm_count)
+        if slices:
+            missing[config.name] = missing.get(config.name, 0) + slices
+    return missing
+
+
+def _new_slice_would_do(requirement: Requirement, config: TPUConfig) -> bool:
+    if not requirement.chips or requirement.group_by not in (TPU_NAME, None):
+        return False
+    attributes = {
+        TPU_NAME: AttributeValue("a new slice"),
+        TPU_WORKER_ID: AttributeValue(0),
+        TPU_TOPOLOGY: AttributeValue(config.name),
+        TPU_VM_COUNT: AttributeValue(config.vm_count),
+    }
+    try:
+        return all(constraint.matches(attributes) for constraint in requirement.constraints)
+    except TypeError:
+        return False
+
+
+def slices_in(fleet: Fleet) -> dict[str, tuple[str, bool]]:
+    """Return the type of each slice that has hosts, and whether it has every host exactly once."""
+    grouping = fleet.grouping(TPU_NAME)
+    groups = filter(None, map(grouping.get, grouping))
+    return {g.name: (string_attribute(g.workers[0].attributes, TPU_TOPOLOGY) or "", g.defect is None) for g in groups}
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Tells slices that are arriving, whose hosts join one after the other, from broken ones."""
+
+    _first_seen: dict[str, float] = field(default_factory=dict)
+    _complete: set[str] = field(default_factory=set)
+
+    def arriving(self, slices: Mapping[str, tuple[str, bool]], now: float) -> dict[str, int]:
+        """Return how many slices of each type are arriving.
+
+        Args:
+            slices: the type of each slice that has hosts, and whether it has all of them.
+            now: seconds on any monotonic clock.
+        """
+        self._first_seen = {name: self._first_seen.get(name, now) for name in slices}
+        self._complete = {name for name, (_, whole) in slices.items() if whole or name in self._complete}
+        found: dict[str, int] = {}
+        for name, (tpu_type, _) in slices.items():
+            if name not in self._complete and now - self._first_seen[name] < ARRIVAL_S:
+                found[tpu_type] = found.get(tpu_type, 0) + 1
+        return found
+
+
+def net_demand(missing: Mapping[str, int], arriving: Mapping[str, int]) -> dict[str, int]:
+    """Return what is still missing when the arriving slices have arrived."""
+    return {name: count for name, n in missing.items() if (count := n - arriving.get(name, 0)) > 0}

@@ -1,0 +1,105 @@
+"""Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
+
+from collections.abc import Iterator, Mapping
+
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.requirement import Requirement
+from iris_ray.scheduler.availability import Availability, FailedPlacement
+from iris_ray.scheduler.candidate_cache import CandidateCache
+from iris_ray.scheduler.deadlines import Deadlines
+from iris_ray.scheduler.explanation import Explainer, paused, pending_reason
+from iris_ray.scheduler.fair_queue import FairQueue, Usage
+from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
+from iris_ray.scheduler.kept_groups import keep_groups
+from iris_ray.scheduler.placement import assign, buckets_for, choose, num_groups
+from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.state.events import TaskUnschedulableEvent
+from iris_ray.state.fleet import Fleet
+
+
+class Cycle:
+    """One pass over the queue. `scheduler.py` describes its steps."""
+
+    def __init__(self, fleet: Fleet, cache: CandidateCache, deadlines: Deadlines) -> None:
+        self._fleet = fleet
+        self._cache = cache
+        self._deadlines = deadlines
+        self._plan = Plan()
+        self._explainer = Explainer(fleet)
+        self._impossible = ImpossibleConstraints(fleet.workers.values())
+        self._available: dict[Requirement, Availability] = {}
+        self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
+        self._result = SchedulingResult()
+
+    def run(self, pending: list[Job], usage: Usage) -> SchedulingResult:
+        """Return the plan. Call it once."""
+        queue = FairQueue(pending, usage, self._fleet.totals, self._deadlines)
+        for job in queue:
+            if (granted := self._try(job)) is not None:
+                queue.granted(job, granted)
+        return self._result
+
+    @property
+    def requirements(self) -> int:
+        """How many different requirements the plan has read candidates of."""
+        return len(self._available)
+
+    def _try(self, job: Job) -> Mapping[str, float] | None:
+        """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
+        job_id = job.spec.job_id
+        if job_id not in self._untried:
+            if (late := self._deadlines.timed_out(job)) is not None:
+                self._result.timed_out.append(late)
+                return None
+            self._untried[job_id] = iter(job.pending)
+        for position in self._untried[job_id]:
+            gang = job.gangs[position]
+            if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
+                self._pause(job, gang, pause_s)
+                continue
+            return self._place(job, gang)
+        return None
+
+    def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
+        available, wanted = self._available_to(job.requirement), num_groups(job)
+        failed = available.failed_placements.get(wanted)
+        if failed is None:
+            buckets = buckets_for(job, available)
+            names = choose(job, available, buckets, self._fleet.held_by(job.spec.owner))
+            if names:
+                assignment, granted = assign(job, gang, available, names, self._plan)
+                self._result.assignments.append(assignment)
+                return granted
+            failed = self._explainer.failed_placement(job, available, buckets)
+            available.failed_placements[wanted] = failed
+        self._wait(job, gang, available, failed)
+        return None
+
+    def _wait(self, job: Job, gang: Gang, available: Availability, failed: FailedPlacement) -> None:
+        job_id = job.spec.job_id
+        if not gang.started and (problem := self._impossible.problem_of(job.requirement)) is not None:
+            self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
+            return
+        kept = self._keep(job, gang, available)
+        self._result.pending_reasons[job_id] = pending_reason(job, failed, available, kept)
+        available.unplaced.append(job_id)
+
+    def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
+        # Nothing is kept for a paused task that is a gang by itself: it would be in the way of its job's other tasks.
+        kept = self._keep(job, gang, self._available_to(job.requirement)) if job.spec.coscheduling else ()
+        self._result.pending_reasons.setdefault(job.spec.job_id, paused(job, pause_s, gang.error, kept))
+
+    def _keep(self, job: Job, gang: Gang, available: Availability) -> tuple[str, ...]:
+        names = keep_groups(job, gang, available, self._fleet, self._deadlines, self._plan)
+        if names and not self._deadlines.is_returning(job):
+            self._result.starving.append(job.spec.job_id)
+        return names
+
+    def _available_to(self, requirement: Requirement) -> Availability:
+        available = self._available.get(requirement)
+        if available is None:
+            candidates = self._cache.candidates(self._fleet, requirement, self._deadlines.now)
+            available = self._available[requirement] = Availability(candidates, self._plan)
+        available.catch_up()
+        return available

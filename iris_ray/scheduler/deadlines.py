@@ -1,0 +1,43 @@
+"""The time limits of the queue: when a gang's pause, its place at the front, the others' turn and its patience end."""
+
+from dataclasses import dataclass
+
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.state.events import TaskUnschedulableEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Tells which time limits have passed.
+
+    Attributes:
+        now: seconds on the clock of the events.
+        backfill_bound_s: for how many seconds jobs that came later may pass a waiting gang.
+    """
+
+    now: float
+    backfill_bound_s: float
+
+    def seconds_paused(self, gang: Gang) -> float:
+        """Return for how many more seconds the gang is not tried after a failed launch; at most 0 if it is tried."""
+        return gang.not_before - self.now
+
+    def is_starving(self, gang: Gang) -> bool:
+        """Return whether the gang has waited longer than the backfill bound."""
+        return self.now - gang.waiting_since > self.backfill_bound_s
+
+    def is_returning(self, job: Job) -> bool:
+        """Return whether the job's gang ran a moment ago. It then comes first, so that a lost host costs no turn."""
+        return job.spec.coscheduling is not None and self.now < job.gang.returning_until
+
+    def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
+        """Return the event that ends a job which did not run within its ``scheduling_timeout``, or None."""
+        timeout = job.spec.scheduling_timeout
+        waited = self.now - job.submitted_at
+        if timeout is None or waited <= timeout:
+            return None
+        never_ran = next((job.gangs[p] for p in job.pending if not job.gangs[p].started), None)
+        if never_ran is None:
+            return None
+        why = f"it did not get to run within its scheduling_timeout of {timeout:g} s"
+        return TaskUnschedulableEvent(job.spec.job_id, never_ran.tasks[0].index, why)

@@ -1,0 +1,359 @@
+"""What one group of workers is to one requirement: free, in use or unsuitable, and why.
+
+`evaluate` takes a group through the steps in `_STEPS`. A step either rejects the group, which ends the evaluation, or
+adds to the findings and passes the group on. A group that passes all steps is free.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from iris_ray.model.constraints import AttributeValue, Constraint
+from iris_ray.model.ids import job_of
+from iris_ray.model.requirement import Requirement
+from iris_ray.model.workers import TPU, TPU_VM_COUNT, Resources, Worker
+from iris_ray.state.groups import Group
+
+LARGER = 0
+"""The bucket of slices of which a gang would take only a part."""
+
+Rank = tuple[int, float, int, int, str]
+"""Sorts free groups, the best first: unmet preferences, chips that would idle, 1 if an owner keeps actors there, hosts
+left over, name."""
+
+Excluded = tuple[int | str, int]
+"""What excludes workers, a constraint (by position) or a taint (by name), and how many workers it excludes."""
+
+
+class Status(Enum):
+    FREE = "free"
+    IN_USE = "in use"  # it would be free if no task used it
+    UNSUITABLE = "unsuitable"
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What one group is to a requirement.
+
+    Attributes:
+        status: whether a gang can use it now, later or not at all.
+        bucket: how many hosts a gang takes of the group; `LARGER` if it takes only a part of a slice. A gang takes
+            groups of one bucket, so that its slices are equal, and of `LARGER` if the others are too few.
+        rank: the position among the free groups; None if it is not free.
+        eligible: the workers that suit the requirement, whether in use or not.
+        usable: the eligible workers that have room for a task; None if these are all members of the group.
+        hosts_missing: how many more hosts it needs to be free.
+        shortfall: the sum over these hosts of what is missing there; 1 for a host without any of what it must give.
+        free_soon: whether it will be free once the ends of all ended attempts are confirmed.
+        temporarily_unsuitable: whether it is unsuitable only because a process outside iris_ray uses it, or because it
+            may be lost.
+        obstacle: why it is not free, in words.
+        used_by: ids of the jobs that use it.
+        excluded: how many workers each constraint or taint excludes.
+        recheck_at: when the passing of time alone changes the evaluation; seconds on the caller's clock.
+    """
+
+    status: Status
+    bucket: int
+    rank: Rank | None = None
+    eligible: tuple[Worker, ...] = ()
+    usable: tuple[Worker, ...] | None = None
+    hosts_missing: int = 0
+    shortfall: float = 0.0
+    free_soon: bool = False
+    temporarily_unsuitable: bool = False
+    obstacle: str = ""
+    used_by: tuple[str, ...] = ()
+    excluded: tuple[Excluded, ...] = ()
+    recheck_at: float | None = None
+
+
+def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluation:
+    """Return what a group is to a requirement.
+
+    A slice fails as a whole, so it is unsuitable if any of its hosts is missing or takes no new tasks. Other groups
+    need enough suitable members.
+
+    Args:
+        group: the workers.
+        need: the requirement.
+        held: whether an owner keeps actors on the group.
+        now: seconds on the clock of the events.
+    """
+    tasks = group.size if need.whole_groups else need.replicas
+    bucket = tasks if not group.is_slice or group.size == tasks else LARGER
+    if not group.has_issues and group.size >= tasks and _suits_at_first_sight(group, need):
+        return Evaluation(Status.FREE, bucket, _rank(group, need, held, len(group.workers) - tasks), group.workers)
+    found = _Findings(group, need, tasks, bucket, now)
+    for step in _STEPS:
+        rejection = step(found)
+        if rejection is not None:
+            return rejection
+    return _free(found, held)
+
+
+def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
+    """Return whether the first worker satisfies all constraints for all members, and all have room for a task."""
+    attributes = group.workers[0].attributes
+    try:
+        for constraint in need.constraints:
+            if not group.shares(constraint.key) or not constraint.matches(attributes):
+                return False
+    except TypeError:
+        return False
+    return _all_have_room(group, need)
+
+
+# -- the steps ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the steps have found about a group so far.
+
+    Attributes:
+        tasks: how many hosts a gang takes of the group.
+        bucket: the group's bucket.
+        unfit: node_id → why the worker can't take a task.
+        unfit_for_now: the same for reasons that pass without a change of the host itself.
+        excluded: how many workers each constraint or taint excludes.
+        recheck_at: when a suspicion ends; seconds on the caller's clock.
+        all_have_room: whether every member has room for a task.
+        eligible: the workers in neither ``unfit`` nor ``unfit_for_now``.
+        usable: the eligible workers that have room for a task.
+    """
+
+    group: Group
+    need: Requirement
+    tasks: int
+    bucket: int
+    now: float
+    unfit: dict[str, str] = field(default_factory=dict)
+    unfit_for_now: dict[str, str] = field(default_factory=dict)
+    excluded: list[Excluded] = field(default_factory=list)
+    recheck_at: float | None = None
+    all_have_room: bool = False
+    eligible: tuple[Worker, ...] = ()
+    usable: tuple[Worker, ...] = ()
+
+    def unsuitable(self, hosts_missing: int, obstacle: str, temporarily: bool = False) -> Evaluation:
+        """Return a rejection."""
+        return Evaluation(
+            Status.UNSUITABLE,
+            self.bucket,
+            hosts_missing=hosts_missing,
+            temporarily_unsuitable=temporarily,
+            obstacle=obstacle,
+            excluded=tuple(self.excluded),
+            recheck_at=self.recheck_at,
+        )
+
+
+def _check_constraints(found: _Findings) -> Evaluation | None:
+    """Reject a group of which no worker satisfies all constraints, or where a constraint can't be evaluated."""
+    unfit = found.unfit
+    for position, constraint in enumerate(found.need.constraints):
+        try:
+            failing = _failing(constraint, found.group)
+        except TypeError as error:
+            found.excluded.clear()
+            return found.unsuitable(found.tasks, f"{constraint} can't be evaluated: {error}")
+        if failing and (failing := [worker for worker in failing if worker.node_id not in unfit]):
+            found.excluded.append((position, len(failing)))
+            unfit.update({worker.node_id: f"{worker.name} fails {constraint}" for worker in failing})
+    return found.unsuitable(0, "") if len(unfit) == len(found.group.workers) else None
+
+
+def _check_taints(found: _Findings) -> Evaluation | None:
+    """Mark workers with a taint that the job does not tolerate. Never rejects by itself."""
+    for taint in found.group.taints:
+        if taint not in found.need.tolerated:
+            tainted = [w for w in found.group.workers if taint in w.attributes and w.node_id not in found.unfit]
+            found.excluded.append((taint, len(tainted)))
+            found.unfit.update({w.node_id: f"{w.name} has {taint} ({w.attributes[taint]})" for w in tainted})
+    return None
+
+
+def _check_completeness(found: _Findings) -> Evaluation | None:
+    """Reject a slice that is not complete."""
+    group = found.group
+    if group.defect is None:
+        return None
+    return found.unsuitable(abs(group.size - len(group.workers)) or 1, group.defect)
+
+
+def _check_size(found: _Findings) -> Evaluation | None:
+    """Reject a group that has fewer hosts than the gang has tasks for it."""
+    size, tasks = found.group.size, found.tasks
+    if size >= tasks:
+        return None
+    return found.unsuitable(tasks - size, f"has {_hosts(size)}, the job needs {tasks}")
+
+
+def _check_health(found: _Findings) -> Evaluation | None:
+    """Mark unhealthy workers. `_check_enough_workers` rejects."""
+    found.unfit.update(found.group.unhealthy)
+    return None
+
+
+def _check_capacity(found: _Findings) -> Evaluation | None:
+    """Mark workers that are too small for a task even if nothing else runs there. `_check_enough_workers` rejects."""
+    group, need = found.group, found.need
+    found.all_have_room = _all_have_room(group, need)
+    if found.all_have_room:
+        return None
+    large_enough: Resources | None = None
+    for worker in group.workers:
+        if worker.resources == large_enough:
+            continue  # hosts of a group are mostly alike, and a comparison is cheap
+        too_small = _too_small(worker, need)
+        if too_small is None:
+            large_enough = worker.resources
+        elif worker.node_id not in found.unfit:
+            found.unfit[worker.node_id] = too_small
+    return None
+
+
+def _check_foreign_use(found: _Findings) -> Evaluation | None:
+    """Mark workers whose chips a process outside iris_ray uses. `_check_enough_workers` rejects."""
+    found.unfit_for_now.update(found.group.foreign_use)
+    return None
+
+
+def _check_suspicion(found: _Findings) -> Evaluation | None:
+    """Mark workers that may be lost, and note when the suspicion ends. `_check_enough_workers` rejects."""
+    suspects = [worker for worker in found.group.suspected if found.now < worker.suspected_until]
+    if suspects:
+        found.recheck_at = min(worker.suspected_until for worker in suspects)
+        found.unfit_for_now.update({w.node_id: f"{w.name} may be lost ({w.suspected})" for w in suspects})
+    return None
+
+
+def _check_enough_workers(found: _Findings) -> Evaluation | None:
+    """Reject a slice with any worker that takes no new tasks, and another group with too few eligible workers."""
+    group, tasks = found.group, found.tasks
+    unfit = found.unfit | found.unfit_for_now if found.unfit_for_now else found.unfit
+    left = len(group.workers) - len(unfit)
+    impaired = group.is_slice and (group.unhealthy or found.unfit_for_now)
+    if impaired or left < tasks:
+        suits_later = len(group.workers) - len(found.unfit) >= tasks and not (group.is_slice and group.unhealthy)
+        reasons = group.unhealthy | unfit if impaired else unfit
+        return found.unsuitable(
+            len(unfit) if impaired else tasks - left, next(iter(reasons.values()), ""), temporarily=suits_later
+        )
+    found.eligible = tuple(w for w in group.workers if w.node_id not in unfit) if unfit else group.workers
+    return None
+
+
+def _check_occupancy(found: _Findings) -> Evaluation | None:
+    """Reject a group where too few eligible workers have room for a task."""
+    eligible, need, tasks = found.eligible, found.need, found.tasks
+    if found.all_have_room:
+        found.usable = eligible
+        return None
+    full = [worker for worker in eligible if not need.has_room(worker)]
+    if len(eligible) - len(full) >= tasks:
+        found.usable = tuple(worker for worker in eligible if worker not in full) if full else eligible
+        return None
+    used_by = tuple(dict.fromkeys(job_of(task_id) for worker in full for task_id, _ in worker.occupants))
+    free_soon = any(w.ending for w in full) and sum(need.has_room(w, soon=True) for w in eligible) >= tasks
+    return Evaluation(
+        Status.IN_USE,
+        found.bucket,
+        eligible=eligible,
+        hosts_missing=tasks - len(eligible) + len(full),
+        shortfall=sum(map(need.shortfall, full)),
+        free_soon=free_soon,
+        obstacle=_use_in_words(len(full), len(found.group.workers), used_by, free_soon),
+        used_by=used_by,
+        excluded=tuple(found.excluded),
+        recheck_at=found.recheck_at,
+    )
+
+
+_STEPS: tuple[Callable[[_Findings], Evaluation | None], ...] = (
+    _check_constraints,
+    _check_taints,
+    _check_completeness,
+    _check_size,
+    _check_health,
+    _check_capacity,
+    _check_foreign_use,
+    _check_suspicion,
+    _check_enough_workers,
+    _check_occupancy,
+)
+
+
+def _free(found: _Findings, held: bool) -> Evaluation:
+    """Return the evaluation of a group that has passed all steps."""
+    group, usable = found.group, found.usable
+    return Evaluation(
+        Status.FREE,
+        found.bucket,
+        _rank(group, found.need, held, len(usable) - found.tasks),
+        found.eligible,
+        None if len(usable) == len(group.workers) else usable,
+        excluded=tuple(found.excluded),
+        recheck_at=found.recheck_at,
+    )
+
+
+# -- parts of the steps ------------------------------------------------------------------------------------------------
+
+
+def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
+    first = group.workers[0]
+    unmet = [preference for preference in need.preferences if not _prefers(preference, group)]
+    return (
+        len(unmet),
+        0.0 if need.chips else first.resources.get(TPU, 0.0),
+        int(held),
+        hosts_left if need.group_by or not need.chips else _hosts_left_idle(first),
+        group.name,
+    )
+
+
+def _failing(constraint: Constraint, group: Group) -> Sequence[Worker]:
+    """Return the members that don't satisfy a constraint."""
+    if not group.shares(constraint.key):
+        return [worker for worker in group.workers if not constraint.matches(worker.attributes)]
+    return () if constraint.matches(group.workers[0].attributes) else group.workers
+
+
+def _all_have_room(group: Group, need: Requirement) -> bool:
+    """Return whether every member has room for a task."""
+    least, chips_idle = group.room
+    return (chips_idle or not need.chips) and need.fits_into(least)
+
+
+def _too_small(worker: Worker, need: Requirement) -> str | None:
+    for resource, amount in need.resources:
+        have = worker.resources.get(resource, 0.0)
+        if have < amount:
+            return f"{worker.name} has {have:g} {resource}, a task needs {amount:g}"
+    return None
+
+
+def _use_in_words(full: int, hosts: int, used_by: tuple[str, ...], free_soon: bool) -> str:
+    how_many = f"{full} of {_hosts(hosts)} " if full < hosts else ""
+    who = f"{', '.join(used_by[:3])}{', …' if len(used_by) > 3 else ''}"
+    return f"{how_many}{'about to be freed' if free_soon else 'in use'} by {who}"
+
+
+def _prefers(preference: Constraint, group: Group) -> bool:
+    members = group.workers[:1] if group.shares(preference.key) else group.workers
+    try:
+        return all(preference.matches(worker.attributes) for worker in members)
+    except TypeError:
+        return False  # a preference that can't be evaluated is not met
+
+
+def _hosts_left_idle(worker: Worker) -> int:
+    """Return how many other hosts of the worker's slice a single task with chips would leave idle."""
+    size = worker.attributes.get(TPU_VM_COUNT, AttributeValue(1)).value
+    return int(size) - 1 if isinstance(size, int) else 0
+
+
+def _hosts(number: int) -> str:
+    return f"{number} host" if number == 1 else f"{number} hosts"

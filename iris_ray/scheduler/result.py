@@ -1,0 +1,25 @@
+"""What a plan proposes."""
+
+from dataclasses import dataclass, field
+
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.state.events import AssignedEvent, TaskUnschedulableEvent
+
+
+@dataclass(slots=True)
+class SchedulingResult:
+    """What to do now.
+
+    Attributes:
+        assignments: what to start: events for the state.
+        pending_reasons: job id → why the job waits, for every other pending job.
+        timed_out: jobs that did not run within their ``scheduling_timeout``: events for the state.
+        unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
+        starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
+    """
+
+    assignments: list[AssignedEvent] = field(default_factory=list)
+    pending_reasons: dict[str, PendingReason] = field(default_factory=dict)
+    timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
+    unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
+    starving: list[str] = field(default_factory=list)

@@ -1,0 +1,112 @@
+"""The head of a simulated cluster: it starts, its GCS is killed and restarted, it is replaced."""
+
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from iris_ray.errors import InvalidRequestError
+from iris_ray.testing.machine import Machine
+from iris_ray.testing.progress import Progress
+from iris_ray.testing.ray_node.head import RayHead
+from iris_ray.testing.ray_node.launching import GCS, RAYLET
+from iris_ray.testing.ray_node.settings import gcs_storage, ray_settings
+from iris_ray.testing.tpu_host import machine_environment
+from iris_ray.testing.workspace import Workspace
+
+JOIN_TIMEOUT_S = 120.0
+LOOK_S = 0.02
+"""Seconds between two looks for nodes that join."""
+
+
+class HeadMachine:
+    """Ray's processes on the head, each a machine of its own: the GCS, a raylet without TPU, the log monitor.
+
+    Args:
+        workspace: where they run.
+        address: IP address of the head.
+        cpus: logical CPUs of the head, as Ray counts them.
+        dashboard: whether the head has Ray's dashboard.
+        persistent: whether the GCS stores everything on disk.
+        progress: told of every step.
+
+    Raises:
+        RuntimeError: the head did not start; the message has the end of its log.
+    """
+
+    def __init__(
+        self, workspace: Workspace, *, address: str, cpus: int, dashboard: bool, persistent: bool, progress: Progress
+    ) -> None:
+        self._workspace = workspace
+        self._persistent = persistent
+        self._progress = progress
+        self._processes: dict[str, tuple[Machine, Sequence[str]]] = {}  # and their command lines, by purpose
+        (workspace.root / "s").mkdir()
+
+        def launch(kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+            return self._launch(kind, command).process
+
+        try:
+            self.ray = RayHead(workspace.root, address=address, cpus=cpus, dashboard=dashboard, launch=launch)
+        except Exception as error:
+            logs = [*workspace.root.glob("head-*.log"), *workspace.root.glob("session_2*/logs/*.err")]
+            raise RuntimeError(f"The head node did not start: {error}{workspace.tail(*logs)}") from error
+
+    @property
+    def lacks_gcs(self) -> bool:
+        """Whether `kill_gcs` has ended the GCS, and no other one runs."""
+        return self._persistent and not self._processes[GCS][0].running
+
+    def require_persistence(self) -> None:
+        """Raise InvalidRequestError unless the cluster is persistent."""
+        if not self._persistent:
+            raise InvalidRequestError("This cluster does not outlive its GCS: start it with persistent=True.")
+
+    def kill_gcs(self) -> None:
+        self.require_persistence()
+        self._progress.say("killing the GCS")
+        self._processes[GCS][0].kill()
+
+    def restart_gcs(self) -> None:
+        self.kill_gcs()
+        self._progress.say("starting the GCS again")
+        self._launch(GCS, self.ray.gcs_command)
+        self.ray.living_nodes()
+
+    def restart(self) -> None:
+        """Kill everything on the head and start it again at the same address; return when it has joined.
+
+        Raises:
+            RuntimeError: it did not join; the message has the end of its log.
+        """
+        self._progress.say("killing the head")
+        for machine, _ in self._processes.values():
+            machine.kill()
+        self._progress.say("starting the head again")
+        others = {kind: command for kind, (_, command) in self._processes.items() if kind not in (GCS, RAYLET)}
+        raylet_command = self.ray.begin_anew()
+        self._launch(GCS, self.ray.gcs_command)
+        self.ray.living_nodes()
+        for socket in (self._workspace.root / "s").glob("head-*"):
+            socket.unlink()
+        self._launch(RAYLET, raylet_command)
+        for kind, command in others.items():
+            self._launch(kind, command)
+        self._wait_until_joined()
+
+    def _wait_until_joined(self) -> None:
+        root = self._workspace.root
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        while self.ray.node_id not in self.ray.living_nodes():
+            if time.monotonic() > deadline or not self._processes[RAYLET][0].running:
+                logs = [*root.glob("session_2*/logs/raylet.*"), root / f"head-{RAYLET}.log"]
+                raise RuntimeError(f"The head did not come back.{self._workspace.tail(*logs)}")
+            time.sleep(LOOK_S)
+
+    def _launch(self, kind: str, command: Sequence[str]) -> Machine:
+        environment = {**ray_settings(), **machine_environment()}
+        if kind == GCS and self._persistent:
+            environment |= gcs_storage(self._workspace.root / "gcs")
+        machine = self._workspace.launch(f"head-{kind}", command, env=environment, cwd=Path.cwd())
+        self._processes[kind] = machine, command
+        return machine

@@ -1,0 +1,150 @@
+"""Starts the TPU hosts of a simulated cluster."""
+
+import random
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import IPv4Address
+from itertools import count
+
+from iris_ray.model.topology import TPUConfig
+from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
+from iris_ray.testing.machine import Machine
+from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
+from iris_ray.testing.progress import Progress
+from iris_ray.testing.ray_node.head import RayHead
+from iris_ray.testing.ray_node.host import HostSpec, new_node_id
+from iris_ray.testing.ray_node.settings import ray_settings
+from iris_ray.testing.tpu_host import METADATA_VARIABLE, RunningHost, TPUHost
+from iris_ray.testing.workspace import Workspace
+
+
+class HostStarter:
+    """Plans the hosts of new slices, starts them, and waits until they have joined.
+
+    Args:
+        head: the cluster's head.
+        workspace: where the hosts run.
+        metadata: serves the hosts' metadata.
+        addresses: IP addresses for new hosts.
+        cpus: logical CPUs of each host, as Ray counts them.
+        progress: told of every step.
+    """
+
+    def __init__(
+        self,
+        head: RayHead,
+        workspace: Workspace,
+        metadata: MetadataServers,
+        addresses: Iterator[str],
+        cpus: int,
+        progress: Progress,
+    ) -> None:
+        self._head = head
+        self._workspace = workspace
+        self._metadata = metadata
+        self._addresses = addresses
+        self._cpus = cpus
+        self._progress = progress
+        self._next_index: dict[str, Iterator[int]] = {}
+        self._planning = threading.Lock()
+
+    def start_slices(self, configs: Sequence[TPUConfig]) -> list[list[RunningHost]]:
+        """Start the hosts of all slices side by side, and wait until all have joined.
+
+        Returns:
+            The hosts of each slice, by worker id.
+
+        Raises:
+            RuntimeError: a host ended or did not join; the message has the end of its log. All hosts are killed.
+        """
+        if not configs:
+            return []
+        with self._planning:
+            slices = [self._plan_slice(config) for config in configs]
+        names = ", ".join(hosts[0].slice_name for hosts in slices)
+        self._progress.say(f"starting {sum(map(len, slices))} TPU hosts: {names}")
+        machines: dict[TPUHost, Machine] = {}
+        metadata: dict[TPUHost, HostMetadata] = {}
+        try:
+            for hosts in slices:
+                addresses = [host.address for host in hosts]
+                for host in hosts:
+                    metadata[host] = self._metadata.serve(host.address, host.metadata(addresses))
+                    self._start_host(host, addresses, metadata[host], machines)
+            self._wait_until_joined(machines)
+        except BaseException:
+            for machine in machines.values():
+                machine.begin_kill()
+            raise
+        return [[RunningHost(host, machines[host], metadata[host]) for host in hosts] for hosts in slices]
+
+    def _plan_slice(self, config: TPUConfig) -> list[TPUHost]:
+        """Return the hosts of a new slice, with a name that this cluster never used before."""
+        name = f"{config.name}-{next(self._next_index.setdefault(config.name, count()))}"
+        return [
+            TPUHost(
+                slice_name=name,
+                worker_id=worker_id,
+                config=config,
+                node_id=new_node_id(),
+                address=next(self._addresses),
+                directory=self._workspace.root / f"{name}-w{worker_id}",
+            )
+            for worker_id in range(config.vm_count)
+        ]
+
+    def _start_host(
+        self, host: TPUHost, addresses: Sequence[str], metadata: HostMetadata, machines: dict[TPUHost, Machine]
+    ) -> None:
+        environment = {**ray_settings(), **host.environment(addresses), METADATA_VARIABLE: metadata.address}
+
+        def launch(_kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
+            machines[host] = self._workspace.launch(host.name, command, env=environment, cwd=host.directory)
+            return machines[host].process
+
+        host.make_directory()
+        spec = HostSpec(
+            node_id=host.node_id,
+            cpus=self._cpus,
+            resources=host.resources(),
+            labels=host.labels(),
+            directory=host.directory,
+            socket_prefix=f"{self._workspace.root}/s/{host.name}-",
+            address=host.address,
+        )
+        self._head.start_host(spec, launch)
+
+    def _wait_until_joined(self, machines: Mapping[TPUHost, Machine]) -> None:
+        missing = {host.node_id: host for host in machines}
+        deadline = time.monotonic() + JOIN_TIMEOUT_S
+        while missing:
+            joined = self._head.living_nodes() & missing.keys()
+            for node_id in joined:
+                del missing[node_id]
+            if joined:
+                self._progress.say(f"{len(machines) - len(missing)} of {len(machines)} hosts have joined")
+                continue
+            for host in missing.values():
+                if not machines[host].running:
+                    raise RuntimeError(f"Host {host.name} ended while it started.{log_tail(self._workspace, host)}")
+            if time.monotonic() > deadline:
+                names = ", ".join(host.name for host in missing.values())
+                raise RuntimeError(f"After {JOIN_TIMEOUT_S:g} s these hosts have not joined the cluster: {names}.")
+            time.sleep(LOOK_S)
+
+
+def log_tail(workspace: Workspace, host: TPUHost) -> str:
+    """Return the last lines of a host's raylet and supervisor, as the end of a message."""
+    return workspace.tail(*host.directory.glob("logs/raylet.*"), workspace.root / f"{host.name}.log")
+
+
+def loopback_addresses() -> Iterator[str]:
+    """Yield addresses of this machine that most likely nothing else uses: Linux answers to all of 127.0.0.0/8.
+
+    Each node has its own, so that addresses tell hosts apart and two hosts can listen on the same port. The machine's
+    real address may change while the cluster lives, and Ray does not let drivers connect to 127.0.0.1.
+    """
+    first = int(IPv4Address("127.0.0.1")) + (random.randrange(1, 2**16) << 8)
+    return (str(IPv4Address(first + number)) for number in count())

@@ -1,0 +1,58 @@
+"""What the raylet of a node says about itself: resources, labels, object store."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import ray
+from ray._private.resource_and_label_spec import ResourceAndLabelSpec
+
+OBJECT_STORE_BYTES = 256 * 2**20  # of each node; memory is only taken as objects fill it
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True)
+class HostSpec:
+    """What a raylet on one simulated TPU VM says about itself.
+
+    Attributes:
+        node_id: hex id.
+        cpus: logical CPUs.
+        resources: custom resources, ``TPU`` among them.
+        labels: node labels.
+        directory: the host's private directory.
+        socket_prefix: the beginning of the paths of its Unix sockets; short, as the kernel allows 107 bytes.
+        address: its IP address.
+    """
+
+    node_id: str
+    cpus: int
+    resources: Mapping[str, float]
+    labels: Mapping[str, str]
+    directory: Path
+    socket_prefix: str
+    address: str
+
+
+class ResolvedSpec(ResourceAndLabelSpec):  # type: ignore[misc]
+    """Resources that are final: Ray's own detection would ask this machine, and Google's metadata server."""
+
+    def __init__(self, cpus: int, resources: dict[str, float], labels: dict[str, str]):
+        super().__init__(cpus, 0, psutil.virtual_memory().total // 2, OBJECT_STORE_BYTES, resources, labels)
+
+    def resolved(self) -> bool:
+        return True
+
+
+def new_node_id() -> str:
+    """Return a hex node id that no other node has."""
+    return str(ray.NodeID.from_random().hex())
+
+
+def plasma_directory(fallback: Path) -> str:
+    """Return where to map an object store's memory: shared memory, or ``fallback`` if that is too small, as it is in
+    many containers."""
+    if _SHARED_MEMORY.is_dir() and psutil.disk_usage(str(_SHARED_MEMORY)).free >= OBJECT_STORE_BYTES:
+        return str(_SHARED_MEMORY)
+    return str(fallback)

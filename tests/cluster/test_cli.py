@@ -1,0 +1,333 @@
+"""Every command of ``iris-ray`` once as people run it: a process of its own, a real cluster, a real terminal.
+
+What the commands say in all other cases is tested in tests/unit/cli, with the Controller in the test's own process.
+`demo` is an example (test_examples.py), and `provision` needs Google's API (test_cloud.py).
+"""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from click.shell_completion import ShellComplete
+
+import iris_ray
+from iris_ray import CoschedulingConfig, IrisClient, ResourceSpec, run_on_pod_ray, tpu_device
+from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
+from iris_ray.cli import completion
+from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK
+from iris_ray.cli.host_checks import ask_hosts, tpu_hosts
+from iris_ray.cli.main import main
+from iris_ray.model.lifecycle import JobState
+from iris_ray.testing import SimulatedCluster
+from tests.support.command_line import address_of_nobody, command_line, environment, iris, iris_json
+from tests.support.gangs import Trace, controller_pid, free_chips, the_controller, wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+@dataclass(frozen=True)
+class Job:
+    """A gang of two tasks that run until the module's end.
+
+    Attributes:
+        job_id: its id.
+        slice_name: the slice that it has.
+    """
+
+    job_id: str
+    slice_name: str
+
+
+@pytest.fixture(scope="module")
+def running(cluster: SimulatedCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """Each task has printed a line. Whatever the commands do, it is never started again."""
+    trace = Trace(tmp_path_factory.mktemp("running"))
+    directory = trace.directory
+
+    def says(facts: dict[str, Any]) -> int:
+        import time
+
+        print("at work, task", facts["index"], flush=True)
+        while not (directory / "finish").exists():
+            time.sleep(0.05)
+        return facts["attempt"]
+
+    results = run_on_pod_ray.remote(trace.gang(says), "v4-16", keep_warm=0, max_retries_preemption=0)
+    (first, _) = trace.wait_for_tasks(2)
+    yield Job(first["job"], first["slice"])
+    trace.finish()
+    assert ray.get(results, timeout=60) == [1, 1]
+
+
+def waiting_job(name: str) -> str:
+    """A job for more slices than there are."""
+    need = ResourceSpec(device=tpu_device("v4-16"))
+    return IrisClient().submit(lambda: 1, name, resources=need, coscheduling=CoschedulingConfig(num_groups=9)).job_id
+
+
+def idle_slices(cluster: SimulatedCluster, running: Job) -> list[str]:
+    return [name for name in cluster.slice_names if name != running.slice_name]
+
+
+def together(cluster: SimulatedCluster, *commands: tuple[str, ...], code: int = OK) -> list[str]:
+    """Run commands side by side, which saves half of the time, and return what each has printed to stdout."""
+    started = [
+        subprocess.Popen(
+            command_line(*command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=environment(cluster),
+        )
+        for command in commands
+    ]  # fmt: skip
+    printed = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [code] * len(started), printed
+    return [out for out, _ in printed]
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_status_tasks_logs_and_workers_show_a_running_job(cluster: SimulatedCluster, running: Job) -> None:
+    job, name = running.job_id, running.slice_name
+    ls, status = together(cluster, ("ls",), ("status", job, "--json"))
+    assert job in ls
+    assert json.loads(status)["groups"] == [name]
+    tasks, logs, workers = together(cluster, ("tasks", job, "--json"), ("logs", job, "1"), ("workers", "--json"))
+    assert [(task["state"], task["group"]) for task in json.loads(tasks)] == [("RUNNING", name)] * 2
+    assert logs == "at work, task 1\n"
+    assert {view["slice"]: view["jobs"] for view in json.loads(workers) if view["state"] == "BUSY"} == {name: [job]}
+
+
+def test_why_and_cancel_of_a_job_that_waits(cluster: SimulatedCluster, running: Job) -> None:
+    job_id = waiting_job("waits")
+    assert "waiting for 9 slices" in iris(cluster, "why", job_id).stdout
+    assert f"{job_id} is cancelled; it was pending" in iris(cluster, "cancel", job_id, user="bob").stdout
+    assert the_controller().job_status(job_id).error == "cancelled by bob"
+
+
+def test_shell_completes_jobs_of_a_cluster_that_answers(
+    cluster: SimulatedCluster, running: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completion, "PATIENCE_S", 60.0)  # machines that run tests are slow
+    monkeypatch.setenv("RAY_ADDRESS", address_of_nobody())
+    words = ["logs", "--address", cluster.address]
+    found = ShellComplete(main, {}, "iris-ray", "").get_completions(words, running.job_id[:-2])
+    assert [item.value for item in found] == [running.job_id]
+
+
+# -- run and submit ----------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """A command on a terminal of its own: what it prints there, and somebody who answers."""
+
+    def __init__(self, cluster: SimulatedCluster, *arguments: str) -> None:
+        self._ours, its = pty.openpty()
+        self._printed = b""
+        self.process = subprocess.Popen(
+            command_line(*arguments), stdin=its, stdout=its, stderr=its, env=environment(cluster)
+        )
+        os.close(its)
+        os.set_blocking(self._ours, False)
+
+    def says(self, text: str) -> str:
+        """Return, when it has said that, all that it has said since the last time."""
+
+        def said() -> bool:
+            with contextlib.suppress(BlockingIOError, OSError):  # OSError: it has ended
+                self._printed += os.read(self._ours, 65536)
+            return text.encode() in self._printed
+
+        wait_until(said)
+        before, _, self._printed = self._printed.partition(text.encode())
+        return before.decode()
+
+    def press_ctrl_c(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+
+    def type(self, text: str) -> None:
+        os.write(self._ours, text.encode())
+
+    def end(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(60)
+        os.close(self._ours)
+        return code
+
+
+WORK = """
+import pathlib, sys, time, iris_ray
+me, directory = iris_ray.get_job_info(), pathlib.Path(sys.argv[1])
+(directory / f'task-{sys.argv[2]}-{me.task_index}').write_text(sys.argv[2])
+print('up', flush=True)
+if sys.argv[2] == '--fail' and me.task_index == 1: raise ValueError('on purpose')
+while not (directory / sys.argv[2]).exists(): time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """It writes down its second argument, prints "up", and fails, or waits for a file of that name."""
+    (tmp_path / "work.py").write_text(WORK)
+    return str(tmp_path / "work.py")
+
+
+def test_run_passes_the_scripts_arguments_on_and_its_end_is_the_commands(
+    cluster: SimulatedCluster, running: Job, script: str, tmp_path: Path
+) -> None:
+    """Two runs at the same time: one fails, one goes on after Ctrl-C until it is pressed again, and twice."""
+    once = ("--name", "once", "--max-retries-failure", "0")
+    fails = subprocess.Popen(
+        command_line("run", script, "--tpu", "v4-16", *once, "--", str(tmp_path), "--fail"),
+        stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment(cluster),
+    )  # fmt: skip
+    asked = Terminal(cluster, "run", script, "v4-16", "--", str(tmp_path), "never")
+    _, printed = fails.communicate(timeout=120)
+    assert fails.returncode == FAILED
+    assert "once failed: ValueError: on purpose" in printed
+    assert 'work.py", line 6' in printed
+    assert "iris_ray/actors" not in printed
+    assert [path.read_text() for path in sorted(tmp_path.glob("task---fail-*"))] == ["--fail"] * 2
+
+    asked.says("up")
+    for answer in ("n\n", None):
+        asked.press_ctrl_c()
+        asked.says("Cancel the job? No: go on waiting for it. [Y/n]")
+        asked.type(answer) if answer else asked.press_ctrl_c()
+    assert "\nTraceback" not in asked.says("work is cancelled")
+    assert asked.end() == INTERRUPTED
+    wait_until(lambda: free_chips() == 16.0)
+
+
+def test_run_prints_what_its_tasks_return_and_ends_with_them(cluster: SimulatedCluster, running: Job) -> None:
+    assert iris(cluster, "run", "platform:system", "v4-16").stdout.endswith("task 0: 'Linux'\ntask 1: 'Linux'\n")
+
+
+def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
+    cluster: SimulatedCluster, running: Job, script: str, tmp_path: Path
+) -> None:
+    arguments = ("--cpu", "0.5", "--replicas", "2", "-f", "--", str(tmp_path), "fine")
+    submitted = Terminal(cluster, "submit", script, *arguments)
+    submitted.says("task-1| up")
+    submitted.press_ctrl_c()
+    submitted.says("Cancel the job? No: leave it running. [y/N]")
+    submitted.type("\n")
+    submitted.says("goes on")
+    assert submitted.end() == INTERRUPTED
+    (job_id,) = [job.job_id for job in the_controller().list_jobs() if job.name == "work" and not job.state.finished]
+    (tmp_path / "fine").touch()
+    assert sorted(iris(cluster, "logs", "-f", job_id).stdout.splitlines()) == ["task-0| up", "task-1| up"]
+    assert the_controller().job_status(job_id).state is JobState.SUCCEEDED
+
+
+# -- slices and hosts --------------------------------------------------------------------------------------------------
+
+
+def test_drain_and_taint_close_slices_and_hosts_until_it_is_undone(cluster: SimulatedCluster, running: Job) -> None:
+    drained, tainted = idle_slices(cluster, running)
+    said, told = together(cluster, ("drain", drained, "--reason", "a fan"), ("taint", f"{tainted}/1", "big", "--json"))
+    assert "2 hosts" in said
+    assert json.loads(told)["hosts"] == [cluster.node_id(tainted, 1)]
+    closed = {w.node_id: w.unavailable for w in the_controller().list_workers() if w.unavailable}
+    assert closed == {
+        cluster.node_id(drained, 0): "taint:drained (a fan)",
+        cluster.node_id(drained, 1): "taint:drained (a fan)",
+        cluster.node_id(tainted, 1): "taint:big (by ann)",
+    }
+    together(cluster, ("undrain", drained), ("untaint", f"{tainted}/1", "big"))
+    assert not [worker for worker in the_controller().list_workers() if worker.unavailable]
+
+
+# -- the cluster -------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_asks_every_host_and_a_frozen_one_keeps_nobody_waiting(cluster: SimulatedCluster, running: Job) -> None:
+    """Somebody holds chips of two idle hosts: their device file of one, libtpu's lock of the other."""
+    first, second = idle_slices(cluster, running)
+    device, lock = cluster.host_dir(first, 1) / "dev" / "accel0", cluster.host_dir(second, 0) / "lock"
+    with device.open(), (lock / "libtpu_lockfile").open("w"):
+        found = {(f["level"], f["check"]): f["found"] for f in iris_json(cluster, "doctor")}
+    held = found["WARNING", "chips held"]
+    assert re.match(rf"v4-16-\d+ host [01] \(127.*\): pid {os.getpid()} \(\w+\), and nobody has claimed", held)
+    assert found["OK", "silent hosts"] == "none; all 6 TPU hosts answered"
+    assert found["INFO", "metadata server of hosts"] == "answers on none of 6 hosts"
+    assert found["OK", "versions on hosts"].startswith("the same on all: python 3.")
+
+    hosts = tpu_hosts(NodeTable.read())
+    with device.open(), (lock / "libtpu_lockfile").open("w"):
+        looks = ask_hosts(hosts)  # from here on a process waits on each of them
+    holding = {host.node_id for host, look in looks.items() if not isinstance(look, str) and look["holders"]}
+    assert holding == {cluster.node_id(first, 1), cluster.node_id(second, 0)}
+    cluster.freeze_host(first, 1)
+    try:
+        answers = ask_hosts(hosts, timeout_s=3)
+    finally:
+        cluster.thaw_host(first, 1)
+    silent = {host.node_id: answer for host, answer in answers.items() if isinstance(answer, str)}
+    assert silent == {cluster.node_id(first, 1): "no answer within 3 s"}
+
+
+def test_controller_start_and_status(cluster: SimulatedCluster, running: Job) -> None:
+    if find_controller() is not None:
+        ControllerConnection().end()
+    assert "iris-ray controller start" in iris(cluster, "ls", code=NO_CLUSTER).stderr
+    assert "the Controller is started: epoch" in iris(cluster, "controller", "start").stdout
+    status = iris_json(cluster, "controller", "status")
+    assert (status["jobs"]["running"], status["slices"], status["hosts"]) == (1, {"busy": 1, "free": 2}, 7)
+
+
+def test_controller_stop_ends_one_that_does_not_answer(cluster: SimulatedCluster, running: Job) -> None:
+    pid = controller_pid()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert iris_json(cluster, "controller", "stop") == {"running": False}
+    finally:
+        os.kill(pid, signal.SIGKILL)
+    assert iris_json(cluster, "controller", "start")["pid"] != pid
+
+
+def broken_version(directory: Path) -> dict[str, str]:
+    """A checkout of iris_ray 0.2.0 whose Controller can't be made; the variables that have it used."""
+    shutil.copytree(
+        Path(iris_ray.__file__).parent, directory / "iris_ray", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    version = directory / "iris_ray" / "__init__.py"
+    assert version.read_text().count('"0.1.0"') == 1
+    version.write_text(version.read_text().replace('"0.1.0"', '"0.2.0"'))
+    with (directory / "iris_ray" / "actors" / "controller" / "controller.py").open("a") as controller:
+        controller.write("\n\nController.__init__ = lambda self: 1 / 0\n")
+    return {"PYTHONPATH": str(directory)}
+
+
+def test_controller_upgrade_goes_unnoticed_and_a_broken_one_loses_no_job(
+    cluster: SimulatedCluster, running: Job, trace: Trace, tmp_path: Path
+) -> None:
+    before = the_controller().about()
+    assert "taken over 1 job: 1 running" in iris(cluster, "controller", "upgrade").stdout
+    after = the_controller().about()
+    assert after["epoch"] > before["epoch"]
+    assert after["pid"] != before["pid"]
+
+    results = run_on_pod_ray.remote(trace.gang(), "v4-16")
+    trace.wait_for_tasks(2)
+    refused = subprocess.run(
+        command_line("controller", "upgrade"),
+        capture_output=True, text=True, timeout=240, env=environment(cluster) | broken_version(tmp_path / "new"),
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert refused.returncode == NO_CLUSTER, refused.stderr
+    assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0" in refused.stderr
+    trace.finish()  # the job's word of its end brings its own version back
+    assert [task["attempt"] for task in ray.get(results, timeout=120)] == [1, 1]
+    assert the_controller().about()["version"] == "0.1.0"

@@ -1,0 +1,83 @@
+"""Every command in the documents exists and takes the options that it is shown with."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from iris_ray.cli.main import main
+from tests.docs.pages import PAGES, REPOSITORY, blocks, inline_code
+
+TARGETS = set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+FOREIGN = {"pip", "export", "eval", "pre-commit"}
+"""Commands of others, which are taken as they are."""
+
+
+def shell_lines() -> Iterator[tuple[str, str]]:
+    """Where each command of a shell block stands, and the command."""
+    for block in blocks("sh", "bash", "console"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if shlex.split(line, comments=True):
+                yield str(block), line
+
+
+def options_of(command: click.Command) -> set[str]:
+    found = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    if isinstance(command, click.Group):
+        found.update(*(options_of(inner) for inner in command.commands.values()))
+    return found
+
+
+def require_command(words: list[str]) -> None:
+    """Have click parse a command line of iris-ray; nothing is run.
+
+    Raises:
+        click.UsageError: there is no such command or option.
+    """
+    command: click.Command = main
+    context = click.Context(main, info_name="iris-ray")
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name, *words = words
+        found = command.get_command(context, name)
+        if found is None:
+            raise click.UsageError(f"no command {name}")
+        command, context = found, click.Context(found, info_name=name, parent=context)
+    if not isinstance(command, click.Group) and words:
+        command.make_context(context.info_name, words, parent=context.parent)
+
+
+@pytest.mark.parametrize(("where", "line"), list(shell_lines()))
+def test_shell_line_is_a_command_that_exists(where: str, line: str) -> None:
+    command, *rest = shlex.split(line, comments=True)
+    if command == "iris-ray":
+        require_command(rest)
+    elif command == "make":
+        assert [target for target in rest if target not in TARGETS] == []
+    elif command in ("python", ".venv/bin/python"):
+        module = REPOSITORY / (rest[1].replace(".", "/") if rest[0] == "-m" else rest[0])
+        assert module.exists() or module.with_suffix(".py").exists()
+    else:
+        assert command in FOREIGN
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_command_in_backticks_exists(page: Path) -> None:
+    for code in inline_code(page):
+        words = code.split()
+        if words[:1] == ["make"] and len(words) > 1:
+            assert words[1] in TARGETS, code
+        if words[:1] == ["iris-ray"] and len(words) > 1:
+            words = words[1:]
+            assert words[0].startswith("-") or words[0] in main.commands, code
+        if words and words[0] in main.commands and len(words) > 1:
+            assert {word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options_of(
+                main.commands[words[0]]
+            ), code
+
+
+def test_every_command_is_in_the_guide() -> None:
+    shown = {shlex.split(line, comments=True)[1] for _, line in shell_lines() if line.startswith("iris-ray ")}
+    assert set(main.commands) <= shown

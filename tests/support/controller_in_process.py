@@ -1,0 +1,243 @@
+"""The command line against the real Controller, in this process: a cluster, its jobs, and somebody who types."""
+
+import asyncio
+import contextlib
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+from click.testing import Result
+from ray.exceptions import ActorDiedError
+
+import iris_ray
+from iris_ray.actors.controller import bootstrap
+from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
+from iris_ray.actors.wire.controller_client import get_or_start_controller
+from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
+from iris_ray.actors.wire.status import JobStatus
+from iris_ray.cli.exits import FAILED, OK
+from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.model.jobs import JobSpec
+from iris_ray.model.lifecycle import JobState
+from tests.support.cluster_in_process import ClusterInProcess, Crash, Task
+from tests.support.command_line import Terminal, invoke
+from tests.support.worlds import gang_spec
+
+
+class ControllerOf(Controller):
+    """A Controller that some version of iris_ray has started; it stays of that version."""
+
+    def __init__(self, read_nodes: Callable[[], NodeTable], version: str, protocol: int) -> None:
+        super().__init__(read_nodes)
+        self._of = version, protocol
+
+    async def versions(self) -> dict[str, Any]:
+        return {"version": self._of[0], "protocol": self._of[1]}
+
+    async def about(self) -> dict[str, Any]:
+        return await super().about() | {"version": self._of[0]}
+
+
+class ControllerInProcess(ClusterInProcess):
+    """A cluster with a command line.
+
+    Attributes:
+        makes_controller: what the next bootstrap starts.
+        before_bootstrap: called when a process that is to start a Controller begins.
+    """
+
+    def __init__(self, directory: Path, slices: Mapping[str, int]) -> None:
+        super().__init__(directory, slices)
+        self.makes_controller: Callable[[], Controller] = lambda: self.controller_of(iris_ray.__version__)
+        self.before_bootstrap: Callable[[], None] = lambda: None
+
+    @contextlib.contextmanager
+    def installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator["ControllerInProcess"]:
+        """Within, this process is a driver of the cluster."""
+        self.install(monkeypatch)
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", self._start_process)
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        try:
+            yield self
+        finally:
+            pool_of_this_process.__init__()  # type: ignore[misc]  # its pool was of this cluster
+            self.ray.end()
+
+    # -- its Controller --------------------------------------------------------------------------------------------
+
+    def new_controller(self) -> Controller:
+        return self.makes_controller()
+
+    def controller_of(self, version: str, protocol: int = PROTOCOL_VERSION) -> Controller:
+        return ControllerOf(self.read_nodes, version, protocol)
+
+    def start_controller(self) -> None:
+        """As the first job of a cluster does."""
+        asyncio.run(get_or_start_controller())
+
+    def freeze_controller(self) -> None:
+        """As SIGSTOP does."""
+        self.ray.freeze(self.controller())
+
+    async def _start_process(self, *command: str, **_: Any) -> Any:
+        assert command[1:3] == ("-m", bootstrap.__name__)
+        output, code = await asyncio.to_thread(self._bootstrap, command[3])
+
+        async def communicate() -> tuple[bytes, None]:
+            return output.encode(), None
+
+        return SimpleNamespace(communicate=communicate, returncode=code)
+
+    def _bootstrap(self, address: str) -> tuple[str, int]:
+        """What the process prints, and its exit code."""
+        try:
+            self.before_bootstrap()
+            bootstrap.main(address)
+        except SystemExit as error:
+            return str(error), 1
+        except Exception:
+            return traceback.format_exc(), 1
+        return "", 0
+
+    # -- its jobs --------------------------------------------------------------------------------------------------
+
+    def submit(self, job_id: str, slices: tuple[int, ...] = (1,), **changes: Any) -> str:
+        """A job on v4-16 slices, by a pool of its own; returns when the Controller has it."""
+        values: dict[str, Any] = {"user": "ann", "max_retries_failure": 0} | changes
+        return self._submitted(gang_spec(job_id, slices=slices, **values))
+
+    def _submitted(self, spec: JobSpec) -> str:
+        pool = self.ray.create(SlicePoolManager, (), {})
+        run, accepted = pool.run.remote(self.request(spec)).future(), pool.accepted.remote(spec.job_id).future()
+        wait_until(lambda: accepted.done() or run.done())
+        if not accepted.done() or not accepted.result():
+            run.result()
+        return spec.job_id
+
+    def start(self, job_id: str, slices: tuple[int, ...] = (1,), **changes: Any) -> str:
+        """The same, and all its tasks run."""
+        self.submit(job_id, slices, **changes)
+        self.wait_for_attempt(job_id, 1)
+        return job_id
+
+    def jobs(self) -> list[str]:
+        """The ids of all jobs."""
+        return [job.job_id for job in self._ask("list_jobs")]
+
+    def status(self, job_id: str) -> JobStatus:
+        found: JobStatus = self._ask("job_status", job_id)
+        return found
+
+    def state(self, job_id: str) -> JobState:
+        return self.status(job_id).state
+
+    def only_job(self) -> str:
+        """The id of the only job that has not ended."""
+        (job,) = (job for job in self._ask("list_jobs") if not job.state.finished)
+        return str(job.job_id)
+
+    def has_running_job(self) -> bool:
+        return any(job.state is JobState.RUNNING and not job.starting for job in self._ask("list_jobs"))
+
+    def wait_for_state(self, job_id: str, state: JobState) -> None:
+        wait_until(lambda: self.state(job_id) is state and not self.status(job_id).starting)
+
+    def wait_for_attempt(self, job_id: str, attempt: int) -> None:
+        """Until it runs."""
+        wait_until(lambda: self.status(job_id).attempt == attempt)
+        self.wait_for_state(job_id, JobState.RUNNING)
+
+    def wait_for_no_host(self, slice_name: str, number: int) -> None:
+        """Until the Controller knows that the host is gone."""
+        node_id = self.node_id(slice_name, number)
+        wait_until(lambda: node_id not in {worker.node_id for worker in self._ask("list_workers")})
+
+    def succeed(self, job_id: str) -> None:
+        """Every task returns None; returns when nothing of the job is left."""
+        for task in self._latest(job_id):
+            self._in_loop(task.end.set_result, None)
+        self.wait_for_state(job_id, JobState.SUCCEEDED)
+        wait_until(lambda: not any(job_id in worker.tasks[0] for worker in self._ask("list_workers") if worker.tasks))
+
+    def fail(self, job_id: str, index: int, how: str = "exited with code 3") -> None:
+        """The process of one task ends so; returns when that is known."""
+        failures = self.status(job_id).failures
+        self._in_loop(self._latest(job_id)[index].end.set_exception, Crash(how))
+        wait_until(lambda: self.status(job_id).failures > failures)
+
+    def prints(self, job_id: str, index: int, text: str) -> None:
+        """The latest attempt of a task prints something."""
+        self._latest(job_id)[index].say(text)
+
+    def _latest(self, job_id: str) -> list[Task]:
+        """The tasks of the latest attempt, by index."""
+        latest = {task.info.task_index: task for task in self.tasks_of(job_id)}
+        return [latest[index] for index in sorted(latest)]
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        """The answer of the Controller, or of the next one, if none runs."""
+        deadline = time.monotonic() + 60.0
+        while True:
+            try:
+                return getattr(self.controller(), method).remote(*args).future().result(60)
+            except (ValueError, ActorDiedError):
+                assert time.monotonic() < deadline, "no Controller came"
+                time.sleep(0.02)
+
+    def _in_loop(self, function: Callable[..., None], *args: Any) -> None:
+        async def call() -> None:
+            function(*args)
+
+        self.ray.in_loop(call()).result(60)
+
+    # -- the command line ------------------------------------------------------------------------------------------
+
+    def iris(self, *arguments: str, code: int = OK, user: str = "ann", quotes: bool = False) -> Result:
+        """Run a command without a terminal; fail if it ends with another code.
+
+        Args:
+            arguments: of the command.
+            code: the exit code that is expected; those of bad usage and of no cluster come with one line.
+            user: who runs it.
+            quotes: whether it quotes what another process has printed, which may be more than that line.
+        """
+        done = invoke(*arguments, IRIS_USER=user, RAY_ADDRESS=None)
+        assert done.exit_code == code, done.output
+        assert quotes or code in (OK, FAILED) or done.stderr.count("\n") == 1, done.stderr
+        return done
+
+    def json(self, *arguments: str, code: int = OK) -> Any:
+        return json.loads(self.iris(*arguments, "--json", code=code).stdout)
+
+    @contextlib.contextmanager
+    def meanwhile(self, story: Callable[[], None]) -> Iterator[None]:
+        """While a command runs within, something happens beside it; what goes wrong there is raised at the end."""
+        with ThreadPoolExecutor(1) as beside:
+            told = beside.submit(story)
+            yield
+            told.result()
+
+    def on_terminal(self, *arguments: str, person: Terminal) -> int:
+        """A command on a terminal, and its exit code."""
+        self.ray.has_pressed_ctrl_c = person.has_pressed_ctrl_c
+        with mock.patch.dict(os.environ, IRIS_USER="ann"):
+            return person.run(*arguments)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """The condition's first true value."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain"
+        time.sleep(0.01)
+    return value

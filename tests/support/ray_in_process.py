@@ -1,0 +1,299 @@
+"""Stands for Ray in this process: actors are objects on one event loop, with handles, answers and errors as Ray's.
+
+The loop runs in a thread, or it is the one that runs already, for instance in virtual time.
+
+Arguments and results are pickled on their way, as they are between processes. What a call raises arrives as a
+`RayTaskError`, what an actor that is gone is asked as an `ActorDiedError`.
+"""
+
+import asyncio
+import concurrent.futures
+import contextvars
+import itertools
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray import cloudpickle
+from ray.actor import ActorClass
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError, TaskCancelledError
+
+MakeActor = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
+"""Makes the object behind an actor from its class, its arguments and the options that it is created with."""
+
+HEAD_NODE = 28 * "0a"
+"""The id of the node that this process is on."""
+
+_handles: dict[int, "Handle"] = {}
+_numbers = itertools.count(1)
+_actor: "contextvars.ContextVar[Handle | None]" = contextvars.ContextVar("_actor", default=None)
+"""Whose task it is that runs; an actor's tasks end with it."""
+
+
+class Reference:
+    """The result of a call: awaited on the loop, or waited for with ``ray.get``."""
+
+    def __init__(self, future: "concurrent.futures.Future[Any]") -> None:
+        self._future = future
+
+    def future(self) -> "concurrent.futures.Future[Any]":
+        return self._future
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        """Who stops waiting cancels nothing."""
+        result = asyncio.wrap_future(self._future)
+        result.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return asyncio.shield(result).__await__()
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of an actor; options such as a number of retries change nothing here."""
+
+    actor: "Handle"
+    name: str
+
+    def options(self, **_: Any) -> "Method":
+        return self
+
+    def remote(self, *args: Any) -> Reference:
+        return self.actor._call(self.name, args)
+
+
+class Handle:
+    """The handle of an actor. Two handles of one actor are one object, wherever they have travelled."""
+
+    def __init__(self, ray_in_process: "RayInProcess", actor_class: type, make: Callable[[], Any]) -> None:
+        self._ray = ray_in_process
+        self._class = actor_class
+        self._number = next(_numbers)
+        self._answers = asyncio.Event()
+        self._answers.set()
+        self._died = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._context = contextvars.copy_context()
+        self._context.run(_actor.set, self)
+        _handles[self._number] = self
+        try:
+            self._object = self._context.run(make)
+        except Exception:  # as when a process can't make its actor
+            self._object = None
+            self._died.set()
+
+    def __getattr__(self, name: str) -> Method:
+        if name.startswith("_") or not (self._object is None or hasattr(self._object, name)):
+            raise AttributeError(name)
+        return Method(self, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _handle, (self._number,)
+
+    @property
+    def _is_dead(self) -> bool:
+        return self._died.is_set()
+
+    def _call(self, name: str, args: tuple[Any, ...]) -> Reference:
+        sent = cloudpickle.dumps(args)
+        self._ray.calls[name] += 1
+        return Reference(self._ray.in_loop(self._answer(name, sent)))
+
+    async def _answer(self, name: str, sent: bytes) -> Any:
+        """What the call returns or raises; once the actor is dead, an `ActorDiedError`."""
+        if self._is_dead:
+            raise ActorDiedError
+        loop = asyncio.get_running_loop()
+        work = loop.create_task(self._run(name, sent), context=self._context.copy())
+        death = loop.create_task(self._died.wait())
+        try:
+            await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
+            if self._is_dead:
+                raise ActorDiedError
+            result = cloudpickle.loads(work.result())
+        finally:
+            work.cancel()
+            death.cancel()
+        if isinstance(result, RayTaskError):
+            raise result.as_instanceof_cause()
+        return result
+
+    async def _run(self, name: str, sent: bytes) -> bytes:
+        """The pickled result, or a pickled `RayTaskError`."""
+        await self._answers.wait()
+        try:
+            result = getattr(self._object, name)(*cloudpickle.loads(sent))
+            if asyncio.iscoroutine(result):
+                result = await result
+        except RayTaskError as error:
+            result = error
+        except Exception as error:
+            result = RayTaskError(name, traceback.format_exc(), error)
+        pickled: bytes = cloudpickle.dumps(result)
+        return pickled
+
+    def _die(self) -> None:
+        if self._is_dead:
+            return
+        self._died.set()
+        if hasattr(self._object, "on_death"):
+            self._object.on_death()
+        for task in list(self._tasks):
+            task.cancel()
+
+
+def _handle(number: int) -> Handle:
+    return _handles[number]
+
+
+def _new_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> "asyncio.Task[Any]":
+    """Every task belongs to the actor in whose context it runs."""
+    task = asyncio.Task(work, loop=loop, **options)
+    context = options.get("context")
+    owner = _actor.get() if context is None else context.get(_actor)
+    if owner is not None:
+        if owner._is_dead:
+            task.cancel()
+        owner._tasks.add(task)
+        task.add_done_callback(owner._tasks.discard)
+    return task
+
+
+class RayInProcess:
+    """Takes the place of what the code under test calls in the module ``ray``, for one test.
+
+    Args:
+        make: makes the objects behind actors. One that has a method ``on_death`` has it called when it is killed.
+        loop: the loop that actors run on; without one, it is a new one in a thread.
+
+    Attributes:
+        has_pressed_ctrl_c: asked again and again while this process waits for a result; True raises KeyboardInterrupt.
+        calls: how often each method of any actor was called.
+    """
+
+    def __init__(self, make: MakeActor, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.has_pressed_ctrl_c: Callable[[], bool] = lambda: False
+        self.calls: Counter[str] = Counter()
+        self._make = make
+        self._named: dict[str, Handle] = {}
+        self._loop = loop or asyncio.new_event_loop()
+        self._loop.set_task_factory(_new_task)  # type: ignore[arg-type]  # called with one loop only
+        self._thread = threading.current_thread()
+        if loop is None:
+            self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+            self._thread.start()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        places = {
+            "init": lambda **_: None,
+            "shutdown": lambda: None,
+            "is_initialized": lambda: True,
+            "get": self.get,
+            "kill": self.kill,
+            "cancel": lambda reference: reference.future().cancel(),
+            "get_actor": self.get_actor,
+            "get_runtime_context": lambda: SimpleNamespace(
+                gcs_address="10.0.0.1:6379",
+                get_node_id=lambda: HEAD_NODE,
+                get_job_id=lambda: "01000000",
+                current_actor=_actor.get(),
+                get_actor_id=lambda: f"{0 if (actor := _actor.get()) is None else actor._number:032x}",
+            ),
+        }
+        for name, stand_in in places.items():
+            monkeypatch.setattr(ray, name, stand_in)
+
+        def create(wanted: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Handle:
+            assert not kwargs
+            return self.create(wanted.__ray_metadata__.modified_class, tuple(args or ()), options)
+
+        monkeypatch.setattr(ActorClass, "_remote", create)
+
+    def end(self) -> None:
+        """End every actor and the thread."""
+        self.in_loop(self.end_actors()).result(60)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+    async def end_actors(self) -> None:
+        """End every actor, and whatever else runs on the loop."""
+        for handle in self._handles():
+            handle._die()
+        while left := asyncio.all_tasks() - {asyncio.current_task()}:
+            _, endless = await asyncio.wait(left, timeout=2)
+            for task in endless:
+                task.cancel()
+        for handle in self._handles():
+            del _handles[handle._number]
+
+    def in_loop(self, work: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
+        """Have a coroutine run on the loop of all actors."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _handles(self) -> list[Handle]:
+        return [handle for handle in _handles.values() if handle._ray is self]
+
+    # -- what Ray's module has -------------------------------------------------------------------------------------
+
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        future = reference.future()
+        while True:
+            if threading.current_thread() is threading.main_thread() and self.has_pressed_ctrl_c():
+                raise KeyboardInterrupt
+            try:
+                return future.result(0.01)
+            except concurrent.futures.CancelledError:
+                raise TaskCancelledError from None
+            except TimeoutError:
+                if future.done():  # the call itself has raised it
+                    raise
+            if deadline is not None and time.monotonic() > deadline:
+                raise GetTimeoutError("it took too long")
+
+    def kill(self, handle: Handle, no_restart: bool = True) -> None:
+        assert no_restart
+        self._named = {name: actor for name, actor in self._named.items() if actor is not handle}
+        self._loop.call_soon_threadsafe(handle._die)
+
+    def get_actor(self, name: str, namespace: str | None = None) -> Handle:
+        if name not in self._named or self._named[name]._is_dead:
+            raise ValueError(f"there is no actor {name}")
+        return self._named[name]
+
+    def create(self, actor_class: type, args: tuple[Any, ...], options: dict[str, Any]) -> Handle:
+        """A new actor, as ``ActorClass.options(...).remote(...)`` makes one."""
+        name = options.get("name")
+        if name is not None and options.get("get_if_exists"):
+            try:
+                return self.get_actor(name)
+            except ValueError:
+                pass
+
+        async def made() -> Handle:  # Ray makes async actors in their event loop
+            return Handle(self, actor_class, lambda: self._make(actor_class, args, options))
+
+        if threading.current_thread() is self._thread:
+            handle = Handle(self, actor_class, lambda: self._make(actor_class, args, options))
+        else:
+            handle = self.in_loop(made()).result(60)
+        if name is not None:
+            self._named[name] = handle
+        return handle
+
+    def is_alive(self, handle: Handle, actor_class: type) -> bool:
+        """Whether it is an actor of that class, or of what stands for it, and lives."""
+        return issubclass(handle._class, actor_class) and not handle._is_dead
+
+    def freeze(self, handle: Handle) -> None:
+        """From now on it answers nothing, until it thaws."""
+        self._loop.call_soon_threadsafe(handle._answers.clear)
+
+    def thaw(self, handle: Handle) -> None:
+        self._loop.call_soon_threadsafe(handle._answers.set)

@@ -1,0 +1,144 @@
+"""A cluster in this process and in virtual time: whole jobs take milliseconds, and seconds are exact."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.pool.attempt import AT_ONCE_S
+from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
+from iris_ray.actors.wire.messages import JobView
+from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
+from iris_ray.actors.wire.status import JobStatus, WorkerStatus
+from tests.support import virtual_time
+from tests.support.cluster_in_process import ClusterInProcess, Task, Work
+from tests.support.ray_in_process import Reference
+from tests.support.worlds import gang_spec, tasks_spec
+
+LONG_S = 600.0
+"""In virtual time: whatever has not happened by then never will."""
+
+
+class VirtualCluster(ClusterInProcess):
+    """For stories that are coroutines. Its Controller runs from the beginning.
+
+    Attributes:
+        pool: of the test's own jobs.
+    """
+
+    def __init__(self, directory: Path, slices: Mapping[str, int]) -> None:
+        super().__init__(directory, slices, asyncio.get_running_loop())
+        self.ray_controllers: list[Controller] = []
+
+    def new_controller(self) -> Controller:
+        self.ray_controllers.append(super().new_controller())
+        return self.ray_controllers[-1]
+
+    async def begin(self) -> None:
+        self.ray.create(Controller, (), {"name": CONTROLLER_NAME})
+        self.pool = self.ray.create(SlicePoolManager, (), {})
+        await self.ask("ping")
+
+    def run(self, job_id: str, slices: tuple[int, ...] = (1,), work: Work | None = None, **changes: Any) -> Reference:
+        """A gang on v4-16 slices; no retries unless told. The reference is to its results.
+
+        Args:
+            job_id: its id.
+            slices: how many it can use.
+            work: what each of its tasks does.
+            changes: more for its `JobSpec`, or `RunRequest`.
+        """
+        return self._run(job_id, gang_spec, work, {"slices": slices, "max_retries_failure": 0} | changes)
+
+    def run_tasks(self, job_id: str, replicas: int, work: Work | None = None, **changes: Any) -> Reference:
+        """Tasks that are placed one by one; one CPU each unless told."""
+        wanted = {"replicas": replicas, "resources": {"CPU": 1.0}, "max_retries_failure": 0} | changes
+        return self._run(job_id, tasks_spec, work, wanted)
+
+    def _run(self, job_id: str, spec: Callable[..., Any], work: Work | None, changes: dict[str, Any]) -> Reference:
+        if work is not None:
+            self.works[job_id] = work
+        more = {name: changes.pop(name) for name in ("keep_warm", "stall_timeout", "silence_s") if name in changes}
+        request = self.request(spec(job_id, **changes), **more)
+        reference: Reference = self.pool.run.remote(request)
+        return reference
+
+    # -- looks -----------------------------------------------------------------------------------------------------
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        return await getattr(self.controller(), method).remote(*args)
+
+    async def view(self, job_id: str, index: int = 0) -> JobView:
+        found: JobView = await self.ask("report", job_id, [], index)
+        return found
+
+    async def charged(self, job_id: str, index: int = 0) -> tuple[int, int]:
+        """Failures and preemptions."""
+        view = await self.view(job_id, index)
+        return view.failures, view.preemptions
+
+    async def status(self, job_id: str) -> JobStatus:
+        found: JobStatus = await self.ask("job_status", job_id)
+        return found
+
+    async def workers(self) -> list[WorkerStatus]:
+        found: list[WorkerStatus] = await self.ask("list_workers")
+        return found
+
+    async def started(self, job_id: str, count: int, attempt: int = 1) -> list[Task]:
+        """The tasks of an attempt, once that many have begun."""
+        await self.until(lambda: len(self.tasks_of(job_id, attempt)) == count)
+        return self.tasks_of(job_id, attempt)
+
+    async def runs(self, job_id: str, count: int, attempt: int = 1) -> list[Task]:
+        """The same, when they have run for long enough that a loss is no break from before."""
+        tasks = await self.started(job_id, count, attempt)
+        await asyncio.sleep(2 * AT_ONCE_S)
+        return tasks
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        """The condition's first true value; a coroutine is awaited."""
+        deadline = time.monotonic() + LONG_S
+        while True:
+            value = condition()
+            if isinstance(value, Awaitable):
+                value = await value
+            if value:
+                return value
+            assert time.monotonic() < deadline, "it never happens"
+            await asyncio.sleep(0.1)
+
+
+Story = Callable[[VirtualCluster], Coroutine[Any, Any, None]]
+
+
+class Stage:
+    """Plays stories, each on a new cluster."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._directory = directory
+        self._monkeypatch = monkeypatch
+
+    def play(self, story: Story, slices: int = 3) -> None:
+        """The story on so many v4-16 slices; at its end the Controller's state is sound."""
+        virtual_time.run(self._play(story, slices))
+
+    async def _play(self, story: Story, slices: int) -> None:
+        async def at_once(function: Callable[..., Any], *args: Any, **more: Any) -> Any:
+            return function(*args, **more)
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(asyncio, "to_thread", at_once)
+            cluster = VirtualCluster(self._directory, {"v4-16": slices})
+            cluster.install(patch)
+            try:
+                await cluster.begin()
+                await asyncio.wait_for(story(cluster), 10 * LONG_S)
+                for controller in cluster.ray_controllers[-1:]:
+                    controller._state.check()
+            finally:
+                await cluster.ray.end_actors()

@@ -1,0 +1,181 @@
+"""Every way in which an attempt can end by its own doing or ours: what it costs, in virtual time."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.errors import TaskCrashedError
+from tests.support.cluster_in_process import Crash, OutOfMemory, Task
+from tests.support.virtual_cluster import Stage, VirtualCluster
+
+Ends = dict[str, tuple[Callable[[], BaseException], type[BaseException], str]]
+
+ENDS: Ends = {
+    "exception": (lambda: ZeroDivisionError("division by zero"), ZeroDivisionError, "division by zero"),
+    "exit code": (lambda: Crash("exited with code 3"), TaskCrashedError, "exited with code 3"),
+    "sys.exit": (lambda: SystemExit(7), TaskCrashedError, r"sys.exit\(7\)"),
+    "SIGSEGV": (lambda: Crash("was killed by SIGSEGV"), TaskCrashedError, "SIGSEGV"),
+    "MemoryError": (lambda: MemoryError("no more"), MemoryError, "no more"),
+    "the kernel's killer": (lambda: OutOfMemory("was killed by the kernel"), TaskCrashedError, "by the kernel"),
+}
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize(("slices", "index"), [(1, 0), (1, 1), (2, 0), (2, 2), (2, 3)])
+def test_jobs_own_doing_costs_a_failure(stage: Stage, how: str, slices: int, index: int) -> None:
+    end, kind, words = ENDS[how]
+
+    async def work(task: Task) -> int:
+        await asyncio.sleep(1.0)
+        if task.info.task_index == index and (task.info.attempt < 3 or task.info.job_id == "fails"):
+            raise end()
+        await asyncio.sleep(10.0)
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        assert await cluster.run("job", (slices,), work, max_retries_failure=2) == [3] * (2 * slices)
+        assert await cluster.charged("job") == (2, 0)
+        with pytest.raises(kind, match=words):
+            await cluster.run("fails", (slices,), work)
+        assert await cluster.charged("fails") == (1, 0)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("how", ENDS)
+@pytest.mark.parametrize("index", [0, 1])
+def test_single_task_is_charged_for_itself_alone(stage: Stage, how: str, index: int) -> None:
+    end, kind, words = ENDS[how]
+
+    async def work(task: Task) -> int:
+        await asyncio.sleep(1.0)
+        if task.info.task_index == index and (task.info.attempt < 2 or task.info.job_id == "fails"):
+            raise end()
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        expected = [1, 1]
+        expected[index] = 2
+        assert await cluster.run_tasks("job", 2, work, max_retries_failure=1) == expected
+        assert [await cluster.charged("job", i) for i in (0, 1)] == [(n - 1, 0) for n in expected]
+        with pytest.raises(kind, match=words):
+            await cluster.run_tasks("fails", 2, work)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("heartbeats", [0, 3])
+def test_gang_that_hangs_costs_a_failure_and_names_who_is_last(stage: Stage, slices: int, heartbeats: int) -> None:
+    """The others are a step further; without any heartbeat the first task is as good as any."""
+    last = 2 * slices - 1
+
+    async def work(task: Task) -> int:
+        for step in range(heartbeats):
+            await asyncio.sleep(1.0)
+            task.heartbeat(step)
+        if heartbeats and task.info.task_index != last:
+            task.heartbeat(heartbeats)
+        if task.info.attempt == 1 or task.info.job_id == "fails":
+            await asyncio.sleep(10_000.0)
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (slices,), work, max_retries_failure=1, stall_timeout=20.0)
+        assert await results == [2] * (2 * slices)
+        assert await cluster.charged("job") == (1, 0)
+        worker = f"slice {slices - 1} .* worker 1, at step 2; the furthest is at step 3" if heartbeats else "worker 0"
+        with pytest.raises(TaskCrashedError, match=f"no task has made progress for .* the last is .*{worker}"):
+            await cluster.run("fails", (slices,), work, stall_timeout=20.0)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
+@pytest.mark.parametrize(("slices", "slice_id", "host"), [(1, 0, 0), (1, 0, 1), (2, 0, 0), (2, 1, 1)])
+@pytest.mark.parametrize("has_standby", [False, True], ids=["early", "with the next standby"])
+def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
+    stage: Stage, kind: type, slices: int, slice_id: int, host: int, has_standby: bool
+) -> None:
+    """The next attempt could begin at once, on a slice that is warm."""
+    if kind is SliceActor:
+        host = 0  # where a slice's actor is
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("before", (3,), returns_at_once, keep_warm=600.0)
+        results = cluster.run("job", (slices,), max_retries_preemption=1)
+        first = await cluster.runs("job", 2 * slices)
+        if has_standby:
+            await asyncio.sleep(10.0)
+        cluster.kill_actor(kind, first[2 * slice_id].info.slice_name, host)
+        second = await cluster.started("job", 2 * slices, attempt=2)
+        assert not any(map(cluster.is_running, first))
+        for task in second:
+            task.end.set_result(None)
+        await results
+        view = await cluster.view("job")
+        assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
+
+    stage.play(story)
+
+
+async def returns_at_once(task: Task) -> None:
+    """Does nothing."""
+
+
+def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt(stage: Stage) -> None:
+    """Others are on that host, whose processes nobody touches."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        stays = cluster.run_tasks("stays", 1)
+        (other,) = await cluster.runs("stays", 1)
+        results = cluster.run_tasks("job", 1, max_retries_preemption=1)
+        (first,) = await cluster.runs("job", 1)
+        cluster.kill_host_actor_of(first)
+        (second,) = await cluster.started("job", 1, attempt=2)
+        assert not cluster.is_running(first)
+        assert cluster.is_running(other)
+        for task in (second, other):
+            task.end.set_result(task.info.attempt)
+        assert (await results, await stays) == ([2], [1])
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story, slices=0)
+
+
+@pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
+@pytest.mark.parametrize("host", [0, 1])
+def test_warm_slice_that_broke_while_nobody_used_it_costs_nothing(stage: Stage, kind: type, host: int) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("before", (1,), returns_at_once, keep_warm=600.0)
+        warm = cluster.tasks[0].info.slice_name
+        await asyncio.sleep(1.0)
+        cluster.kill_actor(kind, warm, 0 if kind is SliceActor else host)
+        results = cluster.run("job")
+        tasks = await cluster.until(lambda: cluster.last_attempt("job", 2))
+        await asyncio.sleep(5.0)
+        tasks = cluster.last_attempt("job", 2)
+        for task in tasks:
+            task.end.set_result(task.info.attempt)
+        await results
+        assert await cluster.charged("job") == (0, 0)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_chips_that_somebody_holds_cost_nothing_and_the_gang_moves(stage: Stage, host: int) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.node(cluster.node_id("v4-16-0", host)).held_by = "its chips are held by pid 1 (python3)"
+        results = cluster.run("job")
+        tasks = await cluster.until(lambda: cluster.last_attempt("job", 2))
+        assert tasks[0].info.slice_name != "v4-16-0"
+        for task in tasks:
+            task.end.set_result(None)
+        await results
+        assert await cluster.charged("job") == (0, 0)
+
+    stage.play(story)

@@ -1,0 +1,53 @@
+"""What each host of an attempt is told to run."""
+
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.launch_plan import launch_plan
+from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import JobSpec
+from iris_ray.model.outcomes import TaskKey
+from tests.support.worlds import gang_spec, tasks_spec
+
+PORTS = (1001, 1002, 1003)
+
+
+def request(spec: JobSpec) -> RunRequest:
+    return RunRequest(spec, b"function", {"A": "1"}, ProcessSpec(), 60.0)
+
+
+def place(attempt: AttemptId, *names: str, hosts: int = 2, chips: bool = True) -> AttemptPlace:
+    slices = tuple(
+        tuple(HostPlace(f"{name}-{i}", f"10.0.{number}.{i}", name, i) for i in range(hosts))
+        for number, name in enumerate(names)
+    )
+    return AttemptPlace(AttemptOrder(attempt, slices, {"TPU": 4.0} if chips else {"CPU": 1.0}, 1, "pool"))
+
+
+def test_tasks_of_a_gang_are_numbered_slice_by_slice() -> None:
+    launches = launch_plan(request(gang_spec("job")), place(AttemptId("job", 3), "a", "b"), PORTS)
+    assert {name: [launch.info.task_index for launch in of_slice] for name, of_slice in launches.items()} == {
+        "a": [0, 1],
+        "b": [2, 3],
+    }
+    last = launches["b"][1].info
+    assert (last.task_id, last.slice_id, last.worker_id, last.slice_name) == ("job/task-3", 1, 1, "b")
+    assert (last.num_tasks, last.num_slices, last.attempt) == (4, 2, 3)
+
+
+def test_every_task_gets_the_address_of_the_first_host_with_ports_of_this_attempt() -> None:
+    launches = launch_plan(request(gang_spec("job")), place(AttemptId("job", 1), "a", "b"), PORTS)
+    for slice_id, of_slice in enumerate(launches.values()):
+        for launch in of_slice:
+            assert launch.info.coordinator_address == "10.0.0.0:1003"
+            megascale = launch.multislice.to_env()
+            assert megascale["MEGASCALE_COORDINATOR_ADDRESS"] == "10.0.0.0:1001"
+            assert megascale["MEGASCALE_SLICE_ID"] == str(slice_id)
+
+
+def test_task_by_itself_has_its_own_index_and_no_slice() -> None:
+    spec = tasks_spec("job", 5)
+    where = place(AttemptId("job", 1, 3), "job/task-3", hosts=1, chips=False)
+    ((launch,),) = launch_plan(request(spec), where, PORTS).values()
+    assert (launch.info.task_index, launch.info.num_tasks, launch.info.slice_name) == (3, 5, "")
+    assert launch.label == f"{spec.name} task=3"
+    assert where.in_words(TaskKey(0, 0)) == "task 3 on 10.0.0.0"

@@ -1,0 +1,233 @@
+"""What a gang hears before it has to move, and how it moves: by notice, to a spare, to more slices. In virtual time."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.notices import NoticeKind
+from tests.support import virtual_time
+from tests.support.cluster_in_process import Crash, Task
+from tests.support.virtual_cluster import Stage, VirtualCluster
+
+
+def slices_of(tasks: list[Task]) -> set[str]:
+    return {task.info.slice_name for task in tasks}
+
+
+async def saves_when_told(task: Task) -> int:
+    """Half a second for each task after the first. The second attempt returns its number."""
+    if task.info.attempt > 1:
+        await asyncio.sleep(1.0)
+        return task.info.attempt
+    await task.told.wait()
+    await asyncio.sleep(0.5 * task.info.task_index)
+    task.save()
+    await asyncio.sleep(10_000.0)
+    return 1
+
+
+@pytest.mark.parametrize(("slices", "doomed"), [(1, 0), (2, 0), (2, 1)])
+@pytest.mark.parametrize("notice_s", [30.0, 60.0])
+def test_gang_that_is_told_moves_as_soon_as_all_have_saved(
+    stage: Stage, slices: int, doomed: int, notice_s: float
+) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (slices,), saves_when_told, max_retries_preemption=1)
+        first = await cluster.runs("job", 2 * slices)
+        names = [task.info.slice_name for task in first[::2]]
+        told = time.time()
+        cluster.drain(names[doomed], notice_s)
+        second = await cluster.started("job", 2 * slices, attempt=2)
+        for task in first:
+            assert task.notice is not None
+            assert task.notice.kind is NoticeKind.PREEMPTION
+            assert "Ray is draining it" in task.notice.reason
+            assert abs(task.notice.deadline - told - notice_s) < 1.0
+        assert virtual_time.now() < 10.0, "not at the deadline"
+        assert names[doomed] not in slices_of(second)
+        assert cluster.node_id(names[doomed], 0) not in cluster.reserved_nodes(), "it is given back at once"
+        assert set(names) - {names[doomed]} <= slices_of(second)
+        assert await results == [2] * (2 * slices)
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("saves", [0, 1])
+def test_gang_of_which_some_have_saved_moves_at_the_deadline(stage: Stage, saves: int) -> None:
+    async def work(task: Task) -> int:
+        if task.info.attempt == 1:
+            await task.told.wait()
+            if task.info.task_index == saves:
+                task.save()
+            await asyncio.sleep(10_000.0)
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (1,), work, max_retries_preemption=1)
+        first = await cluster.runs("job", 2)
+        told = time.time()
+        cluster.drain(first[0].info.slice_name, notice_s=20.0)
+        assert await results == [2, 2]
+        assert 19.0 <= time.time() - told <= 27.0
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story)
+
+
+def test_gang_that_saves_nothing_stays_until_its_host_goes(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", max_retries_preemption=1)
+        first = await cluster.runs("job", 2)
+        cluster.drain(first[0].info.slice_name, notice_s=30.0)
+        await asyncio.sleep(60.0)
+        assert all(map(cluster.is_running, first))
+        cluster.kill_host(first[0].info.slice_name, 0)
+        for task in await cluster.started("job", 2, attempt=2):
+            task.end.set_result(None)
+        await results
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("after_s", [5.0, 25.0])
+def test_gang_that_returns_before_the_deadline_does_not_move(stage: Stage, after_s: float) -> None:
+    async def work(task: Task) -> str:
+        await task.told.wait()
+        await asyncio.sleep(after_s)
+        return task.info.slice_name
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (1,), work)
+        first = await cluster.runs("job", 2)
+        cluster.drain(first[0].info.slice_name, notice_s=30.0)
+        assert await results == [first[0].info.slice_name] * 2
+        assert await cluster.charged("job") == (0, 0)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [lambda: Crash("was killed by SIGTERM"), lambda: Crash("exited with code 143"), lambda: SystemExit(143)],
+    ids=["signal", "exit code", "sys.exit"],
+)
+@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("doomed", [0, 1])
+def test_task_that_its_sigterm_ends_costs_no_failure_on_whichever_host(
+    stage: Stage, end: Callable[[], BaseException], index: int, doomed: int
+) -> None:
+    """Every task of the gang gets the signal, also on the slice that stays; it must not look like a crash."""
+
+    async def work(task: Task) -> int:
+        if task.info.attempt == 1:
+            await task.told.wait()
+            await asyncio.sleep(0.1)
+            if task.info.task_index == index:
+                raise end()
+            await asyncio.sleep(10_000.0)
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (2,), work, max_retries_preemption=1)
+        first = await cluster.runs("job", 4)
+        cluster.drain(first[2 * doomed].info.slice_name, notice_s=40.0)
+        assert await results == [2] * 4
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story)
+
+
+# -- spares ------------------------------------------------------------------------------------------------------------
+
+
+async def spares(cluster: VirtualCluster, state: JobState = JobState.RUNNING) -> list[str]:
+    """The slices of the spares that are in that state."""
+    jobs = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+    return [name for job in jobs if job.state is state for name in job.groups]
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("slices", [1, 2])
+def test_spare_takes_over_with_all_its_processes_started(stage: Stage, host: int, slices: int) -> None:
+    """The processes take five seconds to start, and the next attempt runs sooner."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.process_start_s = 5.0
+        results = cluster.run("job", (slices,), max_retries_preemption=1, spares=1)
+        first = await cluster.runs("job", 2 * slices)
+        (spare,) = await cluster.until(lambda: spares(cluster))
+        await asyncio.sleep(20.0)
+        lost = first[0].info.slice_name
+        cluster.kill_host(lost, host)
+        at = virtual_time.now()
+        second = await cluster.started("job", 2 * slices, attempt=2)
+        assert slices_of(second) == slices_of(first) - {lost} | {spare}
+        assert virtual_time.now() - at < 5.0 + 3.0
+        for task in second:
+            task.end.set_result(None)
+        await results
+        await cluster.until(lambda: no_spares(cluster))
+
+    stage.play(story, slices=4)
+
+
+async def no_spares(cluster: VirtualCluster) -> bool:
+    return not [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+
+
+@pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
+def test_spare_whose_slice_breaks_gets_another_attempt(stage: Stage, kind: type) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", spares=1)
+        first = await cluster.runs("job", 2)
+        (name,) = await cluster.until(lambda: spares(cluster))
+        (before,) = [job.attempt for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+        cluster.kill_actor(kind, name, 0)
+
+        async def another() -> bool:
+            (job,) = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+            return job.attempt > before and job.state is JobState.RUNNING
+
+        await cluster.until(another)
+        for task in first:
+            task.end.set_result(None)
+        await results
+
+    stage.play(story)
+
+
+# -- growth ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [(1, 2), (2, 3), (2, 4)])
+def test_gang_grows_back_when_slices_come_and_may_save_before(stage: Stage, counts: tuple[int, int]) -> None:
+    few, many = counts
+    kinds = []
+
+    async def work(task: Task) -> int:
+        while task.info.num_slices < many or task.info.attempt == 1:
+            await task.told.wait()
+            assert task.notice is not None
+            kinds.append(task.notice.kind)
+            task.save()
+            await asyncio.sleep(10_000.0)
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", counts, work, max_retries_preemption=1)
+        first = await cluster.runs("job", 2 * many)
+        cluster.kill_host(first[0].info.slice_name, 0)
+        await cluster.runs("job", 2 * few, attempt=2)
+        cluster.add_slice("later")
+        assert await results == [3] * (2 * many)
+        assert set(kinds) == {NoticeKind.GROWTH}
+        assert await cluster.charged("job") == (0, 1), "to grow is free"
+
+    stage.play(story, slices=many)

@@ -1,0 +1,155 @@
+"""Background work is neither collected while it runs nor does its error get lost."""
+
+import asyncio
+import gc
+import logging
+
+import pytest
+
+from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.errors import DeposedError
+
+
+async def fails(error: BaseException) -> None:
+    raise error
+
+
+async def waits_for_ever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_start_keeps_a_task_that_nothing_else_refers_to() -> None:
+    async def main() -> None:
+        background = BackgroundTasks()
+        background.start(waits_for_ever(), "waiting")
+        await asyncio.sleep(0)
+        gc.collect()
+        assert [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}] == ["waiting"]
+        assert len(background) == 1
+        await background.cancel_all()
+
+    asyncio.run(main())
+
+
+def test_start_returns_a_task_with_the_result() -> None:
+    async def seven() -> int:
+        return 7
+
+    async def main() -> int:
+        return await BackgroundTasks().start(seven(), "counting")
+
+    assert asyncio.run(main()) == 7
+
+
+def test_error_is_logged_with_the_work_and_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        background = BackgroundTasks()
+        kept = background.start(fails(ValueError("x")), "watching job 7")  # noqa: F841, its owner still has it
+        await background.all_ended()
+
+    asyncio.run(main())
+    (record,) = caplog.records
+    assert (record.levelno, record.getMessage()) == (logging.ERROR, "watching job 7 failed")
+    assert record.exc_info is not None
+    assert repr(record.exc_info[1]) == "ValueError('x')"
+
+
+def test_error_is_logged_and_raised_to_a_caller_that_awaits_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="x"):
+            await BackgroundTasks().start(fails(ValueError("x")), "watching job 7")
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == ["watching job 7 failed"]
+
+
+def test_hook_gets_each_error_after_it_was_logged(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[tuple[BaseException, int]] = []
+
+    async def main() -> None:
+        background = BackgroundTasks(on_error=lambda error: seen.append((error, len(caplog.records))))
+        background.start(fails(DeposedError("replaced")), "journal")
+        await background.all_ended()
+
+    asyncio.run(main())
+    ((error, logged_before),) = seen
+    assert isinstance(error, DeposedError)
+    assert logged_before == 1
+
+
+def test_cancel_all_cancels_and_waits_for_what_has_to_clean_up(caplog: pytest.LogCaptureFixture) -> None:
+    cleaned_up: list[str] = []
+    hooked: list[BaseException] = []
+
+    async def cleans_up() -> None:
+        try:
+            await waits_for_ever()
+        finally:
+            await asyncio.sleep(0)
+            cleaned_up.append("done")
+
+    async def main() -> None:
+        background = BackgroundTasks(hooked.append)
+        background.start(cleans_up(), "cleaning")
+        await asyncio.sleep(0)
+        await background.cancel_all()
+        assert len(background) == 0
+
+    asyncio.run(main())
+    assert cleaned_up == ["done"]
+    assert (caplog.records, hooked) == ([], []), "cancellation is no error"
+
+
+def test_cancel_all_logs_an_error_that_the_cancellation_causes(caplog: pytest.LogCaptureFixture) -> None:
+    async def fails_while_cleaning() -> None:
+        try:
+            await waits_for_ever()
+        finally:
+            raise OSError("disk full")
+
+    async def main() -> None:
+        background = BackgroundTasks()
+        background.start(fails_while_cleaning(), "cleaning")
+        await asyncio.sleep(0)
+        await background.cancel_all()
+
+    asyncio.run(main())
+    assert [record.getMessage() for record in caplog.records] == ["cleaning failed"]
+
+
+def test_cancel_all_called_by_a_task_ends_the_others_and_lets_it_go_on() -> None:
+    async def main() -> str:
+        background = BackgroundTasks()
+
+        async def ends_the_others() -> str:
+            await background.cancel_all()
+            return "went on"
+
+        other = background.start(waits_for_ever(), "waiting")
+        outcome = await background.start(ends_the_others(), "ending")
+        assert other.cancelled()
+        return outcome
+
+    assert asyncio.run(main()) == "went on"
+
+
+def test_all_ended_waits_for_work_that_starts_in_the_meantime() -> None:
+    done: list[str] = []
+
+    async def main() -> None:
+        background = BackgroundTasks()
+
+        async def second() -> None:
+            await asyncio.sleep(0)
+            done.append("second")
+
+        async def first() -> None:
+            await asyncio.sleep(0)
+            background.start(second(), "second")
+            done.append("first")
+
+        background.start(first(), "first")
+        await background.all_ended()
+
+    asyncio.run(main())
+    assert done == ["first", "second"]

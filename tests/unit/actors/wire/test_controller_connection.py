@@ -1,0 +1,28 @@
+"""`ControllerConnection` has the Controller's own methods, with their parameters and results."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import pytest
+
+from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+
+OF_THE_CONNECTION = {"versions", "end"}
+"""Those that do more than ask."""
+ASKED = sorted(
+    name for name in vars(ControllerConnection) if not name.startswith("_") and name not in OF_THE_CONNECTION
+)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_method_has_the_parameters_and_the_result_of_the_controllers_own(name: str) -> None:
+    ours, theirs = getattr(ControllerConnection, name), getattr(Controller, name)
+    assert defaults(ours) == defaults(theirs)
+    assert get_type_hints(ours) == get_type_hints(theirs)
+
+
+def defaults(method: Callable[..., Any]) -> dict[str, Any]:
+    """By name of the parameter, without those that Ray adds to a class that it makes actors of."""
+    return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.name != "_ray_trace_ctx"}

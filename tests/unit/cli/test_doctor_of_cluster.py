@@ -1,0 +1,109 @@
+"""What ``iris-ray doctor`` says about a cluster that answers. What hosts see of themselves is made up."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
+from iris_ray.cli import doctor
+from iris_ray.cli.exits import FAILED
+from iris_ray.cli.host_checks import Answer, Host, claimed_nodes, tpu_hosts
+from iris_ray.cli.host_look import versions
+from tests.support.command_line import address_of_nobody
+from tests.support.controller_in_process import ControllerInProcess, wait_until
+
+SOUND: dict[str, Any] = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": False, "versions": versions()}
+
+
+class Hosts:
+    """What each host answers, by name; all others are sound."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Answer] = {}
+
+    def ask(self, hosts: Sequence[Host]) -> dict[Host, Answer]:
+        return {host: self.answers.get(host.name.partition(" (")[0], SOUND) for host in hosts}
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
+    hosts = Hosts()
+    monkeypatch.setattr(doctor, "ask_hosts", hosts.ask)
+    monkeypatch.setenv("GCE_METADATA_HOST", address_of_nobody())
+    return hosts
+
+
+def found_by(cluster: ControllerInProcess, **expected: int) -> dict[str, dict[str, Any]]:
+    return {finding["check"]: finding for finding in cluster.json("doctor", **expected)}
+
+
+def test_doctor_finds_all_hosts_and_slices_sound(cluster: ControllerInProcess, hosts: Hosts) -> None:
+    found = {(f["level"], f["check"]): f["found"] for f in cluster.json("doctor")}
+    assert found["OK", "silent hosts"] == "none; all 6 TPU hosts answered"
+    assert found["INFO", "metadata server of hosts"] == "answers on none of 6 hosts"
+    assert found["OK", "versions on hosts"].startswith("the same on all: python 3.")
+    assert found["OK", "TPU hosts"] == "6 hosts with labels: 3 × v4-16"
+    assert found["OK", "slices"] == "3 of 3 are complete"
+    assert found["OK", "chips in use"] == "none outside iris_ray"
+    assert found["OK", "Controller"].endswith("sees 7 hosts")
+    assert "7 nodes" in found["OK", "cluster"]
+    printed = cluster.iris("doctor").stdout
+    assert "silent hosts: none; all 6 TPU hosts answered" in printed
+
+
+def test_doctor_starts_no_controller(bare_cluster: ControllerInProcess, hosts: Hosts) -> None:
+    finding = found_by(bare_cluster)["Controller"]
+    assert (finding["level"], finding["found"]) == ("INFO", "none runs")
+    assert not bare_cluster.store.values
+
+
+def test_doctor_names_the_host_whose_idle_chips_somebody_holds(cluster: ControllerInProcess, hosts: Hosts) -> None:
+    hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
+    finding = found_by(cluster)["chips held"]
+    assert finding["level"] == "WARNING"
+    assert finding["found"].startswith("v4-16-1 host 1 (10.0.3.1): pid 7 (python), and nobody has claimed")
+
+
+def test_chips_that_are_claimed_may_be_held(cluster: ControllerInProcess, hosts: Hosts) -> None:
+    assert claimed_nodes(NodeTable.read()) == set()
+    hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
+    cluster.start("train", slices=(2,))
+    assert claimed_nodes(NodeTable.read()) == {
+        cluster.node_id(f"v4-16-{number}", host) for number in (0, 1) for host in (0, 1)
+    }
+    found = found_by(cluster)["chips held"]["found"]
+    assert found == "by no process without a claim, 4 hosts with claimed ones left aside"
+    cluster.succeed("train")
+    wait_until(lambda: claimed_nodes(NodeTable.read()) == set())
+
+
+def test_doctor_names_silent_hosts_and_incomplete_slices(cluster: ControllerInProcess, hosts: Hosts) -> None:
+    hosts.answers["v4-16-0 host 1"] = "no answer within 30 s"
+    cluster.kill_host("v4-16-2", 0)
+    found = found_by(cluster)
+    assert found["silent host"]["found"].startswith("v4-16-0 host 1 (10.0.1.1): no answer within 30 s")
+    assert found["incomplete slice"]["found"] == "v4-16-2: host 0 of 2 is missing"
+    assert found["slices"]["found"] == "2 of 3 are complete"
+    assert len(tpu_hosts(NodeTable.read())) == 5
+
+
+def test_controller_of_another_protocol_is_an_error_with_what_to_do(
+    bare_cluster: ControllerInProcess, hosts: Hosts
+) -> None:
+    cluster = bare_cluster
+    cluster.makes_controller = lambda: cluster.controller_of("0.0.9", PROTOCOL_VERSION - 1)
+    cluster.start_controller()
+    finding = found_by(cluster, code=FAILED)["Controller"]
+    assert (finding["level"], "controller upgrade" in finding["found"]) == ("ERROR", True)
+
+
+def test_doctor_advises_an_upgrade_of_a_controller_of_another_version(
+    bare_cluster: ControllerInProcess, hosts: Hosts
+) -> None:
+    cluster = bare_cluster
+    cluster.makes_controller = lambda: cluster.controller_of("0.0.9")
+    cluster.start_controller()
+    finding = found_by(cluster)["Controller"]
+    assert (finding["level"], "controller upgrade" in finding["advice"]) == ("INFO", True)

@@ -1,0 +1,95 @@
+"""``iris-ray ls``, ``status``, ``tasks``, ``why``, ``cancel``: what they print about the real Controller's jobs."""
+
+import re
+
+import pytest
+
+from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
+from iris_ray.model.jobs import PriorityBand
+from iris_ray.model.lifecycle import JobState
+from tests.support.command_line import CTRL_C, Terminal
+from tests.support.controller_in_process import ControllerInProcess, wait_until
+
+
+def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: ControllerInProcess) -> None:
+    first = cluster.start("train-1a2b3c4d", slices=(3,))
+    second = cluster.submit("eval-5e6f7a8b")
+    assert [job["job_id"] for job in cluster.json("ls")] == [first, second]
+    assert f"in use by {first}" in cluster.iris("why", second).stdout
+    assert "it does not wait" in cluster.iris("why", first).stdout
+    assert re.search(r"tasks: +2 pending", cluster.iris("status", second).stdout)
+    tasks = cluster.json("tasks", first)
+    assert [(task["state"], task["group"]) for task in tasks[:2]] == [("RUNNING", "v4-16-0")] * 2
+    slices = cluster.json("workers")
+    assert [(view["state"], view["jobs"]) for view in slices] == [("BUSY", [first])] * 3 + [("FREE", [])]
+    assert f"did you mean {second}" in cluster.iris("cancel", second[:-1], code=USAGE).stderr
+    cancelled = cluster.json("cancel", second)
+    assert cancelled == {"job_id": second, "cancelled": True, "state_before": "PENDING"}
+    assert cluster.json("status", second)["error"] == "cancelled by ann"
+    assert "had already ended: killed" in cluster.iris("cancel", second).stdout
+    assert not cluster.json("cancel", second)["cancelled"]
+
+
+def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(cluster: ControllerInProcess) -> None:
+    cluster.succeed(cluster.start("train"))
+    cluster.fail(cluster.start("again", priority=PriorityBand.BATCH), 1)
+    cluster.start("of-bob", user="bob")
+    jobs = cluster.json("ls", "--all", "--user", "ann")
+    assert [(job["job_id"], job["priority"], job["state"]) for job in jobs] == [
+        ("train", "INTERACTIVE", "SUCCEEDED"),
+        ("again", "BATCH", "FAILED"),
+    ]
+    assert [job["job_id"] for job in cluster.json("ls")] == ["of-bob"]
+    assert "3 others (--all)" in cluster.iris("ls", "--user", "ann").stderr
+    listed = cluster.iris("ls", "--all").stdout
+    for job in ("train", "again", "of-bob"):
+        assert job in listed
+
+
+def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(cluster: ControllerInProcess) -> None:
+    """Ann has all slices. Bob's batch job came before Carl's urgent one, and waits for it, too; so does Dora's."""
+    ann = cluster.start("ann-train", slices=(3,), user="ann")
+    batch = cluster.submit("bob-batch", user="bob", priority=PriorityBand.BATCH)
+    urgent = cluster.submit("carl-urgent", user="carl", priority=PriorityBand.PRODUCTION)
+    sweep = cluster.submit("dora-sweep", user="dora")
+    seen = {job["job_id"]: (job["user"], job["state"]) for job in cluster.json("ls")}
+    assert seen == {
+        ann: ("ann", "RUNNING"),
+        batch: ("bob", "PENDING"),
+        urgent: ("carl", "PENDING"),
+        sweep: ("dora", "PENDING"),
+    }
+    assert f"in use by {ann}" in cluster.iris("why", urgent, user="carl").stdout
+    wait_until(lambda: urgent in cluster.iris("why", batch, user="bob").stdout)
+    assert "in use by" in cluster.json("status", urgent)["waiting"]["sentence"]
+    assert cluster.json("status", ann)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
+    assert [(task["state"], task["group"]) for task in cluster.json("tasks", ann)] == [
+        ("RUNNING", f"v4-16-{number}") for number in range(3) for _ in (0, 1)
+    ]
+    assert f"did you mean {sweep}" in cluster.iris("cancel", sweep[:-1], user="bob", code=USAGE).stderr
+    assert f"{sweep} is cancelled; it was pending" in cluster.iris("cancel", sweep, user="bob").stdout
+    assert cluster.json("status", sweep)["error"] == "cancelled by bob"
+
+
+@pytest.mark.parametrize(
+    ("pressed", "code", "says"),
+    [(CTRL_C, INTERRUPTED, "interrupted"), ("n\n", FAILED, "nothing is done")],
+    ids=["Ctrl-C", "n"],
+)
+def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is_yes(
+    cluster: ControllerInProcess, pressed: str, code: int, says: str
+) -> None:
+    job = cluster.start("train")
+    person = Terminal((f"Cancel {job} of ann, running on v4-16-0? [y/N]", pressed))
+    assert cluster.on_terminal("cancel", job, person=person) == code
+    assert says in person.printed
+    assert cluster.state(job) is JobState.RUNNING
+
+
+def test_cancel_on_a_terminal_ends_the_job_if_the_answer_is_yes_or_given_before(cluster: ControllerInProcess) -> None:
+    asked, told = cluster.start("train"), cluster.start("eval")
+    person = Terminal(("[y/N]", "y\n"))
+    assert cluster.on_terminal("cancel", asked, person=person) == OK
+    assert f"{asked} is cancelled" in person.printed
+    assert cluster.on_terminal("cancel", told, "--yes", person=Terminal()) == OK
+    assert {cluster.state(asked), cluster.state(told)} == {JobState.KILLED}

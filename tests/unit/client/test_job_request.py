@@ -1,0 +1,191 @@
+"""A request is checked before anything is acquired: options, names, sizes, environment; and holds all of it."""
+
+import subprocess
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from iris_ray import IrisClient
+from iris_ray.actors.wire.messages import HOST_SILENCE_S, NO_OWNER_YET, TaskLaunch
+from iris_ray.cli.exits import USAGE
+from iris_ray.client.environment_limits import MAX_VARIABLE_BYTES
+from iris_ray.client.job_request import host_silence_s
+from iris_ray.errors import InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.multislice import MultisliceInfo
+from tests.support.command_line import address_of_nobody, invoke
+from tests.support.requests import hello, pod_request, remote, task_request
+
+
+def test_request_holds_what_the_tpu_type_means() -> None:
+    made = pod_request(tpu_type="TPU-v5e-16", num_slices=[4, 2])
+    spec = made.spec
+    assert (spec.device, spec.replicas, spec.resources) == ("v5litepod-16", 4, {"TPU": 4.0})
+    assert spec.coscheduling is not None
+    assert spec.coscheduling.num_groups == (2, 4)
+    assert (spec.name, made.env) == ("hello", {})
+    assert cloudpickle.loads(made.pickled_function)() == "hello"
+
+
+def test_request_is_complete_but_for_its_owner() -> None:
+    made, again = pod_request(name="train/it"), pod_request(name="train/it")
+    assert (made.spec.name, made.spec.owner) == ("train/it", NO_OWNER_YET)
+    assert made.spec.job_id.startswith("train-it-")
+    assert made.spec.job_id != again.spec.job_id
+
+
+@pytest.mark.parametrize(
+    "num_slices", [0, -1, [], (), True, [True], "2", [2, 2], 1.0, [1, 2.0], None, {1, 2}], ids=repr
+)
+def test_request_with_a_bad_number_of_slices_is_refused(num_slices: Any) -> None:
+    with pytest.raises(InvalidSliceCountError):
+        pod_request(num_slices=num_slices)
+
+
+@pytest.mark.parametrize("tpu_type", ["", "v4", "v4-31", "v99-8", "a100-8", None, 32, ["v4-32"]], ids=repr)
+def test_request_of_an_unknown_type_is_refused(tpu_type: Any) -> None:
+    with pytest.raises(UnknownTPUTypeError):
+        pod_request(tpu_type=tpu_type)
+
+
+@pytest.mark.parametrize("option", ["max_retries_preemption", "max_retries_failure"])
+@pytest.mark.parametrize("value", [-1, True, 1.0, "3", None], ids=repr)
+def test_request_with_a_bad_budget_is_refused_by_name(option: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=option):
+        pod_request(**{option: value})
+
+
+@pytest.mark.parametrize("value", [-1, -0.1, float("nan"), True, "60", None], ids=repr)
+def test_request_with_a_bad_keep_warm_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="keep_warm"):
+        pod_request(keep_warm=value)
+
+
+@pytest.mark.parametrize("value", ["jax", [1], [None], b"jax", None, 5], ids=repr)
+def test_request_with_a_bad_preload_is_refused(value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="preload"):
+        pod_request(preload=value)
+
+
+def test_request_with_a_generator_of_modules_is_refused() -> None:
+    with pytest.raises(InvalidRequestError, match="preload"):
+        pod_request(preload=(name for name in ["json"]))
+
+
+def test_request_with_options_at_the_limits_of_what_is_allowed_is_taken() -> None:
+    made = pod_request(max_retries_preemption=0, max_retries_failure=0, keep_warm=0, preload=["json"])
+    assert (made.spec.max_retries_preemption, made.spec.max_retries_failure, made.keep_warm) == (0, 0, 0.0)
+    assert made.process.preload == ("json",)
+
+
+# -- sizes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"SMALL": "x", "LARGE": "secret" * 30_000}, ["LARGE takes 180,006 bytes", "131,071"]),
+        ({f"V{i}": "secret" * 20_000 for i in range(9)}, ["9 environment variables take 1,080,027 bytes", "1,048,576"]),
+        ({"LD_PRELOAD": "secret" * 30_000}, ["LD_PRELOAD takes"]),
+        ({"WITH_NUL": "secret\0"}, ["WITH_NUL", "NUL"]),
+        ({"A=B": "secret"}, ["A=B"]),
+        ({"": "secret"}, ["empty"]),
+    ],
+)
+def test_request_with_an_environment_that_can_not_travel_is_refused_with_the_limit(
+    env: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        task_request(env=env)
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert "secret" not in str(refused.value)
+    with pytest.raises(InvalidRequestError):
+        pod_request(remote(runtime_env={"env_vars": env}), "v4-16")
+
+
+def test_request_with_the_largest_environment_that_may_travel_is_taken() -> None:
+    """And Linux starts processes with it."""
+    env = {f"V{i}": "x" * (MAX_VARIABLE_BYTES - 3) for i in range(8)}
+    assert task_request(env=env).env == env
+    assert len(subprocess.run(["/usr/bin/env"], env=env, capture_output=True, check=True).stdout) == 8 * 128 * 1024
+    with pytest.raises(OSError, match="Argument list too long"):
+        subprocess.run(["/usr/bin/env"], env={"V0": "x" * (MAX_VARIABLE_BYTES - 2)}, check=True)
+
+
+def test_request_whose_name_or_spec_is_too_large_is_refused_with_the_limit() -> None:
+    with pytest.raises(InvalidRequestError, match="has 101 characters, and the limit is 100"):
+        task_request(name="n" * 101)
+    tolerations = tuple(f"taint-{i}" for i in range(20_000))
+    with pytest.raises(InvalidRequestError, match="and the limit is 100,000; name fewer or shorter"):
+        task_request(name="n" * 100, tolerations=tolerations)
+
+
+# -- values of variables ----------------------------------------------------------------------------------------------
+
+
+def test_values_of_the_users_variables_are_in_no_repr_of_what_travels() -> None:
+    env = {"MY_KEY": "hunter2", "LD_PRELOAD": "hunter2"}  # one for the running process, one from its start
+    made = task_request(name="hello", env=env)
+    assert (made.env, made.process.runtime_env["env_vars"]) == (
+        {"MY_KEY": "hunter2"},
+        {"LD_PRELOAD": "hunter2"},
+    )
+    me = JobInfo("hello-1", "hello-1/task-0", 0, 1, 1, 0, 1, "", 0, "10.0.0.1:1234")
+    launch = TaskLaunch(made.pickled_function, made.env, me, MultisliceInfo("10.0.0.1", 0, 1), None, "hello")
+    for message in (made, made.process, launch):
+        assert "hello" in repr(message) or "preload" in repr(message)
+        assert "hunter2" not in repr(message)
+
+
+# -- jobs of a task ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = JobInfo("parent-1", "parent-1/task-3", 3, 4, 1, 0, 1, "v4-32-0", 3, "10.0.0.1:1234")
+    for name, value in me.to_env().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("in_a_task")
+def test_job_that_a_task_submits_is_named_under_the_tasks_own_job() -> None:
+    assert pod_request().spec.job_id.startswith("parent-1/hello-")
+
+
+@pytest.mark.usefixtures("in_a_task")
+def test_job_of_a_task_ends_with_it_so_it_can_not_be_detached() -> None:
+    client = IrisClient.__new__(IrisClient)  # what is refused at the door needs no cluster
+    with pytest.raises(InvalidRequestError, match=r"detached=True in parent-1/task-3: .* Leave detached out"):
+        client.submit(hello, detached=True)
+    refused = invoke("submit", __file__, RAY_ADDRESS=address_of_nobody())
+    assert refused.exit_code == USAGE
+    assert "parent-1/task-3" in refused.output
+    assert "iris-ray run" in refused.output
+
+
+# -- how long a host may be silent ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("environ", "seconds"),
+    [({}, HOST_SILENCE_S), *(({"IRIS_RAY_HOST_SILENCE_S": text}, float(text)) for text in ("2", "2.5", " 30 ", "1e3"))],
+    ids=repr,
+)
+def test_host_silence_is_what_the_environment_says(environ: dict[str, str], seconds: float) -> None:
+    assert host_silence_s(environ) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5 s", "1.9", "0", "-5", "nan", "2,5", "None"])
+def test_host_silence_that_makes_no_sense_is_refused_with_its_value(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"IRIS_RAY_HOST_SILENCE_S.*give seconds, 2 or more") as refused:
+        host_silence_s({"IRIS_RAY_HOST_SILENCE_S": text})
+    assert repr(text) in str(refused.value)
+
+
+def test_host_silence_travels_with_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_RAY_HOST_SILENCE_S", "7")
+    assert pod_request().silence_s == 7.0
+    monkeypatch.setenv("IRIS_RAY_HOST_SILENCE_S", "1")
+    with pytest.raises(InvalidRequestError, match="IRIS_RAY_HOST_SILENCE_S"):
+        pod_request()

@@ -1,0 +1,74 @@
+"""A simulated machine: all its processes are frozen, thawed and killed together."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from iris_ray.testing.machine import Machine
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def lifeline() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    yield reading, writing
+    os.close(reading)
+    os.close(writing)
+
+
+def a_machine(script: str, directory: Path, lifeline: int) -> Machine:
+    command = [sys.executable, "-I", "-S", "-c", textwrap.dedent(script)]
+    return Machine(command, env=os.environ, cwd=directory, log=directory / "log", lifeline=lifeline)
+
+
+FAMILY = """
+    import os, time
+    if os.fork() == 0:          # a grandchild that escapes from its session, its parent and its environment
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.execve("/bin/sleep", ["sleep", "1000"], {})
+    open("ready", "w").close()
+    time.sleep(1000)
+"""
+
+
+def test_machine_kill_ends_daemons_too(tmp_path: Path, lifeline: tuple[int, int]) -> None:
+    machine = a_machine(FAMILY, tmp_path, lifeline[1])
+    wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
+    pids = machine.pids()
+    machine.kill()
+    assert not machine.running
+    assert machine.pids() == []
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    machine.kill()  # a second time is harmless
+
+
+def test_machine_freeze_stops_all_and_thaw_continues(tmp_path: Path, lifeline: tuple[int, int]) -> None:
+    machine = a_machine(FAMILY, tmp_path, lifeline[1])
+    wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
+    machine.freeze()
+    assert {psutil.Process(pid).status() for pid in machine.pids()} == {psutil.STATUS_STOPPED}
+    machine.thaw()
+    wait_until(lambda: {psutil.Process(pid).status() for pid in machine.pids()} == {psutil.STATUS_SLEEPING})
+    machine.freeze()
+    machine.kill()
+    assert not machine.running
+
+
+def test_machine_ends_with_its_command(tmp_path: Path, lifeline: tuple[int, int]) -> None:
+    machine = a_machine(FAMILY.replace("time.sleep(1000)", "time.sleep(0.2)"), tmp_path, lifeline[1])
+    wait_until(lambda: not machine.running)
+    assert machine.pids() == []
+
+
+def test_machine_unknown_program_says_so_in_its_log(tmp_path: Path, lifeline: tuple[int, int]) -> None:
+    log = tmp_path / "log"
+    machine = Machine(["/no/such/program"], env=os.environ, cwd=tmp_path, log=log, lifeline=lifeline[1])
+    wait_until(lambda: not machine.running)
+    assert "cannot run /no/such/program" in log.read_text()

@@ -1,0 +1,101 @@
+"""SimulatedCluster: what it refuses at once, and what its hosts say about themselves."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.errors import InvalidRequestError, UnknownTPUTypeError
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.testing import Preemption, SimulatedCluster
+from iris_ray.testing.tpu_host import TPUHost
+
+
+@pytest.mark.parametrize(
+    ("slices", "words"),
+    [
+        (["v4-8"], "maps TPU types"),
+        ({"v4-8": -1}, "0 or more"),
+        ({"v4-8": True}, "not True"),
+        ({"v4-8": 1.0}, "must be an int"),
+        ({"v4-8": "2"}, "must be an int"),
+    ],
+)
+def test_constructor_impossible_slices_refused(slices: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        SimulatedCluster(slices)
+
+
+def test_constructor_unknown_type_refused() -> None:
+    with pytest.raises(UnknownTPUTypeError):
+        SimulatedCluster({"v4-9": 1})
+
+
+@pytest.mark.parametrize("cpus", [0, True, 1.5])
+def test_constructor_impossible_cpus_refused(cpus: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="cpus_per_host"):
+        SimulatedCluster(cpus_per_host=cpus)
+
+
+def test_not_started_cluster_says_so() -> None:
+    cluster = SimulatedCluster({"v4-8": 1})
+    assert cluster.slice_names == []
+    with pytest.raises(InvalidRequestError, match="not running"):
+        _ = cluster.address
+    with pytest.raises(InvalidRequestError, match="not running"):
+        cluster.kill_host("v4-8-0", 0)
+    cluster.shutdown()
+
+
+def a_host(tpu_type: str, worker_id: int) -> TPUHost:
+    return TPUHost("my-slice", worker_id, get_tpu_config(tpu_type), "ab" * 28, "127.1.2.3", Path("/tmp/nowhere"))
+
+
+def test_host_resources_head_resource_only_on_worker_0() -> None:
+    assert a_host("v4-32", 0).resources() == {
+        "TPU": 4,
+        "accelerator_type:TPU-V4": 1,
+        "my-slice": 1,
+        "TPU-v4-32-head": 1,
+    }
+    assert a_host("v4-32", 3).resources() == {"TPU": 4, "accelerator_type:TPU-V4": 1, "my-slice": 1}
+    assert a_host("v6e-8", 0).resources()["TPU"] == 8
+
+
+def test_host_describes_itself_as_ray_on_a_tpu_vm_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same environment, read by Ray's own detection, gives the same labels and resources."""
+    from ray._private.accelerators import TPUAcceleratorManager
+
+    for tpu_type in ("v4-32", "v5litepod-16", "v6e-8", "v7x-16"):
+        host = a_host(tpu_type, 0)
+        for name, value in host.environment(["127.1.2.3"]).items():
+            if name.startswith("TPU_"):
+                monkeypatch.setenv(name, value)
+        labels = TPUAcceleratorManager.get_current_node_accelerator_labels()
+        accelerator = TPUAcceleratorManager.get_current_node_accelerator_type()
+        assert host.labels() == {**labels, "ray.io/accelerator-type": accelerator}
+        found = TPUAcceleratorManager.get_current_node_additional_resources()
+        assert host.resources() == {"TPU": host.config.chips_per_vm, f"accelerator_type:{accelerator}": 1, **found}
+
+
+def test_host_environment_drops_what_describes_the_drivers_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0")
+    monkeypatch.setenv("MEGASCALE_COORDINATOR_ADDRESS", "elsewhere")
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
+    monkeypatch.setenv("JAX_PLATFORMS", "mine")
+    monkeypatch.setenv("MY_OWN", "kept")
+    environment = a_host("v4-16", 1).environment(["127.1.2.2", "127.1.2.3"])
+    assert not {"TPU_VISIBLE_CHIPS", "MEGASCALE_COORDINATOR_ADDRESS", "RAY_ADDRESS"} & environment.keys()
+    assert environment["JAX_PLATFORMS"] == "mine"
+    assert environment["MY_OWN"] == "kept"
+    assert environment["TPU_WORKER_HOSTNAMES"] == "127.1.2.2,127.1.2.3"
+
+
+def test_preemption_cancelled_leaves_the_hosts() -> None:
+    killed: list[str] = []
+    preemption = Preemption("s", 60.0, lambda: killed.append("s"))
+    preemption.start()
+    preemption.cancel()
+    assert not killed
+    assert not preemption.done
+    assert not preemption.wait(0)
