@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.records import JobRecord

@@ -5,7 +5,8 @@ from itertools import islice
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Gang, Job, JobSpec
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.stories import Stories

@@ -2,7 +2,8 @@
 
 import math
 
-from iris_ray.model.jobs import Gang, Job, JobSpec, SparePurpose
+from iris_ray.model.job_spec import JobSpec, SparePurpose
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.notices import GROWTH_NOTICE_S, Notice, NoticeKind
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.change import Change

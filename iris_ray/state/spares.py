@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
-from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec, SpareFor, SparePurpose
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
 
