@@ -37,7 +37,7 @@ from iris_ray.actors.wire.messages import HostPlace, ProcessSpec, Progress, RunR
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
 from iris_ray.model.job_info import JobInfo
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from iris_ray.model.topology import get_tpu_config

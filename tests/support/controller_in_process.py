@@ -27,7 +27,7 @@ from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.exits import FAILED, OK
 from iris_ray.client.caller_pool import pool_of_this_process
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from tests.support.cluster_in_process import ClusterInProcess, Crash, Task
 from tests.support.command_line import Terminal, invoke
