@@ -45,7 +45,7 @@ from iris_ray.actors.wire.messages import AttemptOrder, PoolView
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import CoschedulingConfig, JobSpec
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY

@@ -33,7 +33,7 @@ import psutil
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import CoschedulingConfig, JobSpec
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import Scheduler, SchedulingResult

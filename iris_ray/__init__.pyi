@@ -12,7 +12,7 @@ from .client.run_on_pod import (
 from .errors import IrisError
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
 from .model.job_info import JobInfo
-from .model.jobs import CoschedulingConfig, PriorityBand
+from .model.job_spec import CoschedulingConfig, PriorityBand
 from .model.lifecycle import JobState, TaskState
 from .model.multislice import MultisliceInfo
 from .model.notices import NoticeKind

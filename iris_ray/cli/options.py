@@ -12,7 +12,7 @@ import click
 from iris_ray.cli.address import remember_address
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
-from iris_ray.model.jobs import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
+from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

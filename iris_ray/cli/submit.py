@@ -21,7 +21,7 @@ from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.cli.words import one_line
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
-from iris_ray.model.jobs import CoschedulingConfig
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.task.job_info import get_job_info

@@ -22,7 +22,7 @@ from iris_ray.client.placement import placement_of
 from iris_ray.client.pool_actor import REPEATED
 from iris_ray.client.run_options import JobOptions, takes
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.jobs import CoschedulingConfig
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.resources import ResourceSpec
 from iris_ray.task.job_info import get_job_info
 

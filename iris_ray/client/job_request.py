@@ -14,7 +14,7 @@ from iris_ray.client.remote_options import TaskOptions, function_and_options
 from iris_ray.client.run_options import JobOptions, require_valid, takes
 from iris_ray.client.user_function import name_of, pickle_function, require_no_arguments
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 
 MAX_NAME_LENGTH = 100

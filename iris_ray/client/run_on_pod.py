@@ -11,7 +11,7 @@ from iris_ray.client.connection import require_cluster
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.run_options import GangOptions, RunOptions, takes
 from iris_ray.errors import IrisError, RemoteUserError
-from iris_ray.model.jobs import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
+from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 
 MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
 

@@ -9,7 +9,7 @@ from typing import Any, TypedDict, TypeVar, cast, get_type_hints
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.jobs import GROW_AFTER_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
+from iris_ray.model.job_spec import GROW_AFTER_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
 
 KEEP_WARM_S = 60.0
 

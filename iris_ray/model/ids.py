@@ -1,10 +1,10 @@
-"""What identifies attempts and tasks."""
+"""Identifiers of attempts and tasks."""
 
 from typing import NamedTuple
 
 
 class AttemptId(NamedTuple):
-    """One incarnation of a gang.
+    """One attempt to run a gang.
 
     Attributes:
         job_id: the job.

@@ -1,160 +1,19 @@
-"""Jobs, the gangs that they consist of, and their tasks. Pure data; changed by `ControllerState` alone.
+"""What becomes of jobs: the gangs that they consist of, and their tasks. Pure data; changed by `ControllerState` alone.
 
 A *gang* is the tasks that start and fail together: all tasks of a coscheduled job, or any single task of another one.
 So every rule about attempts, budgets and capacity exists once, for gangs.
 """
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, IntEnum
-from typing import Any
+from dataclasses import dataclass
 
-from iris_ray.errors import InvalidJobError
-from iris_ray.model.constraints import Constraint
 from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.model.requirement import Requirement, make_requirement
-from iris_ray.model.topology import get_tpu_config
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.requirement import Requirement
 
 _S = TaskState
-
-
-class PriorityBand(IntEnum):
-    """Jobs of a band are looked at before those of the next. A running gang is never evicted for another."""
-
-    PRODUCTION = 0
-    INTERACTIVE = 1
-    BATCH = 2
-
-
-@dataclass(frozen=True, slots=True, init=False)
-class CoschedulingConfig:
-    """All tasks of a group share one value of ``group_by``; a gang has one or several groups.
-
-    Args:
-        group_by: the attribute that names a group; for TPUs the slice's name.
-        num_groups: how many groups (slices) the job needs, or the numbers of groups that it can use; kept as an
-            ascending tuple.
-
-    Raises:
-        InvalidSliceCountError: ``num_groups`` is not made of distinct positive ints.
-        InvalidJobError: ``group_by`` is not the name of an attribute.
-    """
-
-    group_by: str
-    num_groups: tuple[int, ...]
-
-    def __init__(self, group_by: str = TPU_NAME, num_groups: int | Sequence[int] = (1,)) -> None:
-        if not isinstance(group_by, str) or not group_by:
-            raise InvalidJobError(f"group_by is {group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
-        object.__setattr__(self, "group_by", group_by)
-        object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
-
-
-GROW_AFTER_S = 12 * 3600.0
-MAX_RETRIES_FAILURE = 10
-MAX_RETRIES_PREEMPTION = 10_000
-
-
-class SparePurpose(Enum):
-    """Why slices are held ready for a gang that runs."""
-
-    SPARE = "spare"  # its owner asked for them
-    REPLACEMENT = "replacement"  # for a slice that is about to go
-    GROWTH = "growth"  # it can use more
-
-
-@dataclass(frozen=True, slots=True)
-class SpareFor:
-    """For which job slices are held ready, and why."""
-
-    job_id: str
-    purpose: SparePurpose
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """What a job asks for; never changes. Its tasks are called ``<job id>/task-<index>``.
-
-    Args:
-        job_id: unique in the cluster.
-        name: what people call it; the id if left out.
-        owner: whose slices it runs on: the id of the SlicePoolManager that submitted it.
-        user: who it is for; fair share is between users.
-        priority: which jobs it goes before.
-        device: the TPU type that it is made for, such as "v4-32"; None without TPU. It decides how many replicas make
-            a gang; which hosts will do is for the constraints to say.
-        replicas: tasks per group if coscheduled, else tasks in all.
-        coscheduling: how tasks form a gang; None: each is placed, fails and is retried by itself.
-        whole_groups: take each group whole, with all chips, however many hosts and chips the live nodes say it has;
-            ``replicas`` and the chips in ``resources`` are then what the rule for the type expects.
-        constraints: what every worker must satisfy.
-        preferences: what is better satisfied; the more the better.
-        tolerations: names of taints that do not keep the job away.
-        resources: what one task takes of its worker, by Ray's resource names. A task that takes chips, or whose job
-            names a device, takes all chips of its host, since libtpu allows one process a host.
-        max_retries_failure: further attempts of a gang after failures of its own.
-        max_retries_preemption: further attempts of a gang after lost hosts.
-        max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
-            gang whose retries are used up fails the job.
-        scheduling_timeout: seconds after submission by which every task must have run, or the job is given up as
-            unschedulable; None: it waits.
-        spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
-        grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
-            free; None: it never does. After a loss it does not wait so long.
-        spare_for: set if it only holds slices ready for another job's gang; such jobs are made by the state itself.
-
-    Raises:
-        InvalidJobError: something that can't work as written.
-        UnknownTPUTypeError: no such device.
-    """
-
-    job_id: str
-    owner: str
-    name: str = ""
-    user: str = ""
-    priority: PriorityBand = PriorityBand.INTERACTIVE
-    device: str | None = None
-    replicas: int = 1
-    coscheduling: CoschedulingConfig | None = None
-    whole_groups: bool = False
-    constraints: tuple[Constraint, ...] = ()
-    preferences: tuple[Constraint, ...] = ()
-    tolerations: tuple[str, ...] = ()
-    resources: Mapping[str, float] = field(default_factory=dict)
-    max_retries_failure: int = 0
-    max_retries_preemption: int = 100
-    max_task_failures: int | None = None
-    scheduling_timeout: float | None = None
-    spares: int = 0
-    grow_after: float | None = GROW_AFTER_S
-    spare_for: SpareFor | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("constraints", "preferences", "tolerations"):
-            if isinstance(value := getattr(self, name), list):
-                object.__setattr__(self, name, tuple(value))
-        _require_valid(self)
-        object.__setattr__(self, "resources", dict(self.resources))
-
-    @property
-    def requirement(self) -> Requirement:
-        """What its gangs ask of workers."""
-        return make_requirement(
-            self.coscheduling.group_by if self.coscheduling else None,
-            self.replicas if self.coscheduling else 1,
-            self.whole_groups,
-            self.constraints,
-            self.preferences,
-            self.tolerations,
-            self.resources,
-            self.device is not None,
-        )
 
 
 @dataclass(slots=True)
@@ -178,14 +37,14 @@ class Gang:
         attempt: number of the current or latest attempt; 0 before the first.
         failures, preemptions: charged so far, at most one of them per attempt.
         dispatch_failures: launches that never started, since the last one that did.
-        not_before: seconds on the caller's clock; the gang is not scheduled earlier.
-        waiting_since: when it came into the queue for the last time, on the same clock.
+        not_before: the gang is not scheduled earlier; seconds on the caller's clock.
+        waiting_since: when it last entered the queue, on the same clock.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
-        returning_until: until then it comes before all that wait: it ran a moment ago, and lost its hosts; seconds.
+        returning_until: until then it goes before all waiting gangs, since it ran a moment ago; seconds.
         running_since: when the first task of its latest attempt began to run; infinite before that; seconds.
-        quick_ends: attempts in a row that were over soon after they had begun.
-        groups_wanted: on how many groups it ran before it lost some.
-        notice: what it was told about its current attempt's end, or None.
+        quick_ends: attempts in a row that ended soon after their start.
+        groups_wanted: the number of groups that it ran on before it lost some.
+        notice: the notice that its current attempt has, or None.
         started: whether any attempt ever ran.
         error: the first cause of the latest attempt's end, in words.
     """
@@ -207,15 +66,16 @@ class Gang:
     started: bool = False
     error: str | None = None
 
-    # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first speaks for all.
+    # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
 
     @property
     def position(self) -> int:
-        """Its place among the gangs of its job, which is the index of its first task."""
+        """The index of its first task, which identifies it among the gangs of its job."""
         return self.tasks[0].index
 
     @property
     def pending(self) -> bool:
+        """Whether it waits for hosts."""
         return self.tasks[0].state is _S.PENDING
 
     @property
@@ -227,25 +87,25 @@ class Gang:
 
     @property
     def is_to_grow(self) -> bool:
-        """Whether its tasks were told that it moves to more slices."""
+        """Whether its tasks were told that it is to move to more slices."""
         return self.notice is not None and self.notice.kind is NoticeKind.GROWTH
 
 
 Allocation = tuple[tuple[str, str, dict[str, float]], ...]
-"""What an attempt holds until its end is confirmed: (worker id, task id, resources) of every task."""
+"""What an attempt holds until its end is confirmed: (node id, task id, resources) of every task."""
 
 
 @dataclass(slots=True)
 class Job:
-    """A job's past and present.
+    """A job and its progress.
 
     Attributes:
-        number: counts submissions; the smaller the older.
+        number: the job's number in the order of submission.
         gangs: one if it is coscheduled, else one for every task.
         counts: how many tasks are in each state.
-        pending: positions of the gangs that wait for hosts, in the order in which they are looked at.
+        pending: positions of the gangs that wait for hosts, in the order in which they are placed.
         failures, preemptions: charged to any of its gangs so far.
-        spares_made: how many jobs have been made to hold slices ready for it, so that each has another id.
+        spares_made: how many spares have been made for it; numbers their ids.
         error: why its latest attempt, or the job, ended, in words.
     """
 
@@ -273,16 +133,16 @@ class Job:
         return [task for gang in self.gangs for task in gang.tasks]
 
     def gang_of(self, task_index: int) -> Gang:
-        """The gang that a task belongs to."""
+        """Return the gang that a task belongs to."""
         return self.gangs[0 if self.spec.coscheduling else task_index]
 
     def current_attempt(self, gang: Gang) -> AttemptId:
-        """The latest attempt of one of its gangs."""
+        """Return the latest attempt of one of its gangs."""
         return AttemptId(self.spec.job_id, gang.attempt, gang.position)
 
     @property
     def state(self) -> JobState:
-        """Derived from the counts of the tasks' states, whatever the number of tasks."""
+        """The job's state, derived from the counts of its tasks' states."""
         counts = self.counts
         if len(counts) == 1:
             return _ALONE[next(iter(counts))]
@@ -297,7 +157,7 @@ class Job:
         return JobState.PENDING if counts[_S.PENDING] == total else JobState.RUNNING
 
     def gang_state(self, task_index: int) -> JobState:
-        """The state of the gang that a task belongs to, as if it were a job by itself."""
+        """Return the state of the gang that a task belongs to, as if the gang were a job."""
         return self.state if self.spec.coscheduling else _ALONE[self.gangs[task_index].tasks[0].state]
 
     @property
@@ -324,75 +184,3 @@ _DECISIVE = (
     (_S.UNSCHEDULABLE, JobState.UNSCHEDULABLE),
     (_S.KILLED, JobState.KILLED),
 )
-
-
-def _require_valid(spec: JobSpec) -> None:
-    """Refuse what can't work as written, and say how to mend it."""
-    who = f"job {spec.job_id!r}"
-    if not isinstance(spec.job_id, str) or not spec.job_id:
-        raise InvalidJobError(f"job_id is {spec.job_id!r}; give a name")
-    for name in ("owner", "user", "name"):
-        if not isinstance(value := getattr(spec, name), str):
-            raise InvalidJobError(f"{who}: {name} is {value!r}; give a str")
-    if not spec.owner:
-        raise InvalidJobError(f"{who}: owner is empty; give the id of whoever runs it")
-    _require_int(who, "replicas", spec.replicas, 1)
-    _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
-    _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
-    if spec.max_task_failures is not None:
-        _require_int(who, "max_task_failures", spec.max_task_failures, 0)
-    _require_int(who, "spares", spec.spares, 0)
-    if spec.spares and spec.coscheduling is None:
-        raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
-    if spec.grow_after is not None and not _is_amount(spec.grow_after):
-        raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
-    if spec.scheduling_timeout is not None and not _is_amount(spec.scheduling_timeout):
-        raise InvalidJobError(
-            f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
-        )
-    if not isinstance(spec.priority, PriorityBand):
-        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
-        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
-    for name, kind, example in (
-        ("constraints", Constraint, "Constraint objects"),
-        ("preferences", Constraint, "Constraint objects"),
-        ("tolerations", str, "names of taints, such as ('spot',)"),
-    ):
-        value = getattr(spec, name)
-        if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
-            raise InvalidJobError(f"{who}: {name} is {value!r}; give a tuple of {example}")
-    if not isinstance(spec.coscheduling, CoschedulingConfig | None):
-        raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
-    if not isinstance(spec.resources, Mapping) or not all(isinstance(name, str) for name in spec.resources):
-        raise InvalidJobError(f"{who}: resources is {spec.resources!r}; give amounts by name, such as {{'CPU': 1}}")
-    for resource, amount in spec.resources.items():
-        if not _is_amount(amount):
-            raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
-    if spec.device is not None:
-        get_tpu_config(spec.device)
-    if spec.coscheduling is not None:
-        _require_gang_of_device(who, spec)
-    elif spec.whole_groups:
-        raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
-
-
-def _require_gang_of_device(who: str, spec: JobSpec) -> None:
-    if spec.device is None:
-        raise InvalidJobError(f'{who} is coscheduled but names no TPU device; say which, for example device="v4-32"')
-    config = get_tpu_config(spec.device)
-    sizes = {config.vm_count, config.chip_count // 4} if config.chips_per_vm == 8 else {config.vm_count}
-    # GKE makes two VMs of a host with eight chips.
-    if spec.replicas not in sizes and not spec.whole_groups:
-        raise InvalidJobError(
-            f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
-            f" slice, not {spec.replicas}; set replicas={config.vm_count}, or use num_groups for several slices"
-        )
-
-
-def _require_int(who: str, name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJobError(f"{who}: {name} is {value!r}; give an int of {least} or more")
-
-
-def _is_amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf

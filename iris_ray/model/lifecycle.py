@@ -1,11 +1,11 @@
-"""The states of tasks and jobs, and the only moves that there are."""
+"""The states of tasks and jobs, and the legal transitions between them."""
 
 from collections.abc import Mapping
 from enum import Enum
 
 
 class TaskState(Enum):
-    """Where one task stands. COSCHED_FAILED: ended because another member of its gang ended."""
+    """State of one task. COSCHED_FAILED: it ended because another task of its gang ended."""
 
     PENDING = "pending"
     ASSIGNED = "assigned"
@@ -19,7 +19,7 @@ class TaskState(Enum):
 
 
 class JobState(Enum):
-    """Where a job stands; derived from the counts of its tasks' states."""
+    """State of a job, derived from the counts of its tasks' states."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -37,7 +37,7 @@ class JobState(Enum):
 
 _S = TaskState
 
-# SUCCEEDED goes back to PENDING when a gang restarts whole: the member that had already finished rejoins.
+# SUCCEEDED → PENDING: a gang restarts as a whole, with the tasks that had already finished.
 TRANSITIONS: Mapping[TaskState, frozenset[TaskState]] = {
     _S.PENDING: frozenset({_S.ASSIGNED, _S.KILLED, _S.UNSCHEDULABLE}),
     _S.ASSIGNED: frozenset({_S.PENDING, _S.RUNNING, _S.KILLED, _S.FAILED, _S.WORKER_FAILED, _S.COSCHED_FAILED}),

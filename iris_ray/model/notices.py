@@ -19,10 +19,10 @@ class NoticeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostNotice:
-    """A host is going to go away.
+    """A host is to go.
 
     Attributes:
-        kind: what is going to happen to it.
+        kind: why.
         reason: the same in words, for people.
         deadline: when it may be gone, in seconds since the epoch on the host's clock; None if unknown.
     """

@@ -1,4 +1,4 @@
-"""What attempts hold of the hosts until it is confirmed that no process of theirs is left."""
+"""Which resources of hosts each attempt holds, until it is confirmed that none of its processes is left."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -9,10 +9,10 @@ from iris_ray.state.fleet import Fleet
 
 
 class Allocations:
-    """All allocations, and how much each user has of all. What they say is put down in the fleet, too.
+    """All allocations, and each user's total. The fleet is kept in step with them.
 
     Attributes:
-        usage: what each user's gangs hold, by Ray's resource names.
+        usage: amounts that each user's gangs hold, by Ray's resource names.
     """
 
     def __init__(self, fleet: Fleet) -> None:
@@ -32,7 +32,7 @@ class Allocations:
         return [attempt for attempt in self if jobs[attempt.job_id].spec.owner == owner]
 
     def add(self, job: Job, attempt: AttemptId, allocation: Allocation) -> None:
-        """An attempt holds this from now on."""
+        """Record what an attempt holds from now on."""
         self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
         usage = self.usage.setdefault(job.spec.user, Counter())
         for node_id, task_id, demand in allocation:
@@ -40,7 +40,7 @@ class Allocations:
             usage.update(demand)
 
     def end(self, job: Job, attempt: AttemptId) -> bool:
-        """All that an attempt holds is free; whether it held anything."""
+        """Free all that an attempt holds. Return whether it held anything."""
         allocations = self._of.get(job.spec.job_id, {})
         allocation = allocations.pop(attempt, None)
         if allocation is None:
@@ -53,22 +53,22 @@ class Allocations:
         return True
 
     def let_go(self, job: Job, node_id: str, attempt: AttemptId) -> None:
-        """What an attempt held of a lost worker is gone with it."""
+        """Remove what an attempt held of a lost worker."""
         allocations = self._of[job.spec.job_id]
         self._give_back(job.spec.user, next(demand for place, _, demand in allocations[attempt] if place == node_id))
         allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
 
     def mark_ending(self, attempt: AttemptId) -> None:
-        """The attempt is over: what it holds will be free in a moment."""
+        """Mark what an attempt holds as free soon: the attempt is over, its end not yet confirmed."""
         for node_id, task_id, _ in self.of(attempt.job_id).get(attempt, ()):
             self._fleet.mark_ending(node_id, (task_id, attempt))
 
     def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
-        usage = self.usage.get(user, Counter())  # whose tasks ask for nothing has none
+        usage = self.usage.get(user, Counter())  # none if the user's tasks ask for nothing
         usage.subtract(demand)
         if not any(amount > 1e-9 for amount in usage.values()):
-            self.usage.pop(user, None)  # and with it what fractions have left behind
+            self.usage.pop(user, None)  # drops rounding errors of fractions, too
 
     def all_of(self) -> Mapping[str, Mapping[AttemptId, Allocation]]:
-        """By job id."""
+        """Return what attempts hold, by job id."""
         return self._of

@@ -1,4 +1,4 @@
-"""How attempts end: what it costs the gang, who is stopped, and when the capacity is free."""
+"""How attempts end: what an end costs the gang, which attempts are stopped, and when their capacity is free."""
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
@@ -23,7 +23,7 @@ from iris_ray.state.transitions import WAY_TO_SUCCESS, move, move_all
 
 
 class AttemptEnds:
-    """Ends attempts. The end of one member is the end of its gang's attempt."""
+    """Ends attempts. When one task of a gang ends early, the gang's whole attempt ends."""
 
     def __init__(self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares) -> None:
         self._table = table
@@ -34,39 +34,42 @@ class AttemptEnds:
     # -- events ----------------------------------------------------------------------------------------------------
 
     def job_cancelled(self, event: JobCancelledEvent, change: Change) -> None:
+        """Kill all gangs of a job that has not finished. Spares are not cancelled: they end with their job."""
         job = self._table.jobs.get(event.job_id)
-        if job is not None and not job.state.finished and job.spec.spare_for is None:  # spares end with their jobs
+        if job is not None and not job.state.finished and job.spec.spare_for is None:
             self._end_other_gangs(job, None, event.reason, change)
             job.error = event.reason
             change.instructions.finished.append(event.job_id)
 
     def unschedulable(self, event: TaskUnschedulableEvent, change: Change) -> None:
-        """A gang that never ran is given up, and its job with it."""
+        """Give up a gang that never ran, and its job with it."""
         job = self._table.jobs.get(event.job_id)
         if job is None or job.state.finished:
             return
         gang = self._table.gang(job, 0 if job.spec.coscheduling else event.task_index)
         if not gang.pending or gang.started:
-            return  # it got to run after all
+            return  # it has run after all
         move_all(job, gang, TaskState.UNSCHEDULABLE, event.reason)
         self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {event.reason}", change)
         job.error = event.reason
         change.instructions.finished.append(event.job_id)
 
     def dispatch_failed(self, event: TaskDispatchFailedEvent) -> None:
+        """Requeue a gang whose attempt could not be started. It is not charged, and pauses first."""
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             retry_budget.returns_after_failed_launch(gang, event.now)
             self._requeue(job, gang, event.error)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
+        """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             retry_budget.returns_to_move(job, gang, change.now)
             self._requeue(job, gang, event.reason)
 
     def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
-        """The caller has the results of an attempt that was taken back: the gang has succeeded, wherever it stands."""
+        """Mark a gang as succeeded: the caller has the results of an attempt that had been taken back."""
         attempt, job = event.attempt, self._table.jobs.get(event.attempt.job_id)
         if job is None or job.state.finished or job.spec.spare_for is not None:
             return
@@ -85,7 +88,7 @@ class AttemptEnds:
             change.instructions.finished.append(attempt.job_id)
 
     def worker_lost(self, worker: Worker, reason: str, change: Change) -> None:
-        """A worker is gone, with everything that ran on it."""
+        """End the attempts that ran on a lost worker."""
         for task_id, attempt in worker.occupants:
             self._allocations.let_go(self._table.jobs[attempt.job_id], worker.node_id, attempt)
             self._table.changed(attempt.job_id)
@@ -96,18 +99,18 @@ class AttemptEnds:
                 self.member_ended(job, gang, task, TaskState.WORKER_FAILED, reason, change, started)
 
     def pool_restarted(self, owner: str, change: Change) -> None:
-        """A pool's gangs start again, those included whose results were not handed over.
+        """Requeue all gangs of a pool whose process died, those included whose results were not handed over.
 
-        It is not known what the process died of. It lives beside the driver, not on the gang's hosts, so to a gang that
-        is a preemption, also if its results had come: a job whose results don't fit into memory must not be tried for
-        ever. A gang to which it happens several times in a row, within seconds after its start, is charged failures,
-        like one that loses tasks on hosts that are there: a machine short of memory would not wait for that moment.
+        The cause of the death is unknown. The process ran beside the driver, not on the gang's hosts, so each gang is
+        charged a preemption. A gang whose results had arrived is charged as well: otherwise a job whose results don't
+        fit into memory would be tried for ever. If this happens to a gang several times in a row, each time within
+        seconds after its start, it is charged failures instead, like a gang that loses tasks on sound hosts.
         """
         reason = "the process of its SlicePoolManager died"
         for attempt in self._allocations.of_owner(self._table.jobs, owner):
             job = self._table.jobs.get(attempt.job_id)
             if job is None or job.spec.spare_for is not None:
-                continue  # dropped with its parent's attempt
+                continue  # it is dropped with its job's attempt
             if (found := self._table.live(attempt)) is not None:
                 _, gang = found
                 started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
@@ -122,7 +125,11 @@ class AttemptEnds:
                     self.member_ended(job, gang, gang.tasks[0], TaskState.WORKER_FAILED, lost, change, started=True)
 
     def confirmed(self, attempt: AttemptId) -> None:
-        """No process of an attempt is left: what it held is free."""
+        """Free what an attempt held: none of its processes is left.
+
+        Raises:
+            IllegalTransitionError: tasks of the attempt are still active.
+        """
         job = self._table.jobs.get(attempt.job_id)
         if job is None:
             return
@@ -132,18 +139,18 @@ class AttemptEnds:
         if self._allocations.end(job, attempt):
             self._table.changed(attempt.job_id)
 
-    # -- what they have in common ------------------------------------------------------------------------------------
+    # -- shared --------------------------------------------------------------------------------------------------
 
     def member_ended(
         self, job: Job, gang: Gang, cause: Task, state: TaskState, error: str, change: Change, started: bool
     ) -> None:
-        """Charge one budget once for a member's end, then requeue the whole gang or end it.
+        """Charge one retry budget once for the end of a task, then requeue its whole gang or end it.
 
         Args:
-            job, gang, cause: whose end it is.
-            state: FAILED or WORKER_FAILED; it names the budget.
+            job, gang, cause: the task that ended, its gang and its job.
+            state: FAILED or WORKER_FAILED; selects the budget.
             error: the first cause, in words.
-            change: the event.
+            change: collects the instructions.
             started: whether any task of the attempt ran.
         """
         self._table.changed(job.spec.job_id)
@@ -168,12 +175,12 @@ class AttemptEnds:
             change.instructions.finished.append(job.spec.job_id)
 
     def mark_ending(self, job: Job, gang: Gang) -> None:
-        """The gang's attempt is over; its end will be confirmed in a moment."""
+        """Mark a gang's attempt as over; its end is not yet confirmed."""
         gang.notice = None
         self._allocations.mark_ending(job.current_attempt(gang))
 
     def _end_other_gangs(self, job: Job, cause: Gang | None, reason: str, change: Change) -> None:
-        """End all gangs that are not over; attempts that have hosts are to be stopped."""
+        """Kill all gangs of a job that are not over, and stop the attempts that have hosts."""
         for gang in job.gangs:
             if gang is cause or not (gang.placed or gang.pending):
                 continue
@@ -183,7 +190,7 @@ class AttemptEnds:
         job.pending.clear()
 
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
-        if gang.placed:  # else all has returned, and is lost now
+        if gang.placed:  # else all tasks have returned, and their results are lost
             change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
         self.mark_ending(job, gang)
 

@@ -1,4 +1,4 @@
-"""One event on its way through the state."""
+"""What the parts of the state share while they handle one event."""
 
 from dataclasses import dataclass, field
 
@@ -7,11 +7,11 @@ from iris_ray.state.instructions import Instructions
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What the parts of the state share while they handle one event.
+    """One event being handled.
 
     Attributes:
         now: seconds on the clock of the events.
-        instructions: what is to be done outside because of the event; parts add to it.
+        instructions: what the event requires outside; the parts add to it.
     """
 
     now: float

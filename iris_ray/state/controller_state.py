@@ -147,7 +147,7 @@ class ControllerState:
                 self._ends.confirmed(event.attempt)
             case PoolRestartedEvent():
                 self._ends.pool_restarted(event.owner, change)
-                self._spare_jobs.settle(change)  # before it is seen who is still on the slices
+                self._spare_jobs.settle(change)  # first, so that dropped spares are off the slices
                 self._holders.released_all(event.owner)
             case SliceHeldEvent():
                 self._holders.held(event.slice_name, event.owner)
@@ -192,7 +192,7 @@ class ControllerState:
         if job_id in table.jobs:
             table.stories.remember(job_id, event, self._now)
         elif not job_id and instructions.stop:
-            for stopped in {stop.attempt.job_id for stop in instructions.stop}:
+            for stopped in {stop.attempt.job_id for stop in instructions.stop} & table.jobs.keys():
                 table.stories.remember(stopped, event, self._now)
 
     # -- views -----------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ class ControllerState:
 
     @property
     def holders(self) -> Mapping[str, str]:
-        """Slice name → owner that keeps actors on it, busy or warm."""
+        """The owner that keeps actors on each slice, busy or warm, by slice name."""
         return self.fleet.holders
 
     @property
@@ -219,12 +219,12 @@ class ControllerState:
 
     @property
     def queue_version(self) -> int:
-        """Counts the changes to what waits."""
+        """Count of the changes to the queue."""
         return self._table.queue_version
 
     @property
     def unrecorded(self) -> set[str]:
-        """Ids of jobs that have changed, or are forgotten, since somebody last cleared this."""
+        """Ids of jobs that have changed, or are forgotten, since the caller last cleared this set."""
         return self._table.unrecorded
 
     def record(self, job_id: str) -> JobRecord | None:
@@ -237,7 +237,7 @@ class ControllerState:
         return self._table.stories.told(job_id)
 
     def pending(self) -> list[Job]:
-        """Return the jobs of which some or all gangs wait for workers."""
+        """Return the jobs that have gangs waiting for workers."""
         return list(self._table.pending.values())
 
     def jobs_of(self, owner: str) -> list[Job]:
@@ -253,7 +253,7 @@ class ControllerState:
         return attempt in self._allocations.of(attempt.job_id)
 
     def knows(self, worker: WorkerRegisteredEvent) -> bool:
-        """Whether this registration would change nothing."""
+        """Return whether this registration would change nothing."""
         known = self.workers.get(worker.node_id)
         heard = known is not None and known.final is not None and is_as_urgent(known.final[1], worker.deadline)
         if known is not None and (worker.draining is None or heard):

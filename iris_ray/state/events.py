@@ -1,13 +1,13 @@
-"""What can happen to the controller's state. Every change is one of these; times are seconds on the caller's clock.
+"""Events: everything that can change the controller's state. Times are seconds on the caller's clock.
 
-Reports carry the attempt that they speak of; one about an older attempt changes nothing.
+Reports carry the attempt that they are about; a report about an older attempt changes nothing.
 """
 
 from dataclasses import dataclass
 
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.state.records import JobRecord
@@ -15,39 +15,43 @@ from iris_ray.state.records import JobRecord
 
 @dataclass(frozen=True, slots=True)
 class JobSubmittedEvent:
+    """A new job. A submission that is delivered twice counts once."""
+
     spec: JobSpec
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class JobRestoredEvent:
-    """A job that an earlier Controller knew. The workers that are alive have been registered before."""
+    """A job comes back from the record of an earlier Controller. Live workers are registered before."""
 
     record: JobRecord
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassedEvent:
-    """It is so late now. What comes back to the queue after it has waited since then."""
+    """The clock has reached this time. A gang that is requeued later has waited since then."""
 
     now: float
 
 
 @dataclass(frozen=True, slots=True)
 class JobCancelledEvent:
+    """A user or the job's pool cancels it. Attempts that have hosts are stopped."""
+
     job_id: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerRegisteredEvent:
-    """A worker appeared, or what is known about it changed. Its occupants are kept.
+    """A worker appeared, or its facts changed. Its occupants are kept.
 
     Args:
         node_id, address, attributes, resources: see `Worker`.
-        draining: the notice that it has, in words, or None.
-        foreign: who outside iris_ray uses it, or None.
-        deadline: when it is to go, if it has a notice that says so; seconds.
+        draining: why it is to go, in words, or None.
+        foreign: what outside iris_ray uses its chips, in words, or None.
+        deadline: when it is to go, or None if unknown; seconds.
     """
 
     node_id: str
@@ -61,13 +65,13 @@ class WorkerRegisteredEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDrainedEvent:
-    """The worker is to go: it takes nothing new, and gangs that run there are told.
+    """A worker is to go. It takes no new tasks, and the gangs that run there are told.
 
     Args:
-        node_id: which.
+        node_id: the worker.
         reason: why, for people.
         kind: why, for programs.
-        deadline: when it will be gone at the latest, or None if nobody knows; seconds.
+        deadline: when it will be gone at the latest, or None if unknown; seconds.
     """
 
     node_id: str
@@ -78,22 +82,22 @@ class WorkerDrainedEvent:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceCalledOffEvent:
-    """A maintenance that the worker had notice of is not planned any more; drains and preemptions stay as they are."""
+    """A maintenance that was announced for the worker is cancelled. Drains and preemptions stay."""
 
     node_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class TaintedEvent:
-    """A worker, or all of a slice, keeps away jobs that don't tolerate the taint; what runs there goes on.
+    """A worker or a slice gets a taint: jobs that don't tolerate it are not placed there. What runs there goes on.
 
-    It stays over new registrations, until it is lifted.
+    The taint survives new registrations until it is lifted.
 
     Args:
-        target: a worker's id or a slice's name; it need not be there yet.
+        target: a worker's node id or a slice's name; it need not exist yet.
         taint: its name, without the prefix.
         reason: why, for people.
-        until: when it is lifted by itself; None: never; seconds.
+        until: when it expires, or None for never; seconds.
     """
 
     target: str
@@ -104,7 +108,7 @@ class TaintedEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaintLiftedEvent:
-    """The opposite of TaintedEvent."""
+    """A taint is removed."""
 
     target: str
     taint: str
@@ -112,7 +116,7 @@ class TaintLiftedEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSuspectedEvent:
-    """The worker did not answer. It takes nothing new until it is known to be dead, or for a while."""
+    """The worker did not answer. It takes no new tasks for a while; Ray may declare it dead before."""
 
     node_id: str
     reason: str
@@ -121,7 +125,7 @@ class WorkerSuspectedEvent:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFailedEvent:
-    """The worker is gone, with everything that ran on it."""
+    """The worker is lost, with everything that ran on it."""
 
     node_id: str
     reason: str
@@ -129,7 +133,7 @@ class WorkerFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangAssignedEvent:
-    """All tasks of a coscheduled job get their workers, at once: ``groups[slice_id][node_id]`` is a worker's id."""
+    """All tasks of a coscheduled job get their workers at once: ``groups`` has the node ids of each group, in order."""
 
     job_id: str
     group_names: tuple[str, ...]
@@ -138,7 +142,7 @@ class GangAssignedEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskAssignedEvent:
-    """A task of a job that is not coscheduled gets its worker."""
+    """One task of a job that is not coscheduled gets its worker."""
 
     job_id: str
     task_index: int
@@ -159,7 +163,7 @@ class TaskUnschedulableEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskDispatchFailedEvent:
-    """An attempt could not be started whole: the gang goes back to the queue, uncharged, after a pause."""
+    """An attempt could not be started as a whole. Its gang is requeued after a pause and not charged."""
 
     attempt: AttemptId
     error: str
@@ -178,7 +182,7 @@ class TaskStateChangedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangMovedEvent:
-    """An attempt was ended so that the gang can run elsewhere, by its own leave: back to the queue, uncharged."""
+    """A gang saved its state and ended its attempt to run elsewhere. It is requeued and not charged."""
 
     attempt: AttemptId
     reason: str
@@ -186,20 +190,21 @@ class GangMovedEvent:
 
 @dataclass(frozen=True, slots=True)
 class GangReturnedEvent:
-    """Its caller has the results of an attempt that was taken back: a host was lost after its task had returned."""
+    """The caller has the results of an attempt that was taken back because a host was lost after its task returned."""
 
     attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerBlamedEvent:
-    """A task process could not be started on the worker, or crashed there and nowhere else in the gang before.
+    """A task process could not be started on the worker, or crashed there before any other task of its gang.
 
     Args:
-        node_id: which.
-        job_id: whose task it was.
+        node_id: the worker.
+        job_id: the task's job.
         reason: what happened, in words.
-        by_user_code: whether user code ran in it; the worker is only to blame if the job's tasks live elsewhere.
+        by_user_code: whether user code ran in it. If so, the worker is at fault only if the user's tasks survive on
+            other hosts.
     """
 
     node_id: str
@@ -210,21 +215,21 @@ class WorkerBlamedEvent:
 
 @dataclass(frozen=True, slots=True)
 class AttemptEndConfirmedEvent:
-    """No process of the attempt is left on any host: its capacity is free."""
+    """None of the attempt's processes is left on any host. Its capacity is free."""
 
     attempt: AttemptId
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRestartedEvent:
-    """The process of a pool died and was started anew: all that ran there is gone, and results that it had."""
+    """The process of a pool died and was restarted. Everything that it ran is gone, as are results that it had."""
 
     owner: str
 
 
 @dataclass(frozen=True, slots=True)
 class SliceHeldEvent:
-    """The owner says that it holds the slice: an earlier Controller knew that, this one does not."""
+    """The owner reports that it holds the slice. A restarted Controller learns this from its pools."""
 
     slice_name: str
     owner: str
@@ -232,7 +237,7 @@ class SliceHeldEvent:
 
 @dataclass(frozen=True, slots=True)
 class SliceReleasedEvent:
-    """The owner holds the slice no longer."""
+    """The owner no longer holds the slice."""
 
     slice_name: str
     owner: str

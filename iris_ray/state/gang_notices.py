@@ -1,4 +1,4 @@
-"""Notices: which hosts are to go, and which gangs are told so."""
+"""Notices: which hosts are to go, and which gangs are told."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from iris_ray.state.spares import Spares
 
 
 class GangNotices:
-    """Tells gangs that they are to move, each once for each notice that is more urgent than what it knows."""
+    """Tells gangs that they are to move. A gang hears of a notice only if it is more urgent than the one it has."""
 
     def __init__(self, table: JobTable, fleet: Fleet, spares: Spares) -> None:
         self._table = table
@@ -21,7 +21,7 @@ class GangNotices:
         self._spares = spares
 
     def worker_drained(self, event: WorkerDrainedEvent, change: Change) -> None:
-        """The worker takes nothing new. Gangs on it are told, once, and get replacements."""
+        """Mark a worker as draining and tell the gangs on it, once. Replacements are made for their slices."""
         worker = self._fleet.workers.get(event.node_id)
         if worker is None:
             return
@@ -42,9 +42,9 @@ class GangNotices:
                 self.tell(*found, notice, change)
 
     def maintenance_called_off(self, event: MaintenanceCalledOffEvent, change: Change) -> None:
-        """The worker is as before, unless it is to go for another reason, which its gangs are then told.
+        """Take a maintenance back. If the worker is to go for another reason, its gangs are told of that.
 
-        Gangs may know of the maintenance though the worker does not: from their records.
+        A gang may know of a maintenance that its worker does not have, from the gang's record.
         """
         worker = self._fleet.workers.get(event.node_id)
         if worker is None:
@@ -58,7 +58,7 @@ class GangNotices:
                 self._look_again(*found, change)
 
     def _look_again(self, job: Job, gang: Gang, change: Change) -> None:
-        """The maintenance that a gang was told of may be called off, or be that of another of its hosts."""
+        """Take a gang's maintenance notice back, unless another of its hosts has the same one."""
         told = gang.notice
         if told is None or told.kind is not NoticeKind.MAINTENANCE:
             return
@@ -72,7 +72,7 @@ class GangNotices:
             self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
 
     def tell(self, job: Job, gang: Gang, notice: Notice, change: Change) -> None:
-        """Tell a gang that it is to move, unless it knows of something as urgent. Spares are not told."""
+        """Tell a gang that it is to move, unless it has a notice as urgent. Spares are not told."""
         known = gang.notice
         if known is not None and known.kind is not NoticeKind.GROWTH and is_as_urgent(known, notice.deadline):
             return
@@ -83,7 +83,7 @@ class GangNotices:
         change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
 
     def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:
-        """Tell a gang of notices that its hosts had before it came there, or before its record was read."""
+        """Tell a gang of notices that its hosts got before the gang was placed or its record was read."""
         for task in gang.tasks:
             worker = self._fleet.workers.get(task.node_id or "")
             if worker is not None and worker.notice is not None:

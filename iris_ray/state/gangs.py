@@ -45,7 +45,7 @@ class Gangs:
     # -- assigning -------------------------------------------------------------------------------------------------
 
     def gang_assigned(self, event: GangAssignedEvent, change: Change) -> None:
-        """All tasks of a coscheduled job get their hosts."""
+        """Give all tasks of a coscheduled job their hosts."""
         job = self._table.known(event.job_id)
         config = job.spec.coscheduling
         sizes = {len(group) for group in event.groups}
@@ -61,7 +61,7 @@ class Gangs:
         self._assign(job, gang, event.group_names, node_ids, change)
 
     def task_assigned(self, event: TaskAssignedEvent, change: Change) -> None:
-        """A task of a job that is not coscheduled gets its host."""
+        """Give a task of a job that is not coscheduled its host."""
         job = self._table.known(event.job_id)
         if job.spec.coscheduling is not None:
             raise IllegalTransitionError(f"job {event.job_id} is a gang; its tasks are not assigned one by one")
@@ -71,7 +71,7 @@ class Gangs:
         self._assign(job, gang, (slice_name or event.node_id,), (event.node_id,), change)
 
     def _require_room(self, job: Job, gang: Gang, node_ids: tuple[str, ...]) -> None:
-        """The last line of defence against two tasks on one host."""
+        """Refuse an assignment to hosts that are gone or full, as a last check against two tasks on one host."""
         who = job.spec.job_id
         if job.state.finished or not gang.pending:
             state = gang.tasks[0].state.name
@@ -101,7 +101,7 @@ class Gangs:
     # -- running ---------------------------------------------------------------------------------------------------
 
     def task_reported(self, event: TaskStateChangedEvent, change: Change) -> None:
-        """A task of a live attempt reports its state."""
+        """Take the report of a task. Reports about attempts that are not live change nothing."""
         found = self._table.live(event.attempt)
         if found is None:
             return
@@ -153,7 +153,7 @@ class Gangs:
     # -- coming back -----------------------------------------------------------------------------------------------
 
     def job_restored(self, record: JobRecord, change: Change) -> None:
-        """Take up a job that an earlier Controller knew, with what its attempts hold."""
+        """Restore a job from the record of an earlier Controller, with what its attempts hold."""
         job = record.job
         if job.spec.job_id in self._table.jobs:
             return
@@ -166,7 +166,7 @@ class Gangs:
             self._spares.placed_again(job)
 
     def _restore_allocation(self, job: Job, attempt: AttemptId, allocation: Allocation, change: Change) -> None:
-        """Take up what an attempt holds. One that is over is stopped again: its pool may not have heard of it."""
+        """Restore what an attempt holds. An attempt that is over is stopped again: its pool may not know that it is."""
         gang, workers = job.gangs[attempt.gang], self._fleet.workers
         there = tuple(place for place in allocation if place[0] in workers)
         self._allocations.add(job, attempt, there)
@@ -181,7 +181,7 @@ class Gangs:
             started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
             self._ends.member_ended(job, gang, lost, TaskState.WORKER_FAILED, reason, change, started)
             return
-        if gang.notice is not None:  # its pool may not have heard of it
+        if gang.notice is not None:  # its pool may not know it
             change.instructions.notices.append(NotifyGang(attempt, gang.notice))
         self._notices.tell_of_its_hosts(job, gang, change)
 

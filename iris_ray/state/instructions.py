@@ -1,4 +1,4 @@
-"""What is to be done outside because of an event."""
+"""Instructions: what an event requires outside the state."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from iris_ray.model.notices import Notice
 
 @dataclass(frozen=True, slots=True)
 class StopAttempt:
-    """End every task of this attempt; the reason is for people."""
+    """End every task of this attempt. The reason is for people."""
 
     attempt: AttemptId
     reason: str
@@ -16,7 +16,7 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True)
 class ReclaimSlice:
-    """The slice goes to another owner: the one that keeps it warm must let go first."""
+    """The slice goes to another owner. Its holder, which keeps it warm, must release it first."""
 
     slice_name: str
     holder: str
@@ -32,7 +32,7 @@ class NotifyGang:
 
 @dataclass(frozen=True, slots=True)
 class DropSpare:
-    """This spare is not wanted any more: its owner forgets it, also if it has not heard of it yet."""
+    """This spare is not needed any more. Its owner forgets it, even if it has not heard of it yet."""
 
     job_id: str
     owner: str
@@ -40,7 +40,15 @@ class DropSpare:
 
 @dataclass(slots=True)
 class Instructions:
-    """What is to be done outside because of an event."""
+    """What an event requires outside.
+
+    Attributes:
+        notices: gangs to be told that they are to move.
+        dropped: spares that are not needed any more.
+        stop: attempts to be stopped.
+        reclaim: slices that their holders must release.
+        finished: ids of jobs that have finished.
+    """
 
     notices: list[NotifyGang] = field(default_factory=list)
     dropped: list[DropSpare] = field(default_factory=list)
@@ -49,7 +57,7 @@ class Instructions:
     finished: list[str] = field(default_factory=list)
 
     def add(self, others: "Instructions") -> None:
-        """Put those of another event behind these."""
+        """Append the instructions of another event."""
         self.notices += others.notices
         self.dropped += others.dropped
         self.stop += others.stop

@@ -1,4 +1,4 @@
-"""What must hold of the controller's state after every event. For tests."""
+"""Invariants of the controller's state, which must hold after every event. For tests."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -25,10 +25,10 @@ def check_state(
     Args:
         jobs: by id.
         fleet: the live workers.
-        usage: what each user's gangs hold.
+        usage: amounts that each user's gangs hold.
         allocations: what attempts hold, by job.
-        pending: ids of the jobs of which something waits.
-        finished: ids of the jobs that are over.
+        pending: ids of the jobs that have gangs waiting.
+        finished: ids of the jobs that have finished.
     """
     _check_usage(jobs, usage, allocations)
     for job_id, job in jobs.items():
@@ -48,7 +48,7 @@ def check_state(
 def _check_usage(jobs: Mapping[str, Job], usage: Mapping[str, Mapping[str, float]], allocations: Allocations) -> None:
     off = {user: Counter(held) for user, held in usage.items()}
     for job_id, held in allocations.items():
-        assert held, f"{job_id}: no allocation is left, but the place for them"
+        assert held, f"{job_id}: an empty entry without allocations"
         for allocation in held.values():
             for _, _, demand in allocation:
                 off.setdefault(jobs[job_id].spec.user, Counter()).subtract(demand)

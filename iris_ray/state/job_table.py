@@ -1,11 +1,12 @@
-"""All jobs: which of them wait, which have finished, and which have changed since they were last recorded."""
+"""All jobs, with the indexes over them: waiting, finished, changed since they were last recorded."""
 
 from collections import Counter
 from itertools import islice
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Gang, Job, JobSpec
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.stories import Stories
@@ -19,10 +20,10 @@ class JobTable:
 
     Attributes:
         jobs: all of them.
-        pending: those of which some or all gangs wait for hosts.
+        pending: those that have gangs waiting for hosts.
         finished: ids of those that have ended, the first to finish first.
-        unrecorded: ids of jobs that have changed, or are forgotten, since somebody last cleared this.
-        queue_version: counts the changes to what waits.
+        unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared this set.
+        queue_version: counts the changes to the queue.
         stories: the latest events of each job.
     """
 
@@ -58,7 +59,11 @@ class JobTable:
         return job.gangs[position]
 
     def live(self, attempt: AttemptId) -> tuple[Job, Gang] | None:
-        """Return the gang whose live attempt this is. Reports about any other attempt change nothing."""
+        """Return the job and the gang whose live attempt this is, or None if the attempt is not live.
+
+        Raises:
+            IllegalTransitionError: the job has no such gang.
+        """
         job = self.jobs.get(attempt.job_id)
         if job is None or job.state.finished:
             return None
@@ -68,7 +73,7 @@ class JobTable:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, now: float) -> None:
-        """Take a new job. The same submission may be delivered twice."""
+        """Add a new job. A submission that is delivered twice changes nothing."""
         if spec.job_id in self.jobs:
             return
         if spec.coscheduling:
@@ -89,7 +94,7 @@ class JobTable:
         self.queue_changed(spec.job_id)
 
     def restore(self, job: Job) -> None:
-        """Take a job that an earlier Controller knew."""
+        """Add a job that an earlier Controller knew."""
         job_id = job.spec.job_id
         self.jobs[job_id] = job
         self._submitted = max(self._submitted, job.number)
@@ -100,42 +105,42 @@ class JobTable:
         self.changed(job_id)
 
     def changed(self, job_id: str) -> None:
-        """Note that a job is to be recorded anew."""
+        """Note that a job must be recorded again."""
         self.unrecorded.add(job_id)
 
     def queue_changed(self, job_id: str) -> None:
-        """Note that what waits of a job has changed."""
+        """Note that the queue has changed by a gang of this job."""
         self.queue_version += 1
         self.changed(job_id)
 
     def waits(self, job: Job, gang: Gang) -> None:
-        """A gang has come back to the queue."""
+        """Put a gang into the queue."""
         job.pending[gang.position] = None
         self.pending[job.spec.job_id] = job
         self.queue_changed(job.spec.job_id)
 
     def waits_no_more(self, job: Job, gang: Gang) -> None:
-        """A gang has hosts, or has ended."""
+        """Take a gang out of the queue: it has hosts, or has ended."""
         job.pending.pop(gang.position, None)
         if not job.pending:
             self.pending.pop(job.spec.job_id, None)
         self.changed(job.spec.job_id)
 
     def has_finished(self, job_id: str) -> None:
-        """A job has ended."""
+        """Note that a job has finished."""
         self.finished[job_id] = None
         self.pending.pop(job_id, None)
         self.queue_changed(job_id)
 
     def remove(self, job_id: str) -> None:
-        """Forget a job that has not ended: a spare that is dropped."""
+        """Forget a job that has not finished: a spare that is dropped."""
         del self.jobs[job_id]
         self.pending.pop(job_id, None)
         self.stories.forget(job_id)
         self.queue_changed(job_id)
 
     def forget_old(self, allocations: Allocations) -> None:
-        """Forget the jobs that finished first, beyond the number that is kept, once they hold nothing."""
+        """Forget the jobs that finished first, beyond `FINISHED_JOBS_KEPT`, once their attempts hold nothing."""
         excess = len(self.finished) - FINISHED_JOBS_KEPT
         if excess > 0:
             for job_id in list(islice(self.finished, excess)):

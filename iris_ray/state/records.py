@@ -1,6 +1,6 @@
-"""What outlives the Controller's process: one record per job, from which the state comes back.
+"""Records: one per job, from which a restarted Controller rebuilds its state.
 
-A record is written before anything is done that it speaks of, so whatever was acknowledged is in it.
+A record is written before anything follows from it, so everything that was acknowledged is recorded.
 """
 
 import pickle
@@ -13,7 +13,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Job
 
 RECORD_VERSION = 3
-"""To be raised whenever the fields of a class that records hold change; a test compares them with a list."""
+"""Raise it whenever the fields of a class inside a record change; a test compares them with a list."""
 
 _HEADER = b"iris_ray job record %d" % RECORD_VERSION
 
@@ -26,12 +26,12 @@ class JobRecord:
     allocations: Mapping[AttemptId, Allocation]
 
     def to_bytes(self) -> bytes:
-        """A few hundred bytes, and some ten for every task."""
+        """Return the record as bytes: a few hundred, and some ten for every task."""
         return _HEADER + b"\n" + zlib.compress(pickle.dumps(self), 1)
 
     @staticmethod
     def from_bytes(data: bytes) -> "JobRecord":
-        """The record.
+        """Return the record that `to_bytes` wrote.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
@@ -44,5 +44,5 @@ class JobRecord:
                 " those jobs"
             )
         record: JobRecord = pickle.loads(zlib.decompress(body))
-        record.job.requirement = record.job.spec.requirement  # equal ones are to be the same object
+        record.job.requirement = record.job.spec.requirement  # so that equal requirements are the same object
         return record

@@ -1,4 +1,4 @@
-"""Which owner keeps actors on which slice, busy or warm."""
+"""Slice holders: which owner keeps actors on which slice, busy or warm."""
 
 from iris_ray.model.jobs import Job
 from iris_ray.state.change import Change
@@ -15,7 +15,7 @@ class SliceHolders:
         self._fleet = fleet
 
     def take(self, job: Job, node_ids: tuple[str, ...], change: Change) -> None:
-        """The job's owner holds the slices of these hosts, unless another owner must release them first."""
+        """Make the job's owner the holder of these hosts' slices, or tell the present holder to release them."""
         if not job.requirement.chips:
             return
         slices = dict.fromkeys(self._fleet.workers[node_id].slice_name for node_id in node_ids)
@@ -23,16 +23,16 @@ class SliceHolders:
             holder = self._fleet.holders.get(name)
             if holder is None:
                 self._fleet.hold(name, job.spec.owner)
-            elif holder != job.spec.owner:  # it stays theirs until they have released it
+            elif holder != job.spec.owner:  # it holds the slice until it has released it
                 change.instructions.reclaim.append(ReclaimSlice(name, holder))
 
     def held(self, slice_name: str, owner: str) -> None:
-        """An owner says that it holds a slice."""
+        """Record that an owner holds a slice, unless another owner does."""
         if slice_name not in self._fleet.holders:
             self._fleet.hold(slice_name, owner)
 
     def released(self, slice_name: str, owner: str) -> None:
-        """An owner holds a slice no longer. A job may have been given it in the meantime."""
+        """Record that an owner has released a slice. If a job has been placed there since, its owner holds it now."""
         if self._fleet.holders.get(slice_name) != owner:
             return
         next_owner = None
@@ -45,6 +45,6 @@ class SliceHolders:
         self._fleet.hold(slice_name, next_owner)
 
     def released_all(self, owner: str) -> None:
-        """An owner holds no slice any longer."""
+        """Record that an owner has released all its slices."""
         for name in [name for name, holder in self._fleet.holders.items() if holder == owner]:
             self.released(name, owner)

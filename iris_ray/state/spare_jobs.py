@@ -1,8 +1,9 @@
-"""The jobs that hold spares: made when a gang needs them, dropped when it does not."""
+"""Makes and drops the jobs that hold spare slices, as gangs need them."""
 
 import math
 
-from iris_ray.model.jobs import Gang, Job, JobSpec, SparePurpose
+from iris_ray.model.job_spec import JobSpec, SparePurpose
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.notices import GROWTH_NOTICE_S, Notice, NoticeKind
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.change import Change
@@ -14,7 +15,7 @@ from iris_ray.state.spares import Spares
 
 
 class SpareJobs:
-    """Carries out what `Spares` says is needed."""
+    """Makes and drops spare jobs as `Spares` decides."""
 
     def __init__(
         self, table: JobTable, fleet: Fleet, allocations: Allocations, spares: Spares, notices: GangNotices
@@ -26,19 +27,19 @@ class SpareJobs:
         self._notices = notices
 
     def look_at(self, job: Job) -> None:
-        """Something has happened to a job: it may need other spares."""
+        """Note that a job has changed and may need other spares."""
         self._spares.look_at(job)
 
     def restored(self, spare: Job) -> None:
-        """A job of an earlier Controller is a spare."""
+        """Note a spare that an earlier Controller made."""
         self._spares.restored(spare)
 
     def placed_again(self, job: Job) -> None:
-        """A gang of an earlier Controller has its hosts."""
+        """Note a job of an earlier Controller whose gang has its hosts."""
         self._spares.gang_runs(job)
 
     def gang_runs(self, job: Job, gang: Gang, change: Change) -> None:
-        """All tasks of a gang run. If it is the room for another gang to grow, that gang is told to move."""
+        """Note that all tasks of a gang run. If it holds room for another gang to grow, that gang is told to move."""
         self._spares.gang_runs(job)
         spare_for = job.spec.spare_for
         if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH:
@@ -49,7 +50,7 @@ class SpareJobs:
             self._notices.tell(parent, parent.gang, notice, change)
 
     def settle(self, change: Change) -> None:
-        """Make the spares that jobs need now, and drop the others. A gang that can't grow any more need not move."""
+        """Make the spares that jobs need now and drop the others. Take growth notices back where the room is gone."""
         for job, superfluous, missing in self._spares.changes(self._table.jobs, self._fleet.workers, change.now):
             for spare in superfluous:
                 self._drop(spare, change)
@@ -64,12 +65,12 @@ class SpareJobs:
         self._table.submit(spec, change.now)
         self._table.changed(spec.spare_for.job_id)  # it counts them
         gang = self._table.jobs[spec.job_id].gang
-        gang.started = True  # its job did; so it waits, whatever happens, and is never given up
+        gang.started = True  # like its job; so it is never given up as unschedulable
         if spec.spare_for.purpose is SparePurpose.REPLACEMENT:
             gang.returning_until = math.inf
 
     def _drop(self, spare: Job, change: Change) -> None:
-        """Free at once what a spare holds, since nothing runs there. Its owner keeps it warm."""
+        """Free what a spare holds at once, since no user code runs there. Its owner keeps the slices warm."""
         job_id = spare.spec.job_id
         if spare.gang.placed:
             change.instructions.dropped.append(DropSpare(job_id, spare.spec.owner))

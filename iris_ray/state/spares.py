@@ -1,26 +1,27 @@
-"""Slices that are held ready for a gang that runs: in case of a loss, in place of a doomed one, or to grow.
+"""Spares: slices held ready for a running gang, in case of a loss, to replace a slice that is to go, or to grow.
 
-Each is a job of its own, without any function: it waits in the queue like others, and once it is placed, the pool of
-the gang's job reserves the slices and starts their standbys. The moment the gang goes back to the queue its spares are
-dropped. What they held is then the gang's first choice, since its own pool keeps it warm.
+Each spare is a job of its own without a function. It waits in the queue like other jobs. Once it is placed, the pool of
+the gang's job reserves the slices and starts their standbys. As soon as the gang is requeued, its spares are dropped.
+Their slices are then the gang's first choice, since its own pool keeps them warm.
 """
 
 import heapq
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 
-from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec, SpareFor, SparePurpose
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
 
 Need = tuple[SparePurpose, tuple[int, ...]]
-"""What for, and how many slices (any of these counts)."""
+"""The purpose, and the numbers of slices that would do."""
 
 NO_LIMIT = 1_000_000_000
 
 
 class Spares:
-    """Which jobs hold slices ready for which, and which of them may have to change. `ControllerState` changes them."""
+    """Knows which jobs hold slices ready for which, and which may need other spares. `SpareJobs` makes them."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[str]] = {}  # job id → ids of the jobs that hold slices ready for it
@@ -28,25 +29,25 @@ class Spares:
         self._may_grow: list[tuple[float, str]] = []  # a heap: when a gang that runs may grow, and whose it is
 
     def look_at(self, job: Job) -> None:
-        """Something has happened to the job or to its hosts: it may need other spares. To a spare: its job may."""
+        """Note that a job or its hosts have changed: it may need other spares. If it is a spare, its parent may."""
         if job.spec.spare_for is not None:
             self._restless[job.spec.spare_for.job_id] = None
         elif job.spec.coscheduling is not None:
             self._restless[job.spec.job_id] = None
 
     def gang_runs(self, job: Job) -> None:
-        """All tasks of the job run: now, or already when its record was written."""
+        """Note that all tasks of a job run."""
         self.look_at(job)
         if job.spec.grow_after is not None and job.spec.spare_for is None and _has_room_to_grow(job):
             heapq.heappush(self._may_grow, (job.gang.running_since + job.spec.grow_after, job.spec.job_id))
 
     def time_passed(self, now: float) -> None:
-        """Some gangs may have run on few slices for long enough."""
+        """Note gangs that have run on few slices for long enough and may grow."""
         while self._may_grow and self._may_grow[0][0] <= now:
             self._restless[heapq.heappop(self._may_grow)[1]] = None
 
     def restored(self, spare: Job) -> None:
-        """The job was made as a spare before this process began."""
+        """Note a spare that an earlier Controller made."""
         assert spare.spec.spare_for is not None
         self._of.setdefault(spare.spec.spare_for.job_id, []).append(spare.spec.job_id)
         self.look_at(spare)
@@ -54,7 +55,7 @@ class Spares:
     def changes(
         self, jobs: Mapping[str, Job], workers: Mapping[str, Worker], now: float
     ) -> Iterator[tuple[Job | None, list[Job], list[JobSpec]]]:
-        """For each job that something has happened to: the spares that it needs no longer, and those to be made.
+        """Yield each changed job with the spares that it no longer needs and the specs of those to be made.
 
         The job is None if it is forgotten.
         """
@@ -77,24 +78,24 @@ class Spares:
             yield job, superfluous, missing
 
     def room_is_ready(self, job: Job, jobs: Mapping[str, Job]) -> bool:
-        """Whether the slices that the job's gang is to grow by are there, with their processes started."""
+        """Return whether the slices that a job's gang is to grow by are ready, with their processes started."""
         spares = (jobs[spare_id] for spare_id in self._of.get(job.spec.job_id, ()))
         rooms = (spare for spare in spares if is_for(spare, SparePurpose.GROWTH))
         return any(room.counts[TaskState.RUNNING] == len(room.tasks) for room in rooms)
 
     def _number(self, job: Job, need: Need, taken: Container[str]) -> int:
-        """One that makes an id that nobody has, nor ever had: pools remember what they have heard of attempts."""
+        """Return a number that makes an unused id. Ids are never reused: pools remember attempts."""
         job.spares_made += 1
         while spare_id(job, need, job.spares_made) in taken:
             job.spares_made += 1
         return job.spares_made
 
     def check(self, jobs: Mapping[str, Job]) -> None:
-        """Raise AssertionError if this is not what the jobs say. For tests."""
+        """Raise AssertionError if this disagrees with the jobs. For tests."""
         known = [spare_id for ids in self._of.values() for spare_id in ids]
         assert sorted(known) == sorted(job_id for job_id, job in jobs.items() if job.spec.spare_for)
         for parent_id, spare_ids in self._of.items():
-            assert spare_ids, f"{parent_id}: a place for spares, but there are none"
+            assert spare_ids, f"{parent_id}: an empty entry without spares"
             parent = jobs.get(parent_id)
             assert parent is not None, f"{spare_ids} are held for {parent_id}, which is forgotten"
             assert parent.gang.placed, f"{spare_ids} are held for {parent_id}, which does not run"
@@ -108,12 +109,12 @@ class Spares:
 
 
 def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
-    """What should be held ready for a job now.
+    """Return what should be held ready for a job now.
 
     Args:
         job: any job.
-        doomed: how many of the slices that it runs on are about to go.
-        sound: how many spares have their slices; one that waits in the queue can't take over.
+        doomed: how many of its slices are to go.
+        sound: how many of its spares have their slices; a spare that waits in the queue can't take over.
         now: seconds on the clock of the events.
     """
     config, spec = job.spec.coscheduling, job.spec
@@ -128,7 +129,7 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
 
 
 def may_grow(job: Job, now: float) -> bool:
-    """Whether a gang that runs on fewer slices than it can use is to move to more, once they are there."""
+    """Return whether a gang that runs on fewer slices than it can use should move to more when they are free."""
     gang, after = job.gang, job.spec.grow_after
     if after is None or not _has_room_to_grow(job):
         return False
@@ -143,7 +144,7 @@ def _has_room_to_grow(job: Job) -> bool:
 
 
 def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:
-    """How many of the groups that a gang runs on are about to go."""
+    """Return how many of the groups that a gang runs on are to go."""
     if job.spec.coscheduling is None or not job.gang.placed:
         return 0
     tasks, per_group = job.gang.tasks, len(job.gang.tasks) // len(job.gang.groups)
@@ -152,11 +153,12 @@ def doomed_groups(job: Job, workers: Mapping[str, Worker]) -> int:
 
 
 def spare_id(job: Job, need: Need, number: int) -> str:
+    """Return the job id of a spare."""
     return f"{job.spec.job_id}/{need[0].value}-{number}"
 
 
 def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
-    """The job that holds slices ready for another one."""
+    """Return the spec of a job that holds slices ready for another job."""
     purpose, counts = need
     assert job.spec.coscheduling is not None
     return replace(
@@ -174,17 +176,17 @@ def spare_spec(job: Job, need: Need, number: int) -> JobSpec:
 
 
 def is_for(spare: Job, purpose: SparePurpose) -> bool:
-    """Whether a job holds slices for another one, and for that purpose."""
+    """Return whether a job holds slices ready for another job, for this purpose."""
     return spare.spec.spare_for is not None and spare.spec.spare_for.purpose is purpose
 
 
 def holds_ready(spare: Job, workers: Mapping[str, Worker]) -> bool:
-    """Whether a spare has its slices, and none of them is about to go."""
+    """Return whether a spare has its slices and none of them is to go."""
     return spare.gang.placed and not doomed_groups(spare, workers)
 
 
 def need_of(spare: Job) -> Need:
-    """The need that a spare was made for."""
+    """Return the need that a spare was made for."""
     assert spare.spec.spare_for is not None
     assert spare.spec.coscheduling is not None
     return spare.spec.spare_for.purpose, spare.spec.coscheduling.num_groups

@@ -7,7 +7,7 @@ from iris_ray.model.lifecycle import TRANSITIONS, TaskState
 
 _TO_SUCCESS = (TaskState.PENDING, TaskState.ASSIGNED, TaskState.RUNNING, TaskState.SUCCEEDED)
 WAY_TO_SUCCESS = {state: _TO_SUCCESS[i + 1 :] for i, state in enumerate(_TO_SUCCESS)}
-"""The states that a task still goes through until it has succeeded."""
+"""The states that a task still passes through until it has succeeded."""
 
 
 def new_tasks(job_id: str, count: int) -> list[Task]:

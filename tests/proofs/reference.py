@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from iris_ray.model.constraints import Attributes, Constraint, ConstraintOp, Scalar
-from iris_ray.model.jobs import Gang, Job, JobSpec
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent

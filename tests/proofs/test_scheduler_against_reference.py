@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S

@@ -6,7 +6,8 @@ from typing import Any
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID

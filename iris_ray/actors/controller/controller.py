@@ -40,7 +40,8 @@ from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Job, JobSpec
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.model.suggestions import unknown

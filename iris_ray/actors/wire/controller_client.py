@@ -19,7 +19,7 @@ from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.state.events import Event

@@ -9,7 +9,7 @@ from typing import Any
 from iris_ray.actors.wire.payloads import Payload, stored_if_large
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_info import JobInfo
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.workers import TPU

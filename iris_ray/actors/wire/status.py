@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from iris_ray.model.jobs import PriorityBand
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.scheduler.pending_reason import PendingReason
 

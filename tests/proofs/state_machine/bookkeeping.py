@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Gang, Job, JobSpec, SparePurpose
+from iris_ray.model.job_spec import JobSpec, SparePurpose
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.workers import TPU_NAME, Worker

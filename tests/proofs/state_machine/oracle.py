@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Gang, Job, SpareFor, SparePurpose
+from iris_ray.model.job_spec import SpareFor, SparePurpose
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Occupant, Worker

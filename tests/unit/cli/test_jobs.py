@@ -5,7 +5,7 @@ import re
 import pytest
 
 from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
-from iris_ray.model.jobs import PriorityBand
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess, wait_until

@@ -12,7 +12,7 @@ from iris_ray.cli.json_output import plain
 from iris_ray.cli.tables import format_table, print_facts, print_labelled, print_table
 from iris_ray.cli.words import duration, one_line, state_in_words
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.jobs import PriorityBand
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.requirement import make_requirement
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage

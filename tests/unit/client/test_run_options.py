@@ -17,7 +17,7 @@ from iris_ray.client.run_on_pod import (
 )
 from iris_ray.client.run_options import DEFAULTS, GangOptions, JobOptions, RunOptions
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.jobs import GROW_AFTER_S
+from iris_ray.model.job_spec import GROW_AFTER_S
 from tests.support.requests import hello, pod_request, task_request
 
 

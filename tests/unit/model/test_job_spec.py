@@ -15,7 +15,7 @@ from iris_ray.errors import (
     UnknownTPUTypeError,
 )
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
-from iris_ray.model.jobs import CoschedulingConfig, JobSpec, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
 from tests.support.worlds import World, gang_spec, tasks_spec
 
 OP = ConstraintOp

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
-from iris_ray.model.jobs import CoschedulingConfig
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.evaluation import LARGER, Evaluation, Status, evaluate
 from iris_ray.state.events import WorkerDrainedEvent, WorkerSuspectedEvent

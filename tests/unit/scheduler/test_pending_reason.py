@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import PriorityBand
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S

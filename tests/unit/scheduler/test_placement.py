@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
-from iris_ray.model.jobs import CoschedulingConfig
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
 from tests.support.worlds import World, cpu_host, host, tagged
 

@@ -8,7 +8,8 @@ import pytest
 from iris_ray.model.constraints import AttributeValue as V
 from iris_ray.model.constraints import Constraint, Scalar
 from iris_ray.model.constraints import ConstraintOp as Op
-from iris_ray.model.jobs import CoschedulingConfig, Job, JobSpec
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.jobs import Job
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent, WorkerRegisteredEvent
 from tests.support.worlds import S, World, gang_spec, host

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import CoschedulingConfig, PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import SchedulingResult

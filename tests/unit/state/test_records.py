@@ -8,7 +8,8 @@ import pytest
 from iris_ray.errors import UnknownRecordError
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import CoschedulingConfig, Gang, Job, JobSpec, SpareFor, Task
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
+from iris_ray.model.jobs import Gang, Job, Task
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state.controller_state import apply_all

@@ -4,7 +4,7 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch_plan import launch_plan
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import JobSpec
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.outcomes import TaskKey
 from tests.support.worlds import gang_spec, tasks_spec
 

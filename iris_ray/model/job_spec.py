@@ -1,0 +1,219 @@
+"""What a job asks for, and its validation."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any
+
+from iris_ray.errors import InvalidJobError
+from iris_ray.model.constraints import Constraint
+from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.requirement import Requirement, make_requirement
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.model.workers import TPU_NAME
+
+
+class PriorityBand(IntEnum):
+    """Jobs of a band are placed before those of the next. A running gang is never evicted for another."""
+
+    PRODUCTION = 0
+    INTERACTIVE = 1
+    BATCH = 2
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class CoschedulingConfig:
+    """All tasks of a group share one value of ``group_by``; a gang has one or several groups.
+
+    Args:
+        group_by: the attribute that names a group; for TPUs the slice's name.
+        num_groups: how many groups (slices) the job needs, or the numbers of groups that it can use; kept as an
+            ascending tuple.
+
+    Raises:
+        InvalidSliceCountError: ``num_groups`` is not made of distinct positive ints.
+        InvalidJobError: ``group_by`` is not the name of an attribute.
+    """
+
+    group_by: str
+    num_groups: tuple[int, ...]
+
+    def __init__(self, group_by: str = TPU_NAME, num_groups: int | Sequence[int] = (1,)) -> None:
+        if not isinstance(group_by, str) or not group_by:
+            raise InvalidJobError(f"group_by is {group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
+        object.__setattr__(self, "group_by", group_by)
+        object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
+
+
+GROW_AFTER_S = 12 * 3600.0
+MAX_RETRIES_FAILURE = 10
+MAX_RETRIES_PREEMPTION = 10_000
+
+
+class SparePurpose(Enum):
+    """Why slices are held ready for a gang that runs."""
+
+    SPARE = "spare"  # its owner asked for them
+    REPLACEMENT = "replacement"  # for a slice that is about to go
+    GROWTH = "growth"  # it can use more
+
+
+@dataclass(frozen=True, slots=True)
+class SpareFor:
+    """The job that slices are held ready for, and why."""
+
+    job_id: str
+    purpose: SparePurpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a job asks for. Immutable. Its tasks are called ``<job id>/task-<index>``.
+
+    Args:
+        job_id: unique in the cluster.
+        name: the name that people see; the id if left out.
+        owner: the id of the SlicePoolManager that submitted it and whose slices it runs on.
+        user: the user; fair share is between users.
+        priority: its band.
+        device: the TPU type that it is made for, such as "v4-32"; None without TPU. It decides how many replicas make
+            a gang; the constraints decide which hosts will do.
+        replicas: tasks per group if coscheduled, else tasks in all.
+        coscheduling: how tasks form a gang; None: each is placed, fails and is retried by itself.
+        whole_groups: take each group whole, with all chips, however many hosts and chips the live nodes say it has;
+            ``replicas`` and the chips in ``resources`` are then what the rule for the type expects.
+        constraints: what every worker must satisfy.
+        preferences: what workers should satisfy; the more the better.
+        tolerations: names of taints that the job tolerates.
+        resources: what one task takes of its worker, by Ray's resource names. A task that takes chips, or whose job
+            names a device, takes all chips of its host, since libtpu allows one process a host.
+        max_retries_failure: further attempts of a gang after failures of its own.
+        max_retries_preemption: further attempts of a gang after lost hosts.
+        max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
+            gang whose retries are used up fails the job.
+        scheduling_timeout: seconds after submission by which every task must have run, or the job is given up as
+            unschedulable; None: it waits.
+        spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
+        grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
+            free; None: it never does. After a loss it does not wait so long.
+        spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
+
+    Raises:
+        InvalidJobError: a value is invalid.
+        UnknownTPUTypeError: no such device.
+    """
+
+    job_id: str
+    owner: str
+    name: str = ""
+    user: str = ""
+    priority: PriorityBand = PriorityBand.INTERACTIVE
+    device: str | None = None
+    replicas: int = 1
+    coscheduling: CoschedulingConfig | None = None
+    whole_groups: bool = False
+    constraints: tuple[Constraint, ...] = ()
+    preferences: tuple[Constraint, ...] = ()
+    tolerations: tuple[str, ...] = ()
+    resources: Mapping[str, float] = field(default_factory=dict)
+    max_retries_failure: int = 0
+    max_retries_preemption: int = 100
+    max_task_failures: int | None = None
+    scheduling_timeout: float | None = None
+    spares: int = 0
+    grow_after: float | None = GROW_AFTER_S
+    spare_for: SpareFor | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("constraints", "preferences", "tolerations"):
+            if isinstance(value := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(value))
+        _require_valid(self)
+        object.__setattr__(self, "resources", dict(self.resources))
+
+    @property
+    def requirement(self) -> Requirement:
+        """What its gangs require of workers."""
+        return make_requirement(
+            self.coscheduling.group_by if self.coscheduling else None,
+            self.replicas if self.coscheduling else 1,
+            self.whole_groups,
+            self.constraints,
+            self.preferences,
+            self.tolerations,
+            self.resources,
+            self.device is not None,
+        )
+
+
+def _require_valid(spec: JobSpec) -> None:
+    """Raise InvalidJobError for an invalid value, with a message that says how to fix it."""
+    who = f"job {spec.job_id!r}"
+    if not isinstance(spec.job_id, str) or not spec.job_id:
+        raise InvalidJobError(f"job_id is {spec.job_id!r}; give a name")
+    for name in ("owner", "user", "name"):
+        if not isinstance(value := getattr(spec, name), str):
+            raise InvalidJobError(f"{who}: {name} is {value!r}; give a str")
+    if not spec.owner:
+        raise InvalidJobError(f"{who}: owner is empty; give the id of whoever runs it")
+    _require_int(who, "replicas", spec.replicas, 1)
+    _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
+    _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
+    if spec.max_task_failures is not None:
+        _require_int(who, "max_task_failures", spec.max_task_failures, 0)
+    _require_int(who, "spares", spec.spares, 0)
+    if spec.spares and spec.coscheduling is None:
+        raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
+    if spec.grow_after is not None and not _is_amount(spec.grow_after):
+        raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
+    if spec.scheduling_timeout is not None and not _is_amount(spec.scheduling_timeout):
+        raise InvalidJobError(
+            f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
+        )
+    if not isinstance(spec.priority, PriorityBand):
+        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
+        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
+    for name, kind, example in (
+        ("constraints", Constraint, "Constraint objects"),
+        ("preferences", Constraint, "Constraint objects"),
+        ("tolerations", str, "names of taints, such as ('spot',)"),
+    ):
+        value = getattr(spec, name)
+        if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
+            raise InvalidJobError(f"{who}: {name} is {value!r}; give a tuple of {example}")
+    if not isinstance(spec.coscheduling, CoschedulingConfig | None):
+        raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
+    if not isinstance(spec.resources, Mapping) or not all(isinstance(name, str) for name in spec.resources):
+        raise InvalidJobError(f"{who}: resources is {spec.resources!r}; give amounts by name, such as {{'CPU': 1}}")
+    for resource, amount in spec.resources.items():
+        if not _is_amount(amount):
+            raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
+    if spec.device is not None:
+        get_tpu_config(spec.device)
+    if spec.coscheduling is not None:
+        _require_gang_of_device(who, spec)
+    elif spec.whole_groups:
+        raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
+
+
+def _require_gang_of_device(who: str, spec: JobSpec) -> None:
+    if spec.device is None:
+        raise InvalidJobError(f'{who} is coscheduled but names no TPU device; say which, for example device="v4-32"')
+    config = get_tpu_config(spec.device)
+    sizes = {config.vm_count, config.chip_count // 4} if config.chips_per_vm == 8 else {config.vm_count}
+    # GKE makes two VMs of a host with eight chips.
+    if spec.replicas not in sizes and not spec.whole_groups:
+        raise InvalidJobError(
+            f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
+            f" slice, not {spec.replicas}; set replicas={config.vm_count}, or use num_groups for several slices"
+        )
+
+
+def _require_int(who: str, name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidJobError(f"{who}: {name} is {value!r}; give an int of {least} or more")
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
