@@ -112,6 +112,7 @@ def test_notice_is_given_again_nobody_may_have_heard_it(world: World) -> None:
         if told_before:
             new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0))
         instructions = apply_all(new.state, map(JobRestoredEvent, records(world)))
+        assert job.gang.notice is not None
         assert instructions.notices == [NotifyGang(AttemptId("job", 1), job.gang.notice)]
         assert new.do(WorkerDrainedEvent("b-1", "preempted", NoticeKind.PREEMPTION, 130.0)).notices == []
         new.state.check()
