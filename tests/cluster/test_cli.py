@@ -130,7 +130,7 @@ def test_shell_completes_jobs_of_a_cluster_that_answers(
 
 
 class Terminal:
-    """A command on a terminal of its own: what it prints there, and somebody who answers."""
+    """A command on a terminal of its own: what it prints there, and what a person types."""
 
     def __init__(self, cluster: SimulatedCluster, *arguments: str) -> None:
         self._ours, its = pty.openpty()
@@ -252,8 +252,8 @@ def test_drain_and_taint_close_slices_and_hosts_until_it_is_undone(cluster: Simu
 # -- the cluster -------------------------------------------------------------------------------------------------------
 
 
-def test_doctor_asks_every_host_and_a_frozen_one_keeps_nobody_waiting(cluster: SimulatedCluster, running: Job) -> None:
-    """Somebody holds chips of two idle hosts: their device file of one, libtpu's lock of the other."""
+def test_doctor_asks_every_host_and_a_frozen_one_is_not_waited_for(cluster: SimulatedCluster, running: Job) -> None:
+    """This process holds the chips of two idle hosts: the device file of one, libtpu's lock of the other."""
     first, second = idle_slices(cluster, running)
     device, lock = cluster.host_dir(first, 1) / "dev" / "accel0", cluster.host_dir(second, 0) / "lock"
     with device.open(), (lock / "libtpu_lockfile").open("w"):

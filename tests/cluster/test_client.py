@@ -148,6 +148,7 @@ def test_task_that_fails_is_retried_alone_and_then_fails_the_job(client: IrisCli
     wait_until(lambda: not alive(sleeper))
 
 
+@pytest.mark.proof
 def test_failures_of_all_tasks_together_end_the_job_though_each_has_retries_left(client: IrisClient) -> None:
     def fail() -> None:
         raise ValueError("no")

@@ -23,6 +23,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
+@pytest.mark.proof
 def test_running_gang_goes_on_while_the_controller_restarts(trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     trace.wait_for_tasks(4)
@@ -64,6 +65,7 @@ def test_restarted_controller_remembers_the_retries_that_are_used_up(trace: Trac
     assert {start["attempt"] for start in trace.starts()} == {1, 2, 3}
 
 
+@pytest.mark.proof
 def test_restarted_controller_knows_who_keeps_slices_warm() -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     kill_controller()

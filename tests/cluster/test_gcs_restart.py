@@ -3,6 +3,7 @@
 import os
 import signal
 
+import pytest
 import ray
 
 from iris_ray import run_on_pod_ray
@@ -66,6 +67,7 @@ def test_controller_that_dies_while_no_gcs_is_there_comes_back_with_it(
     assert len(trace.starts()) == 4
 
 
+@pytest.mark.proof
 def test_host_lost_while_no_gcs_is_there_restarts_the_gang(persistent_cluster: SimulatedCluster, trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)

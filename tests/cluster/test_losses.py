@@ -62,6 +62,7 @@ def test_flexible_job_goes_on_with_fewer_slices(cluster: SimulatedCluster, trace
     assert len(ray.get(ref)) == 2
 
 
+@pytest.mark.proof
 def test_host_whose_watcher_dies_under_a_printing_task_counts_as_lost(cluster: SimulatedCluster, trace: Trace) -> None:
     """Then no process reads the task's output: its next line fails, which is no fault of the task."""
     directory = trace.directory

@@ -60,6 +60,7 @@ def test_exception_after_a_preemption_that_only_the_metadata_server_announces_co
     assert evidence(cluster, doomed, 0).draining == PREEMPTED
 
 
+@pytest.mark.proof
 def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:

@@ -137,6 +137,7 @@ def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
     preemption.cancel()
 
 
+@pytest.mark.proof
 def test_gang_of_which_some_have_saved_moves_at_the_deadline(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
@@ -173,6 +174,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     wait_until(lambda: not [job for job in the_controller().list_jobs() if "/spare" in job.job_id])
 
 
+@pytest.mark.proof
 def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluster, trace: Trace) -> None:
     """Somebody outside iris_ray uses the CPUs, of which the Controller knows nothing."""
     release()

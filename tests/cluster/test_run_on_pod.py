@@ -96,6 +96,7 @@ def test_single_slice_has_no_megascale_variable_even_if_the_user_sets_one(
     assert [r["megascale"] for r in run_on_pod(function, "v4-16")] == [{}, {}]
 
 
+@pytest.mark.proof
 def test_every_attempt_gets_ports_of_its_own(cluster: SimulatedCluster, trace: Trace) -> None:
     def fail_twice(facts: dict[str, Any]) -> str:
         if facts["attempt"] < 3:
@@ -110,14 +111,19 @@ def test_flexible_counts_start_at_the_largest_that_is_free_now(cluster: Simulate
     """[2, 4] with three slices free runs on two at once, and does not wait for the fourth."""
     trace.finish()
     assert len(run_on_pod(trace.gang(), "v4-16", num_slices=(2, 4))) == 4
-    assert len(run_on_pod(trace.gang(), "v4-16", num_slices=[2, 1])) == 4
 
 
-def test_every_function_of_the_run_on_pod_family_runs(cluster: SimulatedCluster) -> None:
-    assert run_on_pod_resumable(index, "v4-16") == [0, 1]
-    assert run_on_pod_multislice(index, "v4-16", num_slices=1) == [0, 1]
-    assert run_on_pod_multislice_resumable(index, "v4-16", num_slices=[1, 2]) == [0, 1, 2, 3]
-    assert ray.get(run_on_pod_ray.remote(index, "v4-16", num_slices=1, max_retries_failure=0)) == [0, 1]
+@pytest.mark.parametrize(
+    ("function", "options", "tasks"),
+    [
+        (run_on_pod_multislice_resumable, {"num_slices": [1, 2]}, 4),
+        *in_proofs((run_on_pod_resumable, {}, 2), (run_on_pod_multislice, {"num_slices": 1}, 2)),
+    ],
+)
+def test_every_function_of_the_run_on_pod_family_runs(
+    cluster: SimulatedCluster, function: Callable[..., list[int]], options: dict[str, Any], tasks: int
+) -> None:
+    assert function(index, "v4-16", **options) == list(range(tasks))
 
 
 class Adder:
@@ -361,6 +367,7 @@ def test_release_gives_everything_back(cluster: SimulatedCluster) -> None:
     assert run_on_pod(index, "v4-16") == [0, 1], "and the next call starts afresh"
 
 
+@pytest.mark.proof
 def test_release_in_the_middle_of_a_call_costs_the_call_no_retry(cluster: SimulatedCluster) -> None:
     """An order for a slice that is just being given back gets it afresh."""
     run_on_pod(index, "v4-16")
@@ -371,6 +378,7 @@ def test_release_in_the_middle_of_a_call_costs_the_call_no_retry(cluster: Simula
         assert ray.get(ref) == [0, 1]
 
 
+@pytest.mark.proof
 def test_jobs_without_keep_warm_take_turns_on_the_same_slices(cluster: SimulatedCluster) -> None:
     refs = [run_on_pod_ray.remote(index, "v4-16", num_slices=2, keep_warm=0) for _ in range(2)]
     assert [len(results) for results in ray.get(refs)] == [4, 4]

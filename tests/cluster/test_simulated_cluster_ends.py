@@ -108,7 +108,7 @@ def test_driver_ended_by_signal_leaves_nothing(driver: Callable[[str], Driver], 
 
 
 @pytest.mark.parametrize(
-    "before", ["cluster.freeze_host('v4-8-0', 0)", *in_proofs("cluster.preempt_slice('v4-8-0', 1000)")]
+    "before", in_proofs("cluster.freeze_host('v4-8-0', 0)", "cluster.preempt_slice('v4-8-0', 1000)")
 )
 def test_driver_killed_with_a_host_in_trouble_leaves_nothing(driver: Callable[[str], Driver], before: str) -> None:
     one = driver(BUSY % before)

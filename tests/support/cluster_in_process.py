@@ -85,11 +85,11 @@ class Store:
 
 
 class Crash(BaseException):
-    """A task raises it to have its process end without a word; it says how, for example "was killed by SIGKILL"."""
+    """A task raises it to end its process before it can answer; its text says how: "was killed by SIGKILL"."""
 
 
 class OutOfMemory(Crash):
-    """The same, by the kernel, as the host's memory is used up."""
+    """The kernel kills the process, because the host's memory is used up."""
 
 
 class Task:
@@ -143,12 +143,12 @@ Work = Callable[[Task], Awaitable[Any]]
 
 
 async def wait_for_end(task: Task) -> Any:
-    """The default task: it ends when, and as, the test says."""
+    """Wait until the test ends the task, and end as it says: what a task does by default."""
     return await task.end
 
 
 class Process:
-    """Stands for a TaskProcess: one that waits, and then runs one task.
+    """Stands for a TaskProcess, which waits and then runs one task.
 
     Attributes:
         pid: its number.
@@ -182,7 +182,7 @@ class Process:
                 process.kill("its host's actor is gone")
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
-        """How the task ended. If it crashes, this process is gone before it can answer."""
+        """Run a task and return how it ended. If it crashes, this process is gone before it can answer."""
         self.left = True
         self._host.log_of(launch.info).begin()
         self.task = self._cluster.begun(Task(launch.info, self._host, self))
@@ -207,7 +207,7 @@ class Process:
         self.kill("the task had returned")
 
     def kill(self, reason: str) -> None:
-        """End it and all that it has started, for that reason."""
+        """End the process and all that it has started, for that reason."""
         self.left = False
         self._end(TaskEnd(EndKind.STOPPED, time.time(), error=reason))
         ray.kill(self.handle)
@@ -225,7 +225,7 @@ class Process:
 
 @dataclass
 class NodeProcesses:
-    """A node's processes and files, whichever actors of ours come and go there.
+    """A node's processes and files. They outlast the actors there.
 
     Attributes:
         processes: task processes by pid.
@@ -239,7 +239,7 @@ class NodeProcesses:
     logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
 
     def left(self) -> list[Process]:
-        """Those of which something may still run."""
+        """Return the processes of which something may still run."""
         return [process for process in self.processes.values() if process.left]
 
     def log_of(self, info: JobInfo) -> LogWriter:
@@ -304,7 +304,7 @@ class Host:
 
 @dataclass(eq=False)
 class Reservation:
-    """Stands for a placement group; what runs in it ends with it.
+    """Stands for a placement group. Its actors end with it.
 
     Attributes:
         number, name: Ray's.
@@ -355,7 +355,7 @@ class ClusterInProcess:
                 self.add_slice(f"{tpu_type}-{number}", tpu_type)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """From now on this process is a driver of the cluster."""
+        """Make this process a driver of the cluster."""
         self.ray.install(monkeypatch)
         for name in (name for name in vars(Store) if not name.startswith("_")):
             monkeypatch.setattr(ClusterStore, name, staticmethod(getattr(self.store, name)))
@@ -403,7 +403,7 @@ class ClusterInProcess:
         return self._nodes[node_id]
 
     def kill_host(self, slice_name: str, number: int) -> None:
-        """The machine is gone, and Ray knows it."""
+        """End the machine; Ray knows it at once."""
         node_id = self.node_id(slice_name, number)
         self._table[node_id]["Alive"] = False
         for process in self.node(node_id).left():
@@ -412,7 +412,7 @@ class ClusterInProcess:
             self.ray.kill(actor)
 
     def freeze_host(self, slice_name: str, number: int) -> None:
-        """Nothing on it answers any more."""
+        """Make every actor on it answer nothing."""
         for actor in self._actors.get(self.node_id(slice_name, number), []):
             self.ray.freeze(actor)
 
@@ -421,18 +421,18 @@ class ClusterInProcess:
             self.ray.thaw(actor)
 
     def drain(self, slice_name: str, notice_s: float) -> None:
-        """Ray drains its hosts, as before a preemption."""
+        """Have Ray drain the slice's hosts, as before a preemption."""
         for node_id, node in self._table.items():
             if node["Labels"].get(SLICE_NAME_LABEL) == slice_name:
                 self._draining[node_id] = int(1000 * (time.time() + notice_s))
 
     def kill_actor(self, actor_class: type, slice_name: str, number: int) -> None:
-        """The process of one of our actors on a host dies; the host stays."""
+        """End the process of one of our actors on a host, which stays."""
         found = [a for a in self._actors[self.node_id(slice_name, number)] if self.ray.is_alive(a, actor_class)]
         self.ray.kill(found[-1])
 
     def kill_host_actor_of(self, task: Task) -> None:
-        """The process dies that watches this task; others on its host have their own."""
+        """End the process that watches this task. Other tasks on its host have their own."""
         (found,) = (host for host in self._hosts if task.process.pid in host.adopted)
         self.ray.kill(found.handle)
 
@@ -480,7 +480,7 @@ class ClusterInProcess:
             self.ray.kill(actor)
 
     def reserved_nodes(self) -> set[str]:
-        """Ids of the nodes of which a pool has reserved something."""
+        """Return the ids of the nodes of which a pool has reserved something."""
         return {node_id for group in self._groups.values() for node_id in group.node_ids}
 
     def _group_table(self, group: Reservation | None = None) -> dict[str, Any]:
@@ -505,22 +505,22 @@ class ClusterInProcess:
         return task
 
     def is_running(self, task: Task) -> bool:
-        """Whether its process, or anything that it has started, may be there."""
+        """Return whether its process, or anything that it has started, may still run."""
         return task.process.left
 
     def last_attempt(self, job_id: str, count: int) -> list[Task]:
-        """The tasks of the latest attempt, if that many have begun and all run; else none."""
+        """Return the tasks of the latest attempt if that many have begun and all run, else none."""
         tasks = self.tasks_of(job_id)
         found = [task for task in tasks if task.info.attempt == tasks[-1].info.attempt]
         return found if len(found) == count and all(map(self.is_running, found)) else []
 
     def tasks_of(self, job_id: str, attempt: int | None = None) -> list[Task]:
-        """Those that have begun, of one attempt or of all; by attempt and index."""
+        """Return the tasks that have begun, of one attempt or of all, by attempt and index."""
         found = [t for t in self.tasks if t.info.job_id == job_id and attempt in (None, t.info.attempt)]
         return sorted(found, key=lambda task: (task.info.attempt, task.info.task_index))
 
     def request(self, spec: JobSpec, **more: Any) -> RunRequest:
-        """What `run_on_pod` hands to its pool; the function is made up, see `works`."""
+        """Return what `run_on_pod` hands to its pool. `works` stands for the function."""
         return RunRequest(spec, b"", {}, ProcessSpec(), **{"keep_warm": 0.0, **more})
 
     def controller(self) -> Handle:

@@ -60,7 +60,7 @@ def iris_json(cluster: "SimulatedCluster", *arguments: str) -> Any:
 
 CTRL_C = "\x03"
 Step = tuple[str | Callable[[], bool], str]
-"""What a person waits for, a text or anything else, and what they then type: a line, or `CTRL_C`."""
+"""What a person waits for, a text or another condition, and what they type then: a line, or `CTRL_C`."""
 
 
 class Terminal:
@@ -80,7 +80,7 @@ class Terminal:
         return self._screen.getvalue().decode()
 
     def run(self, *arguments: str) -> int:
-        """Its exit code; fails unless the person has done every step."""
+        """Run the command and return its exit code; fail unless the person has done every step."""
         out = io.TextIOWrapper(self._screen, write_through=True)
         streams = {"stdin": _Keyboard(self._answer), "stdout": out, "stderr": out}
         with contextlib.ExitStack() as replaced:
@@ -93,11 +93,11 @@ class Terminal:
         return int(end.value.code or 0)
 
     def has_pressed_ctrl_c(self) -> bool:
-        """Whether Ctrl-C is pressed now, while nothing is asked."""
+        """Return whether Ctrl-C is pressed now, while nothing is asked."""
         return bool(self._steps) and self._steps[0][1] == CTRL_C and self._comes() == CTRL_C
 
     def _comes(self) -> str | None:
-        """What is typed now; the step is done then."""
+        """Return what is typed now, which ends the step, or None."""
         awaited, typed = self._steps[0]
         if isinstance(awaited, str):
             found = self.printed.find(awaited, self._seen)
@@ -110,7 +110,7 @@ class Terminal:
         return typed
 
     def _answer(self) -> str:
-        assert self._steps, f"nobody expects a question: {self.printed}"
+        assert self._steps, f"this question is not expected: {self.printed}"
         typed = self._comes()
         assert typed is not None, f"{self._steps[0]} is waited for, and this was asked: {self.printed}"
         if typed == CTRL_C:

@@ -1,4 +1,4 @@
-"""The command line against the real Controller, in this process: a cluster, its jobs, and somebody who types."""
+"""The command line against the real Controller, in this process, on a made-up cluster."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ from tests.support.worlds import gang_spec
 
 
 class ControllerOf(Controller):
-    """A Controller that some version of iris_ray has started; it stays of that version."""
+    """A Controller that a version of iris_ray has started. It keeps that version."""
 
     def __init__(self, read_nodes: Callable[[], NodeTable], version: str, protocol: int) -> None:
         super().__init__(read_nodes)
@@ -82,11 +82,11 @@ class ControllerInProcess(ClusterInProcess):
         return ControllerOf(self.read_nodes, version, protocol)
 
     def start_controller(self) -> None:
-        """As the first job of a cluster does."""
+        """Start the Controller as the first job of a cluster does."""
         asyncio.run(get_or_start_controller())
 
     def freeze_controller(self) -> None:
-        """As SIGSTOP does."""
+        """Stop the Controller as SIGSTOP does."""
         self.ray.freeze(self.controller())
 
     async def _start_process(self, *command: str, **_: Any) -> Any:
@@ -99,7 +99,7 @@ class ControllerInProcess(ClusterInProcess):
         return SimpleNamespace(communicate=communicate, returncode=code)
 
     def _bootstrap(self, address: str) -> tuple[str, int]:
-        """What the process prints, and its exit code."""
+        """Return what the process prints, and its exit code."""
         try:
             self.before_bootstrap()
             bootstrap.main(address)
@@ -112,7 +112,7 @@ class ControllerInProcess(ClusterInProcess):
     # -- its jobs --------------------------------------------------------------------------------------------------
 
     def submit(self, job_id: str, slices: tuple[int, ...] = (1,), **changes: Any) -> str:
-        """A job on v4-16 slices, by a pool of its own; returns when the Controller has it."""
+        """Submit a job on v4-16 slices from a pool of its own; return when the Controller has it."""
         values: dict[str, Any] = {"user": "ann", "max_retries_failure": 0} | changes
         return self._submitted(gang_spec(job_id, slices=slices, **values))
 
@@ -125,13 +125,13 @@ class ControllerInProcess(ClusterInProcess):
         return spec.job_id
 
     def start(self, job_id: str, slices: tuple[int, ...] = (1,), **changes: Any) -> str:
-        """The same, and all its tasks run."""
+        """Submit a job, and return when all its tasks run."""
         self.submit(job_id, slices, **changes)
         self.wait_for_attempt(job_id, 1)
         return job_id
 
     def jobs(self) -> list[str]:
-        """The ids of all jobs."""
+        """Return the ids of all jobs."""
         return [job.job_id for job in self._ask("list_jobs")]
 
     def status(self, job_id: str) -> JobStatus:
@@ -142,7 +142,7 @@ class ControllerInProcess(ClusterInProcess):
         return self.status(job_id).state
 
     def only_job(self) -> str:
-        """The id of the only job that has not ended."""
+        """Return the id of the only job that has not ended."""
         (job,) = (job for job in self._ask("list_jobs") if not job.state.finished)
         return str(job.job_id)
 
@@ -153,39 +153,39 @@ class ControllerInProcess(ClusterInProcess):
         wait_until(lambda: self.state(job_id) is state and not self.status(job_id).starting)
 
     def wait_for_attempt(self, job_id: str, attempt: int) -> None:
-        """Until it runs."""
+        """Return when that attempt runs."""
         wait_until(lambda: self.status(job_id).attempt == attempt)
         self.wait_for_state(job_id, JobState.RUNNING)
 
     def wait_for_no_host(self, slice_name: str, number: int) -> None:
-        """Until the Controller knows that the host is gone."""
+        """Return when the Controller knows that the host is gone."""
         node_id = self.node_id(slice_name, number)
         wait_until(lambda: node_id not in {worker.node_id for worker in self._ask("list_workers")})
 
     def succeed(self, job_id: str) -> None:
-        """Every task returns None; returns when nothing of the job is left."""
+        """Make every task return None; return when nothing of the job is left."""
         for task in self._latest(job_id):
             self._in_loop(task.end.set_result, None)
         self.wait_for_state(job_id, JobState.SUCCEEDED)
         wait_until(lambda: not any(job_id in worker.tasks[0] for worker in self._ask("list_workers") if worker.tasks))
 
     def fail(self, job_id: str, index: int, how: str = "exited with code 3") -> None:
-        """The process of one task ends so; returns when that is known."""
+        """End the process of one task, as its text says; return when the job is charged for it."""
         failures = self.status(job_id).failures
         self._in_loop(self._latest(job_id)[index].end.set_exception, Crash(how))
         wait_until(lambda: self.status(job_id).failures > failures)
 
     def prints(self, job_id: str, index: int, text: str) -> None:
-        """The latest attempt of a task prints something."""
+        """Make the latest attempt of a task print something."""
         self._latest(job_id)[index].say(text)
 
     def _latest(self, job_id: str) -> list[Task]:
-        """The tasks of the latest attempt, by index."""
+        """Return the latest attempt of each task, by index."""
         latest = {task.info.task_index: task for task in self.tasks_of(job_id)}
         return [latest[index] for index in sorted(latest)]
 
     def _ask(self, method: str, *args: Any) -> Any:
-        """The answer of the Controller, or of the next one, if none runs."""
+        """Return the answer of the Controller; if none runs, wait for the next one."""
         deadline = time.monotonic() + 60.0
         while True:
             try:
@@ -221,21 +221,21 @@ class ControllerInProcess(ClusterInProcess):
 
     @contextlib.contextmanager
     def meanwhile(self, story: Callable[[], None]) -> Iterator[None]:
-        """While a command runs within, something happens beside it; what goes wrong there is raised at the end."""
+        """Tell a story in a second thread while a command runs within; raise at the end what the story raises."""
         with ThreadPoolExecutor(1) as beside:
             told = beside.submit(story)
             yield
             told.result()
 
     def on_terminal(self, *arguments: str, person: Terminal) -> int:
-        """A command on a terminal, and its exit code."""
+        """Run a command on a terminal; return its exit code."""
         self.ray.has_pressed_ctrl_c = person.has_pressed_ctrl_c
         with mock.patch.dict(os.environ, IRIS_USER="ann"):
             return person.run(*arguments)
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """The condition's first true value."""
+    """Return the condition's first true value."""
     deadline = time.monotonic() + timeout_s
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited {timeout_s} s in vain"

@@ -34,11 +34,11 @@ HEAD_NODE = 28 * "0a"
 _handles: dict[int, "Handle"] = {}
 _numbers = itertools.count(1)
 _actor: "contextvars.ContextVar[Handle | None]" = contextvars.ContextVar("_actor", default=None)
-"""Whose task it is that runs; an actor's tasks end with it."""
+"""The actor whose task runs. The tasks of an actor end with it."""
 
 
 class Reference:
-    """The result of a call: awaited on the loop, or waited for with ``ray.get``."""
+    """Stands for an ObjectRef: it can be awaited on the loop, and waited for with ``ray.get``."""
 
     def __init__(self, future: "concurrent.futures.Future[Any]") -> None:
         self._future = future
@@ -47,7 +47,7 @@ class Reference:
         return self._future
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Who stops waiting cancels nothing."""
+        """Wait for the result; to stop waiting does not cancel the call."""
         result = asyncio.wrap_future(self._future)
         result.add_done_callback(lambda done: done.cancelled() or done.exception())
         return asyncio.shield(result).__await__()
@@ -55,7 +55,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Method:
-    """One method of an actor; options such as a number of retries change nothing here."""
+    """One method of an actor. Options such as a number of retries are ignored."""
 
     actor: "Handle"
     name: str
@@ -68,7 +68,7 @@ class Method:
 
 
 class Handle:
-    """The handle of an actor. Two handles of one actor are one object, wherever they have travelled."""
+    """Stands for an ActorHandle. There is one for each actor, and pickling keeps it."""
 
     def __init__(self, ray_in_process: "RayInProcess", actor_class: type, make: Callable[[], Any]) -> None:
         self._ray = ray_in_process
@@ -105,7 +105,7 @@ class Handle:
         return Reference(self._ray.in_loop(self._answer(name, sent)))
 
     async def _answer(self, name: str, sent: bytes) -> Any:
-        """What the call returns or raises; once the actor is dead, an `ActorDiedError`."""
+        """Return or raise what the call does; raise `ActorDiedError` once the actor is dead."""
         if self._is_dead:
             raise ActorDiedError
         loop = asyncio.get_running_loop()
@@ -124,7 +124,7 @@ class Handle:
         return result
 
     async def _run(self, name: str, sent: bytes) -> bytes:
-        """The pickled result, or a pickled `RayTaskError`."""
+        """Return the pickled result, or a pickled `RayTaskError`."""
         await self._answers.wait()
         try:
             result = getattr(self._object, name)(*cloudpickle.loads(sent))
@@ -152,7 +152,7 @@ def _handle(number: int) -> Handle:
 
 
 def _new_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> "asyncio.Task[Any]":
-    """Every task belongs to the actor in whose context it runs."""
+    """Make a task, which belongs to the actor in whose context it runs."""
     task = asyncio.Task(work, loop=loop, **options)
     context = options.get("context")
     owner = _actor.get() if context is None else context.get(_actor)
@@ -233,7 +233,7 @@ class RayInProcess:
             del _handles[handle._number]
 
     def in_loop(self, work: Coroutine[Any, Any, Any]) -> "concurrent.futures.Future[Any]":
-        """Have a coroutine run on the loop of all actors."""
+        """Run a coroutine on the loop of all actors."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _handles(self) -> list[Handle]:
@@ -268,7 +268,7 @@ class RayInProcess:
         return self._named[name]
 
     def create(self, actor_class: type, args: tuple[Any, ...], options: dict[str, Any]) -> Handle:
-        """A new actor, as ``ActorClass.options(...).remote(...)`` makes one."""
+        """Make an actor, as ``ActorClass.options(...).remote(...)`` does."""
         name = options.get("name")
         if name is not None and options.get("get_if_exists"):
             try:
@@ -288,11 +288,11 @@ class RayInProcess:
         return handle
 
     def is_alive(self, handle: Handle, actor_class: type) -> bool:
-        """Whether it is an actor of that class, or of what stands for it, and lives."""
+        """Return whether it is an actor of that class, or of its stand-in, and lives."""
         return issubclass(handle._class, actor_class) and not handle._is_dead
 
     def freeze(self, handle: Handle) -> None:
-        """From now on it answers nothing, until it thaws."""
+        """Make an actor answer nothing until it thaws."""
         self._loop.call_soon_threadsafe(handle._answers.clear)
 
     def thaw(self, handle: Handle) -> None:

@@ -20,11 +20,11 @@ from tests.support.ray_in_process import Reference
 from tests.support.worlds import gang_spec, tasks_spec
 
 LONG_S = 600.0
-"""In virtual time: whatever has not happened by then never will."""
+"""What has not happened after so many seconds of virtual time never will."""
 
 
 class VirtualCluster(ClusterInProcess):
-    """For stories that are coroutines. Its Controller runs from the beginning.
+    """A cluster for stories that are coroutines. Its Controller runs from the beginning.
 
     Attributes:
         pool: of the test's own jobs.
@@ -32,11 +32,11 @@ class VirtualCluster(ClusterInProcess):
 
     def __init__(self, directory: Path, slices: Mapping[str, int]) -> None:
         super().__init__(directory, slices, asyncio.get_running_loop())
-        self.ray_controllers: list[Controller] = []
+        self.controllers: list[Controller] = []
 
     def new_controller(self) -> Controller:
-        self.ray_controllers.append(super().new_controller())
-        return self.ray_controllers[-1]
+        self.controllers.append(super().new_controller())
+        return self.controllers[-1]
 
     async def begin(self) -> None:
         self.ray.create(Controller, (), {"name": CONTROLLER_NAME})
@@ -44,7 +44,7 @@ class VirtualCluster(ClusterInProcess):
         await self.ask("ping")
 
     def run(self, job_id: str, slices: tuple[int, ...] = (1,), work: Work | None = None, **changes: Any) -> Reference:
-        """A gang on v4-16 slices; no retries unless told. The reference is to its results.
+        """Start a gang on v4-16 slices, without retries unless told; return a reference to its results.
 
         Args:
             job_id: its id.
@@ -55,7 +55,7 @@ class VirtualCluster(ClusterInProcess):
         return self._run(job_id, gang_spec, work, {"slices": slices, "max_retries_failure": 0} | changes)
 
     def run_tasks(self, job_id: str, replicas: int, work: Work | None = None, **changes: Any) -> Reference:
-        """Tasks that are placed one by one; one CPU each unless told."""
+        """Start tasks that are placed one by one, on one CPU each unless told."""
         wanted = {"replicas": replicas, "resources": {"CPU": 1.0}, "max_retries_failure": 0} | changes
         return self._run(job_id, tasks_spec, work, wanted)
 
@@ -77,7 +77,7 @@ class VirtualCluster(ClusterInProcess):
         return found
 
     async def charged(self, job_id: str, index: int = 0) -> tuple[int, int]:
-        """Failures and preemptions."""
+        """Return how many failures and preemptions a gang was charged."""
         view = await self.view(job_id, index)
         return view.failures, view.preemptions
 
@@ -90,18 +90,18 @@ class VirtualCluster(ClusterInProcess):
         return found
 
     async def started(self, job_id: str, count: int, attempt: int = 1) -> list[Task]:
-        """The tasks of an attempt, once that many have begun."""
+        """Return the tasks of an attempt once that many have begun."""
         await self.until(lambda: len(self.tasks_of(job_id, attempt)) == count)
         return self.tasks_of(job_id, attempt)
 
     async def runs(self, job_id: str, count: int, attempt: int = 1) -> list[Task]:
-        """The same, when they have run for long enough that a loss is no break from before."""
+        """Return them when they have run for so long that a lost host does not count as lost before the start."""
         tasks = await self.started(job_id, count, attempt)
         await asyncio.sleep(2 * AT_ONCE_S)
         return tasks
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        """The condition's first true value; a coroutine is awaited."""
+        """Return the condition's first true value; await it if it is a coroutine."""
         deadline = time.monotonic() + LONG_S
         while True:
             value = condition()
@@ -124,7 +124,7 @@ class Stage:
         self._monkeypatch = monkeypatch
 
     def play(self, story: Story, slices: int = 3) -> None:
-        """The story on so many v4-16 slices; at its end the Controller's state is sound."""
+        """Play the story on so many v4-16 slices, then check the Controller's state."""
         virtual_time.run(self._play(story, slices))
 
     async def _play(self, story: Story, slices: int) -> None:
@@ -138,7 +138,7 @@ class Stage:
             try:
                 await cluster.begin()
                 await asyncio.wait_for(story(cluster), 10 * LONG_S)
-                for controller in cluster.ray_controllers[-1:]:
+                for controller in cluster.controllers[-1:]:
                     controller._state.check()
             finally:
                 await cluster.ray.end_actors()

@@ -17,7 +17,7 @@ BEGAN = 1_700_000_000.0
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Begins at 0 s. Fails where nobody could ever go on, and where somebody always goes on and no time passes."""
+    """Begins at 0 s. Fails if no task can ever go on, and if tasks go on for ever while no time passes."""
 
     def __init__(self) -> None:
         self._now = 0.0

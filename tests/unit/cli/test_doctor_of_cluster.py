@@ -59,7 +59,7 @@ def test_doctor_starts_no_controller(bare_cluster: ControllerInProcess, hosts: H
     assert not bare_cluster.store.values
 
 
-def test_doctor_names_the_host_whose_idle_chips_somebody_holds(cluster: ControllerInProcess, hosts: Hosts) -> None:
+def test_doctor_names_the_host_whose_idle_chips_a_process_holds(cluster: ControllerInProcess, hosts: Hosts) -> None:
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
     finding = found_by(cluster)["chips held"]
     assert finding["level"] == "WARNING"

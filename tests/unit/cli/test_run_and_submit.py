@@ -159,7 +159,7 @@ def print_up(cluster: ControllerInProcess) -> None:
     cluster.prints(cluster.only_job(), 0, "up\n")
 
 
-def test_ctrl_c_leaves_a_submitted_job_running_if_nobody_is_asked(cluster: ControllerInProcess, script: str) -> None:
+def test_ctrl_c_without_a_terminal_leaves_a_submitted_job_running(cluster: ControllerInProcess, script: str) -> None:
     pressed = Terminal((lambda: cluster.ray.calls["fetch_logs"] > 1, CTRL_C))  # it follows the job by then
     cluster.ray.has_pressed_ctrl_c = pressed.has_pressed_ctrl_c
     done = cluster.iris("submit", script, "-f", code=INTERRUPTED, quotes=True)

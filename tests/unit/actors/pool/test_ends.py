@@ -127,7 +127,7 @@ async def returns_at_once(task: Task) -> None:
 
 
 def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt(stage: Stage) -> None:
-    """Others are on that host, whose processes nobody touches."""
+    """Other tasks are on that host, whose processes stay."""
 
     async def story(cluster: VirtualCluster) -> None:
         stays = cluster.run_tasks("stays", 1)
@@ -148,7 +148,7 @@ def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt
 
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
 @pytest.mark.parametrize("host", [0, 1])
-def test_warm_slice_that_broke_while_nobody_used_it_costs_nothing(stage: Stage, kind: type, host: int) -> None:
+def test_warm_slice_that_broke_while_it_was_idle_costs_nothing(stage: Stage, kind: type, host: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("before", (1,), returns_at_once, keep_warm=600.0)
         warm = cluster.tasks[0].info.slice_name
@@ -167,7 +167,7 @@ def test_warm_slice_that_broke_while_nobody_used_it_costs_nothing(stage: Stage, 
 
 
 @pytest.mark.parametrize("host", [0, 1])
-def test_chips_that_somebody_holds_cost_nothing_and_the_gang_moves(stage: Stage, host: int) -> None:
+def test_chips_that_another_process_holds_cost_nothing_and_the_gang_moves(stage: Stage, host: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
         cluster.node(cluster.node_id("v4-16-0", host)).held_by = "its chips are held by pid 1 (python3)"
         results = cluster.run("job")
