@@ -462,7 +462,7 @@ class Bookkeeper:
         assert self.state.holders == self.account.holders
 
     def released(self, name: str, owner: str) -> None:
-        """If the owner held the slice, whoever has been promised it holds it now."""
+        """If the owner held the slice, the owner of a job that is placed there holds it now."""
         if self.account.holders.get(name) != owner:
             return
         del self.account.holders[name]

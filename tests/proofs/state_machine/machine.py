@@ -397,7 +397,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule()
     def repair(self) -> None:
-        """Every place gets one sound host, and whoever was set aside comes back."""
+        """Every place gets one sound host, and all taints are lifted."""
         for target, name in list(self.account.taints):
             self.apply(TaintLiftedEvent(target, name))
         for place in PLACES:

@@ -576,4 +576,4 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
         later = world.start(f"later-{number}")
         world.report_all(later, S.SUCCEEDED)
         world.confirm(later)
-    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it
+    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # else it is never freed
