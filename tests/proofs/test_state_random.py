@@ -14,7 +14,7 @@ from tests.proofs.state_machine.machine import RandomEvents
 EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
 
 
-class TestRandomEvents(RandomEvents.TestCase):
+class TestRandomEvents(RandomEvents.TestCase):  # type: ignore[misc, valid-type]
     """Some dozens of sequences."""
 
     settings = settings(
@@ -27,7 +27,7 @@ class TestRandomEvents(RandomEvents.TestCase):
 
 @pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
-class TestRandomEventsThoroughly(RandomEvents.TestCase):
+class TestRandomEventsThoroughly(RandomEvents.TestCase):  # type: ignore[misc, valid-type]
     """Thousands of sequences."""
 
     settings = settings(TestRandomEvents.settings, max_examples=1670 * EXAMPLES)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.ids import AttemptId
@@ -29,11 +30,9 @@ from iris_ray.state.retry_budget import QUICK_S
 S = TaskState
 
 
-def gang_spec(
-    job_id: str = "job", tpu_type: str = "v4-16", slices: tuple[int, ...] = (1,), **changes: object
-) -> JobSpec:
+def gang_spec(job_id: str = "job", tpu_type: str = "v4-16", slices: tuple[int, ...] = (1,), **changes: Any) -> JobSpec:
     """A gang of whole slices, as run_on_pod submits it; without retries unless told."""
-    values = {
+    values: dict[str, Any] = {
         "device": tpu_type,
         "owner": "pool-a",
         "replicas": get_tpu_config(tpu_type).vm_count,
@@ -45,13 +44,13 @@ def gang_spec(
     return JobSpec(job_id=job_id, **(values | changes))
 
 
-def tasks_spec(job_id: str = "job", replicas: int = 2, **changes: object) -> JobSpec:
+def tasks_spec(job_id: str = "job", replicas: int = 2, **changes: Any) -> JobSpec:
     """Tasks that are placed one by one, each with the chips of a host; with the default budgets unless told."""
-    values = {"owner": "pool-a", "replicas": replicas, "resources": {"TPU": 4.0}}
+    values: dict[str, Any] = {"owner": "pool-a", "replicas": replicas, "resources": {"TPU": 4.0}}
     return JobSpec(job_id=job_id, **(values | changes))
 
 
-def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: object) -> WorkerRegisteredEvent:
+def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: Any) -> WorkerRegisteredEvent:
     """The registration of one TPU host, ``<slice>-<number>`` unless told."""
     attributes = {
         TPU_NAME: AttributeValue(slice_name),
@@ -59,7 +58,7 @@ def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: objec
         TPU_TOPOLOGY: AttributeValue(tpu_type),
         TPU_VM_COUNT: AttributeValue(get_tpu_config(tpu_type).vm_count),
     }
-    values = {
+    values: dict[str, Any] = {
         "node_id": f"{slice_name}-{number}",
         "address": "10.0.0.1",
         "attributes": attributes,
@@ -95,16 +94,16 @@ class World:
         for number in range(get_tpu_config(tpu_type).vm_count):
             self.do(tagged(host(name, number, tpu_type), attributes))
 
-    def submit(self, job_id: str = "job", **changes: object) -> Job:
+    def submit(self, job_id: str = "job", **changes: Any) -> Job:
         self.do(JobSubmittedEvent(gang_spec(job_id, **changes), self.now))
         return self.state.jobs[job_id]
 
-    def submit_tasks(self, job_id: str = "job", replicas: int = 2, **changes: object) -> Job:
+    def submit_tasks(self, job_id: str = "job", replicas: int = 2, **changes: Any) -> Job:
         """A job without coscheduling."""
         self.do(JobSubmittedEvent(tasks_spec(job_id, replicas, **changes), self.now))
         return self.state.jobs[job_id]
 
-    def start_tasks(self, job_id: str = "job", replicas: int = 2, **changes: object) -> Job:
+    def start_tasks(self, job_id: str = "job", replicas: int = 2, **changes: Any) -> Job:
         """A job without coscheduling whose tasks all run."""
         job = self.submit_tasks(job_id, replicas, **changes)
         self.schedule()
@@ -129,7 +128,7 @@ class World:
         """Commit one plan; the instructions by job."""
         return {assignment.job_id: self.do(assignment) for assignment in self.plan().assignments}
 
-    def start(self, job_id: str = "job", **changes: object) -> Job:
+    def start(self, job_id: str = "job", **changes: Any) -> Job:
         """A job whose tasks all run."""
         job = self.submit(job_id, **changes)
         self.schedule()

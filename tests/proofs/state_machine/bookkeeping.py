@@ -101,8 +101,8 @@ def view_jobs(state: ControllerState) -> dict[str, JobView]:
 
 
 def when(notice: Notice | None) -> tuple[NoticeKind, float] | None:
-    """Its words tell the host's name of then; that may have changed since."""
-    return notice and (notice.kind, notice.deadline)
+    """Return a notice without its words: they name the host as it was called then."""
+    return (notice.kind, notice.deadline) if notice else None
 
 
 def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
@@ -248,7 +248,7 @@ def demand_of(job: Job, worker: Worker) -> Counter[str]:
     spec = job.spec
     demand = Counter({resource: amount for resource, amount in spec.resources.items() if amount})
     if uses_chips(spec):
-        demand["TPU"] = worker.resources.get("TPU", 0.0)
+        demand["TPU"] = worker.resources.get("TPU", 0.0)  # type: ignore[assignment]
     return demand
 
 
@@ -335,15 +335,15 @@ class Bookkeeper:
             if set(gang.states) == {S.ASSIGNED}:
                 continue
             member = next(i for i, state in enumerate(gang.states) if state is not S.SUCCEEDED)
-            host = self.state.workers[gang.node_ids[member]]
+            host = self.state.workers[gang.node_ids[member] or ""]
             if self.account.ends_quickly(job_id, position) > 5 and host.node_id not in self.account.notices:
                 charged[attempt] = S.FAILED
                 self.account.failures[job_id, position] += 1
             else:
                 self.account.preemptions[job_id, position] += 1
-            limited = job.spec.max_task_failures is not None
+            limit = job.spec.max_task_failures
             failed, lost = self.account.failed_for_good(job, position), self.account.lost_for_good(job, position)
-            if lost or (failed and (not limited or self.account.failures_of(job) > job.spec.max_task_failures)):
+            if lost or (failed and (limit is None or self.account.failures_of(job) > limit)):
                 over.add(job_id)
         for job_id, was in before.items():  # and with what nobody has had yet, results are lost
             job = self.state.jobs[job_id]
@@ -462,7 +462,7 @@ class Bookkeeper:
         assert self.state.holders == self.account.holders
 
     def released(self, name: str, owner: str) -> None:
-        """If the owner held the slice, whoever has been promised it holds it now."""
+        """If the owner held the slice, the owner of a job that is placed there holds it now."""
         if self.account.holders.get(name) != owner:
             return
         del self.account.holders[name]

@@ -41,6 +41,7 @@ from tests.proofs.state_machine.bookkeeping import (
     view,
     view_all,
     view_jobs,
+    when,
 )
 from tests.proofs.state_machine.strategies import OWNERS
 from tests.support.worlds import World
@@ -244,9 +245,8 @@ class Oracle(Bookkeeper):
             if attempt.job_id not in to_grow:  # called off
                 del account.told[attempt]
         for job in self.state.jobs.values():
-            for gang in job.gangs:
-                known = gang.notice and (gang.notice.kind, gang.notice.deadline)
-                assert known == account.told.get(job.current_attempt(gang))
+            for member in job.gangs:
+                assert when(member.notice) == account.told.get(job.current_attempt(member))
 
     def jobs_with_room_to_grow(self) -> set[str]:
         """Those for which more slices are there, with their processes started."""
@@ -363,7 +363,8 @@ class Oracle(Bookkeeper):
         """The hosts are what the job asks for, take new tasks, and are groups as they should be."""
         if isinstance(assignment, TaskAssignedEvent):
             assert job.spec.coscheduling is None
-            position, groups, group_by = assignment.task_index, {"": (assignment.node_id,)}, None
+            position, group_by = assignment.task_index, None
+            groups: dict[str, tuple[str, ...]] = {"": (assignment.node_id,)}
         else:
             assert job.spec.coscheduling is not None
             position, groups = 0, dict(zip(assignment.group_names, assignment.groups, strict=True))
@@ -396,6 +397,7 @@ class Oracle(Bookkeeper):
     def is_sound_slice(self, name: str) -> bool:
         members = self.members(name)
         size = members[0].attributes[TPU_VM_COUNT].value if members else 0
+        assert isinstance(size, int)
         return sorted(worker.host_index or 0 for worker in members) == list(range(size)) and all(
             takes_new(worker, self.world.now) and worker.attributes[TPU_VM_COUNT].value == size for worker in members
         )
@@ -403,6 +405,7 @@ class Oracle(Bookkeeper):
     def check_reasons(self, plan: SchedulingResult, placed: Mapping[str, set[int]]) -> None:
         for event in plan.timed_out:
             job = self.state.jobs[event.job_id]
+            assert job.spec.scheduling_timeout is not None
             assert self.world.now - job.submitted_at > job.spec.scheduling_timeout
         for event in plan.unschedulable:
             assert any(c.key == "zone" or c.key == "generation" for c in self.state.jobs[event.job_id].spec.constraints)

@@ -1,6 +1,7 @@
 """The controller's state: each rule by its name, and all of them under random events."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -231,8 +232,8 @@ def test_budget_without_failure_retries_one_crash_fails_the_job(world: World) ->
 def test_budget_of_n_retries_gives_n_plus_one_attempts(
     world: World, budget: int, end: TaskState, option: str, final: JobState
 ) -> None:
-    other = {"max_retries_failure": 0, "max_retries_preemption": 0} | {option: budget}
-    job = world.submit(**other)
+    budgets: dict[str, Any] = {"max_retries_failure": 0, "max_retries_preemption": 0, option: budget}
+    job = world.submit(**budgets)
     for attempt in range(1, budget + 2):
         assert not job.state.finished
         world.schedule()
@@ -303,7 +304,7 @@ def test_attempt_that_charges_nothing_while_its_hosts_live_backs_off(world: Worl
             break
         world.report(job, S.WORKER_FAILED, 0)
         world.confirm(job)
-    assert job.state.finished or sum(charged(job)) or job.gang.not_before > world.now
+    assert job.state.finished or charged(job) != (0, 0) or job.gang.not_before > world.now
 
 
 # -- rule 5: launches that fail -------------------------------------------------------------------------------------
@@ -575,4 +576,4 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
         later = world.start(f"later-{number}")
         world.report_all(later, S.SUCCEEDED)
         world.confirm(later)
-    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it
+    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # else it is never freed

@@ -4,7 +4,7 @@ import pytest
 
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import NoticeKind
-from iris_ray.state.events import JobRestoredEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
+from iris_ray.state.events import Event, JobRestoredEvent, MaintenanceCalledOffEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World, host
@@ -96,7 +96,7 @@ def test_drain_or_preemption_stays_whichever_was_known_first_and_is_nearer(
     world: World, by_ray: bool, first: bool, end: float | None
 ) -> None:
     job = world.start(max_retries_preemption=5)
-    final = WorkerDrainedEvent("a-1", "goes for good", PREEMPTION, end)
+    final: Event = WorkerDrainedEvent("a-1", "goes for good", PREEMPTION, end)
     if by_ray:
         final = host("a", 1, draining="goes for good", deadline=end)
     for said in [True, False] if first else [False, True]:
@@ -132,7 +132,7 @@ def test_gang_hears_of_the_maintenance_of_its_other_host_instead(world: World) -
     assert job.gang.notice.deadline == START + 50.0
 
 
-def test_whole_slices_maintenance_that_is_called_off_host_by_host_is_told_to_nobody_again(world: World) -> None:
+def test_whole_slices_maintenance_that_is_called_off_host_by_host_is_not_told_again(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     for number in range(2):
         announce(world, f"a-{number}")

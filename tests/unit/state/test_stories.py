@@ -35,7 +35,8 @@ def test_refused_event_is_not_part_of_the_story(world: World) -> None:
 
 
 def test_event_for_an_unknown_job_is_refused_without_a_story(world: World) -> None:
-    assignment = world.submit() and world.plan().assignments[0]
+    world.submit()
+    (assignment,) = world.plan().assignments
     with pytest.raises(IllegalTransitionError, match="there is no job") as refused:
         World().do(assignment)
     assert not hasattr(refused.value, "__notes__")
