@@ -37,11 +37,13 @@ def empty() -> None:
     """The user's function."""
 
 
-@ray.remote(num_cpus=0)
-class Bare:
+class Answering:
     """The least that Ray can do on a host: answer a call."""
 
     def call(self) -> None: ...
+
+
+Bare = ray.remote(num_cpus=0)(Answering)
 
 
 @ray.remote(num_cpus=0, max_calls=1, max_retries=0)
@@ -161,7 +163,10 @@ def sleeper(directory: str) -> Callable[[], None]:
 
 def recovery(samples: int) -> None:
     """From the loss of a slice to the first line of user code on all hosts of the next attempt."""
-    free, warm_slice, launches, detection = [], [], [], []
+    free: list[float] = []
+    warm_slice: list[float] = []
+    launches: list[float] = []
+    detection: list[float] = []
     for spare_is_warm in (False, True):
         for _ in range(samples):
             with SimulatedCluster({TPU_TYPE: 2}, quiet=True) as cluster, tempfile.TemporaryDirectory() as directory:

@@ -24,13 +24,14 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import TaskState
@@ -51,7 +52,14 @@ from iris_ray.state.fleet import Fleet
 PICTURE = Path(__file__).parents[1] / "docs" / "scheduling-cost.png"
 TPU_TYPE, SLICE = "v4-128", 16
 HOST = {"TPU": 4.0, "CPU": 120.0}
-SHARED = {TPU_TOPOLOGY: TPU_TYPE, TPU_VM_COUNT: SLICE, "region": "us", "zone": "us-a", "pool": "large", "generation": 4}
+SHARED: dict[str, Scalar] = {
+    TPU_TOPOLOGY: TPU_TYPE,
+    TPU_VM_COUNT: SLICE,
+    "region": "us",
+    "zone": "us-a",
+    "pool": "large",
+    "generation": 4,
+}
 """Attributes that all hosts share. With a host's slice, its number there and its address there are nine."""
 NOW = 1.0
 
@@ -71,7 +79,11 @@ USUAL = next(kinds())
 
 
 def host(number: int) -> WorkerRegisteredEvent:
-    place = {TPU_NAME: f"slice-{number // SLICE}", TPU_WORKER_ID: number % SLICE, "address": f"host-{number}"}
+    place: dict[str, Scalar] = {
+        TPU_NAME: f"slice-{number // SLICE}",
+        TPU_WORKER_ID: number % SLICE,
+        "address": f"host-{number}",
+    }
     attributes = {key: AttributeValue(value) for key, value in {**place, **SHARED}.items()}
     return WorkerRegisteredEvent(f"w{number}", "10.0.0.1", attributes, dict(HOST))
 
@@ -229,7 +241,7 @@ def from_nothing_s(state: ControllerState, rounds: int) -> float:
         for worker in state.workers.values():
             fleet.put(replace(worker))
         scheduler = Scheduler()
-        samples.append(cpu_s(lambda fleet=fleet, scheduler=scheduler: cycle(state, fleet, scheduler)))
+        samples.append(cpu_s(partial(cycle, state, fleet, scheduler)))
     return statistics.median(samples)
 
 

@@ -62,7 +62,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.path.is_relative_to(CLUSTER_TESTS) or turn(item):
             item.add_marker(pytest.mark.cluster)
     full = config.getoption("profile") == "proofs"
-    wanted, left_out = [], []
+    wanted: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
         asked_for = (full and item.path.is_relative_to(PROOFS)) or is_proof(item) == full
         (wanted if asked_for else left_out).append(item)

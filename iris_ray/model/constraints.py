@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from iris_ray.errors import InvalidConstraintError
 
@@ -129,6 +129,15 @@ class Constraint:
     op: ConstraintOp
     value: AttributeValue | tuple[AttributeValue, ...] | None = None
     _compare: Callable[[Any, Any], bool] | None = field(init=False, compare=False, repr=False)
+
+    if TYPE_CHECKING:  # it takes more than it keeps: plain values become AttributeValues
+
+        def __init__(
+            self,
+            key: str,
+            op: ConstraintOp,
+            value: AttributeValue | Scalar | Iterable[AttributeValue | Scalar] | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, str) or not self.key:

@@ -75,7 +75,7 @@ def preemption_notice() -> PreemptionNotice | None:
     return PreemptionNotice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
 
-def on_preemption(callback: Callable[[PreemptionNotice], None]) -> None:
+def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:
     """Have a function called, once, in a thread of its own, when this task's gang is to move. Outside a task: never.
 
     Code that you can't change may rely on SIGTERM: a task that has installed a handler for it (JAX and Orbax do) gets

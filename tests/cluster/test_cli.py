@@ -32,7 +32,8 @@ from iris_ray.cli.main import main
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import address_of_nobody, command_line, environment, iris, iris_json
-from tests.support.gangs import Trace, controller_pid, free_chips, the_controller, wait_until
+from tests.support.gangs import Trace, controller_pid, free_chips, the_controller
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

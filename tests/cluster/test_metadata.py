@@ -70,7 +70,8 @@ def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
     with pytest.raises(RuntimeError, match=PREEMPTED) as caught:
         result_of(ref)
     assert preemption.done, "a notice alone ends nothing"
-    assert isinstance(caught.value.cause, PreemptedTooManyTimesError)
+    error: Any = caught.value
+    assert isinstance(error.cause, PreemptedTooManyTimesError)
 
 
 def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: SimulatedCluster, trace: Trace) -> None:
@@ -94,7 +95,7 @@ def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: Simulat
     name, replacement = first["slice"], first["job"] + "/replacement-1"
     cluster.announce_maintenance(name, 1, starts_in_s=500)
     wait_for_notice(cluster, name, 1)
-    assert "announces maintenance" in unavailable(name)[1]
+    assert "announces maintenance" in (unavailable(name)[1] or "")
     assert replacement in jobs()
     cluster.call_off_maintenance(name, 1)
     wait_until(lambda: evidence(cluster, name, 1).draining is None, 40)
@@ -128,7 +129,7 @@ def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCl
     name = trace.wait_for_tasks(2)[0]["slice"]
     cluster.announce_maintenance(name, 1, starts_in_s=500)
     trace.wait_for_tasks(2, attempt=2, timeout_s=60)
-    assert "announces maintenance" in unavailable(name)[1]
+    assert "announces maintenance" in (unavailable(name)[1] or "")
     cluster.call_off_maintenance(name, 1)
     wait_until(lambda: unavailable(name) == [None, None], 60)
     trace.finish()

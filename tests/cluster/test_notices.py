@@ -16,7 +16,6 @@ from tests.support.gangs import Trace, actor_pid, job_view, slice_of_this_task, 
 from tests.support.waiting import wait_until
 
 
-@ray.remote(num_cpus=2)
 class Stranger:
     """Uses half of a host's CPUs."""
 
@@ -50,7 +49,7 @@ def steps(directory: Path, when_told: Callable[[Any, dict[str, Any], int], Any])
 
 def lines(directory: Path, index: int) -> list[tuple[int, int]]:
     text = (directory / f"steps-{index}").read_text().splitlines()
-    return [tuple(map(int, line.split())) for line in text]
+    return [(int(attempt), int(step)) for attempt, step in map(str.split, text)]
 
 
 def test_gang_that_is_told_saves_moves_at_once_and_repeats_no_step(cluster: SimulatedCluster, trace: Trace) -> None:
@@ -180,7 +179,9 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
     release()
     warm, _ = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
     others = [name for name in cluster.slice_names if name != warm and 1 in cluster.worker_ids(name)]
-    strangers = [Stranger.options(label_selector={"ray.io/node-id": cluster.node_id(n, 1)}).remote() for n in others]
+    remote_stranger = ray.remote(num_cpus=2)(Stranger)
+    places = [{"ray.io/node-id": cluster.node_id(name, 1)} for name in others]
+    strangers = [remote_stranger.options(label_selector=place).remote() for place in places]
     ray.get([stranger.there.remote() for stranger in strangers])
     remote = ray.remote(num_cpus=3)(trace.gang())
     ref = run_on_pod_ray.remote(remote, "v4-16", max_retries_failure=0, spares=1)

@@ -29,7 +29,6 @@ def doomed(cluster: SimulatedCluster) -> str:
     return cluster.slice_names[-1]
 
 
-@ray.remote(num_cpus=0)
 class Inhabitant:
     """Lives on a host and tells about it."""
 
@@ -50,7 +49,7 @@ def inhabit(slice_name: str, worker_id: int) -> Any:
     # A pinch of a resource matters: Ray has a random node start an actor that asks for none, possibly one that is dead
     # and not yet known to be, and the actor dies with it.
     labels = {"ray.io/tpu-slice-name": slice_name, "ray.io/tpu-worker-id": str(worker_id)}
-    return Inhabitant.options(label_selector=labels, resources={slice_name: 0.001}).remote()
+    return ray.remote(num_cpus=0)(Inhabitant).options(label_selector=labels, resources={slice_name: 0.001}).remote()
 
 
 def metadata_of(look: dict[str, Any]) -> dict[str, str]:

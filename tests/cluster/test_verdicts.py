@@ -65,7 +65,7 @@ def test_end_that_is_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluste
         return facts["attempt"]
 
     stall_timeout = 2.0 if how == "hang" else None
-    options = {"max_retries_preemption": 0, "stall_timeout": stall_timeout}
+    options: dict[str, Any] = {"max_retries_preemption": 0, "stall_timeout": stall_timeout}
     ref = run_on_pod_ray.remote(trace.gang(work), "v4-16", max_retries_failure=1, **options)
     assert ray.get(ref) == [2, 2]
     view = job_view(trace.starts()[0]["job"])
@@ -81,6 +81,7 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
         import iris_ray
 
         info = iris_ray.get_job_info()
+        assert info is not None
         return work({"index": info.task_index, "attempt": info.attempt})
 
     return run
@@ -111,7 +112,7 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
             time.sleep(1000)
         return facts["beside"] + left
 
-    options = {"num_slices": num_slices, "max_retries_failure": 0, "max_retries_preemption": 1}
+    options: dict[str, Any] = {"num_slices": num_slices, "max_retries_failure": 0, "max_retries_preemption": 1}
     ref = run_on_pod_ray.remote(trace.gang(leaves_a_daemon), "v4-16", **options)
     first = trace.wait_for_tasks(2 * num_slices)
     host = cluster.host_dir(first[0]["slice"], worker_id)

@@ -32,7 +32,8 @@ from ray.util.placement_group import placement_group_table
 from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import actor_pid, alive, controller_pid, pool_pid, the_controller, wait_until
+from tests.support.gangs import actor_pid, alive, controller_pid, pool_pid, the_controller
+from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
 STEP_S, CHECKPOINT_EVERY = 0.05, 20
@@ -167,7 +168,8 @@ class Chaos:
             number, self._started = self._started, self._started + 1
             directory = self._directory / str(number)
             directory.mkdir()
-            slices = self._chance.choice([1, 1, 2, [1, 2]])
+            counts: list[int | list[int]] = [1, 1, 2, [1, 2]]
+            slices = self._chance.choice(counts)
             steps = self._chance.randrange(60, 300)
             spares = self._chance.choice([0, 0, 1])
             ref = run_on_pod_ray.remote(

@@ -7,6 +7,7 @@ has handed out so far counts as if it were in use already.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from iris_ray.model.constraints import Attributes, Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import JobSpec
@@ -344,10 +345,11 @@ def satisfies(constraint: Constraint, attributes: Attributes) -> bool:
         return constraint.op is Op.NOT_EXISTS
     if constraint.op in (Op.EXISTS, Op.NOT_EXISTS):
         return constraint.op is Op.EXISTS
-    have = attributes[constraint.key].value
-    if constraint.op is Op.IN:
+    have: Any = attributes[constraint.key].value
+    if isinstance(constraint.value, tuple):  # IN
         return any(kind(have) == kind(asked.value) and have == asked.value for asked in constraint.value)
-    asked = constraint.value.value
+    assert constraint.value is not None
+    asked: Any = constraint.value.value
     equal = kind(have) == kind(asked) and have == asked
     if constraint.op in (Op.EQ, Op.NE):
         return equal == (constraint.op is Op.EQ)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, combinations_with_replacement, islice, product
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -227,7 +228,7 @@ class RandomWorld(World):
                 for one in attempts:
                     self.confirm_if_over(one)
 
-    def confirm_if_over(self, attempt: AttemptEndConfirmedEvent) -> None:
+    def confirm_if_over(self, attempt: AttemptId) -> None:
         with suppress(IllegalTransitionError):
             self.do(AttemptEndConfirmedEvent(attempt))
 
@@ -281,7 +282,7 @@ def labels(drawn: dict) -> dict[str, AttributeValue]:
     return {key: AttributeValue(drawn[key]) for key in ("rack", "pool") if drawn[key] is not None}
 
 
-def spec_of(job_id: str, shape: Shape, typed: bool, constraints: tuple[Constraint, ...], **changes: object) -> JobSpec:
+def spec_of(job_id: str, shape: Shape, typed: bool, constraints: tuple[Constraint, ...], **changes: Any) -> JobSpec:
     """A job of a random shape."""
     gang = shape.kind != "tasks"
     whole = shape.kind == "whole"
@@ -364,11 +365,11 @@ SmallFleet = tuple[tuple[str, str], ...]
 Place = tuple[tuple[str, ...], ...]
 
 
-def gang(*counts: int, **changes: object) -> dict[str, object]:
+def gang(*counts: int, **changes: Any) -> dict[str, Any]:
     return {"coscheduling": CoschedulingConfig(TPU_NAME, counts), "constraints": ()} | changes
 
 
-SMALL_JOBS: dict[str, dict[str, object]] = {
+SMALL_JOBS: dict[str, dict[str, Any]] = {
     "slice": gang(1),
     "two slices": gang(2),
     "slice or three": gang(1, 3),
@@ -452,7 +453,7 @@ class SmallWorld(World):
         if self.now - self.jobs[0].submitted_at <= BACKFILL_BOUND_S:
             return self.jobs[0]
         gangs = [job for job in self.jobs if job.spec.coscheduling]
-        several_groups = [job for job in gangs if job.spec.coscheduling.num_groups[0] > 1]
+        several_groups = [j for j in gangs if j.spec.coscheduling and j.spec.coscheduling.num_groups[0] > 1]
         several_hosts = [job for job in gangs if job.spec.replicas > 1]
         return (several_groups or several_hosts or self.jobs)[0]
 

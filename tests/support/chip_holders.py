@@ -72,9 +72,10 @@ class ChipHolder:
         """Kill it, and its launcher, and wait until they are gone."""
         import psutil
 
-        for process in (*psutil.Process().children(recursive=True), self._process):
-            if process.pid in (self.pid, self._process.pid):
-                process.kill()
+        for child in psutil.Process().children(recursive=True):
+            if child.pid == self.pid:
+                child.kill()
+        self._process.kill()
         self._process.wait(10)
         if self._process.stdout is not None:
             self._process.stdout.close()

@@ -242,7 +242,9 @@ def job_view(job_id: str, first_task: int = 0) -> JobView:
 
 def pool_pid() -> int:
     """Return the pid of this driver's SlicePoolManager."""
-    return ray.get(pool_of_this_process._pool.__ray_call__.remote(lambda _: os.getpid()))
+    pool = pool_of_this_process._pool
+    assert pool is not None
+    return ray.get(pool.__ray_call__.remote(lambda _: os.getpid()))
 
 
 def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: str) -> int:

@@ -40,16 +40,17 @@ Reader = Callable[[list[dict[str, str]]], list[Found]]
 @contextmanager
 def jax_reader() -> Iterator[Reader]:
     """JAX in a process of its own, because it is given the whole environment; one for all, because it starts slowly."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", READER], **pipes, text=True, bufsize=1) as jax:
-        assert jax.stdin is not None
-        assert jax.stdout is not None
+    command, pipe = [sys.executable, "-c", READER], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1) as jax:
+        questions, answers = jax.stdin, jax.stdout
+        assert questions is not None
+        assert answers is not None
 
         def read(environments: list[dict[str, str]]) -> list[Found]:
             found = []
             for environment in environments:
-                jax.stdin.write(json.dumps(environment) + "\n")
-                found.append(Found(*json.loads(jax.stdout.readline())))
+                questions.write(json.dumps(environment) + "\n")
+                found.append(Found(*json.loads(answers.readline())))
             return found
 
         yield read

@@ -17,7 +17,9 @@ from iris_ray.state.controller_state import ControllerState, apply_all
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
+    GangAssignedEvent,
     JobSubmittedEvent,
+    TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     TimePassedEvent,
@@ -173,6 +175,20 @@ class World:
 
     def busy(self) -> set[str]:
         return {worker.node_id for worker in self.state.workers.values() if worker.occupants}
+
+
+def assigned_gangs(plan: SchedulingResult) -> list[GangAssignedEvent]:
+    """The assignments of a plan that consists of gangs."""
+    gangs = [event for event in plan.assignments if isinstance(event, GangAssignedEvent)]
+    assert gangs == plan.assignments
+    return gangs
+
+
+def assigned_tasks(plan: SchedulingResult) -> list[TaskAssignedEvent]:
+    """The assignments of a plan that consists of tasks without coscheduling."""
+    tasks = [event for event in plan.assignments if isinstance(event, TaskAssignedEvent)]
+    assert tasks == plan.assignments
+    return tasks
 
 
 def task_states(job: Job) -> list[TaskState]:

@@ -88,4 +88,4 @@ def test_public_names_can_all_be_imported() -> None:
 
 def test_public_name_that_does_not_exist_raises_attribute_error() -> None:
     with pytest.raises(AttributeError, match="run_on_pods"):
-        iris_ray.run_on_pods  # noqa: B018
+        iris_ray.run_on_pods  # type: ignore[attr-defined]  # noqa: B018

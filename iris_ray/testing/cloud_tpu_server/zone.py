@@ -56,14 +56,12 @@ class Zone:
                 health=_HEALTHY,
             )
 
-    def set_node(
-        self, node_id: str, state: tpu_v2.Node.State | None = None, health: tpu_v2.Node.Health | None = None
-    ) -> None:
-        """Set what the API says about a node; None leaves it as it is."""
+    def set_node(self, node_id: str, state: int | None = None, health: int | None = None) -> None:
+        """Set the `Node.State` and `Node.Health` of a node; None leaves one as it is."""
         with self.lock:
             node = self.nodes[node_id]
-            node.state = node.state if state is None else state
-            node.health = node.health if health is None else health
+            node.state = node.state if state is None else tpu_v2.Node.State(state)
+            node.health = node.health if health is None else tpu_v2.Node.Health(health)
 
     def remove_node(self, node_id: str) -> None:
         with self.lock:
@@ -91,10 +89,8 @@ class Zone:
             resource.create_time = {"seconds": int(time.time())}
             self.queue[resource_id] = resource
 
-    def set_queued(
-        self, resource_id: str, state: tpu_v2.QueuedResourceState.State, by_service: bool = True, error: str = ""
-    ) -> None:
-        """Set the state of a queued resource; a SUSPENDED or FAILED one loses its nodes."""
+    def set_queued(self, resource_id: str, state: int, by_service: bool = True, error: str = "") -> None:
+        """Set the `QueuedResourceState.State` of a queued resource; a SUSPENDED or FAILED one loses its nodes."""
         with self.lock:
             found = self.queue[resource_id]
             initiator = Initiator.SERVICE if by_service else Initiator.USER

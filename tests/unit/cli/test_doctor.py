@@ -144,8 +144,8 @@ def test_doctor_names_what_is_wrong_with_hosts_and_slices() -> None:
         *(node("fine", n) for n in (0, 1)),
         *(node("held", n) for n in (0, 1)),
         *(node("taken", n) for n in (0, 1)),
-        node("half", 1, **{"iris/taint.hot": "fan"}),
-        node("wrong", 0, **{"ray.io/tpu-pod-type": "v4-x"}),
+        node("half", 1, 4.0, **{"iris/taint.hot": "fan"}),
+        node("wrong", 0, 4.0, **{"ray.io/tpu-pod-type": "v4-x"}),
         node(None, 0),
     )
     in_use = {name: {"TPU": 0.0} for name in ("held-0", "taken-1")}

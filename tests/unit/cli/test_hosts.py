@@ -2,7 +2,7 @@
 
 from iris_ray.cli.exits import USAGE
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.gangs import wait_until
+from tests.support.waiting import wait_until
 
 
 def test_drained_slice_takes_no_new_jobs_until_it_may_again(world: ControllerInProcess) -> None:

@@ -30,7 +30,7 @@ WAITING = PendingReason(
 
 
 def job_status(**changes: Any) -> JobStatus:
-    values = dict.fromkeys(JobStatus.__dataclass_fields__) | {
+    values: dict[str, Any] = dict.fromkeys(JobStatus.__dataclass_fields__) | {
         "job_id": "train-1",
         "name": "train",
         "user": "ann",

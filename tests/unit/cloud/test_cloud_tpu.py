@@ -41,7 +41,7 @@ def cloud(server: CloudTpuServer) -> CloudTpu:
 
 
 def wanted(name: str = "s-1", **changes: Any) -> NewSlice:
-    values = {
+    values: dict[str, Any] = {
         "name": name,
         "accelerator_type": "v6e-16",
         "runtime_version": "v2-alpha-tpuv6e",

@@ -1,6 +1,7 @@
 """How many slices are missing, and what a provisioner does about it. On paper: no provider, no clock."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -118,8 +119,13 @@ def test_slice_that_lost_a_host_is_not_arriving() -> None:
 # -- what a provisioner does -------------------------------------------------------------------------------------------
 
 
-def queued(number: int, state: QueuedState = Q.ACTIVE, **changes: object) -> QueuedSlice:
-    values = {"name": name(number), "accelerator_type": "v6e-16", "state": state, "labels": {OWNER_LABEL: "ann"}}
+def queued(number: int, state: QueuedState = Q.ACTIVE, **changes: Any) -> QueuedSlice:
+    values: dict[str, Any] = {
+        "name": name(number),
+        "accelerator_type": "v6e-16",
+        "state": state,
+        "labels": {OWNER_LABEL: "ann"},
+    }
     return QueuedSlice(**(values | changes))
 
 

@@ -1,20 +1,21 @@
 """Typed values and what constraints say of them."""
 
 import math
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.model.constraints import AttributeValue as V
-from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
 
 OP = ConstraintOp
 ORDERINGS = [OP.GT, OP.GE, OP.LT, OP.LE]
 SCALARS = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3))
 
 
-def holds(have: object, op: ConstraintOp, asked: object) -> bool:
+def holds(have: Scalar, op: ConstraintOp, asked: Scalar) -> bool:
     return Constraint("k", op, V(asked)).matches({"k": V(have)})
 
 
@@ -33,14 +34,14 @@ def holds(have: object, op: ConstraintOp, asked: object) -> bool:
     ],
     ids=repr,
 )
-def test_attribute_value_equality_is_typed(left: object, right: object, equal: bool) -> None:
+def test_attribute_value_equality_is_typed(left: Scalar, right: Scalar, equal: bool) -> None:
     assert (V(left) == V(right)) is equal
     assert holds(left, OP.EQ, right) is equal
     assert holds(left, OP.NE, right) is not equal
 
 
 @given(SCALARS, SCALARS)
-def test_attribute_value_equal_values_have_equal_hashes(left: object, right: object) -> None:
+def test_attribute_value_equal_values_have_equal_hashes(left: Scalar, right: Scalar) -> None:
     if V(left) == V(right):
         assert hash(V(left)) == hash(V(right))
 
@@ -62,13 +63,13 @@ def test_attribute_value_equal_values_have_equal_hashes(left: object, right: obj
     ],
     ids=str,
 )
-def test_constraint_ordering_within_a_kind(have: object, op: ConstraintOp, asked: object, expected: bool) -> None:
+def test_constraint_ordering_within_a_kind(have: Scalar, op: ConstraintOp, asked: Scalar, expected: bool) -> None:
     assert holds(have, op, asked) is expected
 
 
 @pytest.mark.parametrize("op", ORDERINGS, ids=lambda op: op.name)
 @pytest.mark.parametrize(("have", "asked"), [("4", 4), (4, "4"), (True, 1), (True, "x")], ids=repr)
-def test_constraint_ordering_across_kinds_is_an_error(have: object, op: ConstraintOp, asked: object) -> None:
+def test_constraint_ordering_across_kinds_is_an_error(have: Scalar, op: ConstraintOp, asked: Scalar) -> None:
     with pytest.raises(TypeError, match="order"):
         holds(have, op, asked)
 
@@ -79,7 +80,7 @@ def test_constraint_missing_attribute_satisfies_no_comparison(op: ConstraintOp) 
 
 
 @pytest.mark.parametrize("value", [True, False, 0, "", "x"], ids=repr)
-def test_constraint_existence_is_about_the_key_whatever_the_value(value: object) -> None:
+def test_constraint_existence_is_about_the_key_whatever_the_value(value: Scalar) -> None:
     """A taint is a boolean attribute; ``False`` and 0 are there too."""
     assert Constraint("k", OP.EXISTS).matches({"k": V(value)})
     assert not Constraint("k", OP.NOT_EXISTS).matches({"k": V(value)})
@@ -104,13 +105,20 @@ def test_constraint_reads_as_a_sentence() -> None:
     [(1, True), (1.0, True), ("a", True), ("1", False), (True, False), ("b", False), (2, False), ("", False)],
     ids=repr,
 )
-def test_constraint_in_is_any_of_its_values_typed(have: object, expected: bool) -> None:
+def test_constraint_in_is_any_of_its_values_typed(have: Scalar, expected: bool) -> None:
     assert Constraint("k", OP.IN, [1, "a", False]).matches({"k": V(have)}) is expected
 
 
 def test_constraint_in_takes_values_of_any_collection_in_their_order() -> None:
     expected = Constraint("k", OP.IN, (V("b"), V("a")))
-    for values in (["b", "a"], ("b", "a"), (x for x in "ba"), [V("b"), "a"], {"b": 1, "a": 2}):
+    collections: list[Iterable[Scalar | V]] = [
+        ["b", "a"],
+        ("b", "a"),
+        (x for x in "ba"),
+        [V("b"), "a"],
+        {"b": 1, "a": 2},
+    ]
+    for values in collections:
         assert Constraint("k", OP.IN, values) == expected
     assert expected.value == (V("b"), V("a"))
 
@@ -156,7 +164,7 @@ def test_constraint_of_equal_parts_is_equal_and_hashes_alike() -> None:
     ],
     ids=repr,
 )
-def test_attribute_value_parsed_from_text_has_the_kind_that_it_looks_like(text: str, value: object) -> None:
+def test_attribute_value_parsed_from_text_has_the_kind_that_it_looks_like(text: str, value: Scalar) -> None:
     parsed = V.parse(text)
     assert parsed == V(value)
     assert type(parsed.value) is type(value)

@@ -93,7 +93,8 @@ def test_job_with_a_bad_budget_is_refused_by_name(option: str, value: Any) -> No
 
 @pytest.mark.parametrize("option", ["max_retries_failure", "max_retries_preemption", "max_task_failures"])
 def test_job_with_a_budget_of_0_is_taken(option: str) -> None:
-    assert getattr(tasks_spec(**{option: 0}), option) == 0
+    changes: dict[str, Any] = {option: 0}
+    assert getattr(tasks_spec(**changes), option) == 0
 
 
 @pytest.mark.parametrize("value", [-1, -0.5, True, math.nan, math.inf, -math.inf, "60", [60]], ids=repr)
@@ -156,13 +157,13 @@ def test_job_whose_constraints_are_no_sequence_is_refused_by_name(option: str, v
 @pytest.mark.parametrize("option", ["constraints", "preferences", "tolerations"])
 def test_job_takes_a_list_like_a_tuple_or_refuses_it_at_once(option: str) -> None:
     """What was accepted must not fail once it is submitted."""
-    value = ["spot"] if option == "tolerations" else [SSD]
+    changes: dict[str, Any] = {option: ["spot"] if option == "tolerations" else [SSD]}
     try:
-        tasks_spec(**{option: value})
+        tasks_spec(**changes)
     except InvalidJobError:
         return
     world = World()
-    world.submit_tasks(**{option: value})
+    world.submit_tasks(**changes)
     assert world.plan().pending_reasons.keys() == {"job"}
     world.state.check()
 

@@ -1,6 +1,7 @@
 """Slice counts that a job can use, and the MEGASCALE variables of a gang."""
 
 from array import array
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,9 +45,7 @@ class ClaimsToBeInt:
         ([IntLike(3), 1], (1, 3)),
     ],
 )
-def test_num_slices_may_be_an_int_or_any_sequence_and_is_sorted(
-    given_numbers: object, numbers: tuple[int, ...]
-) -> None:
+def test_num_slices_may_be_an_int_or_any_sequence_and_is_sorted(given_numbers: Any, numbers: tuple[int, ...]) -> None:
     assert parse_num_slices(given_numbers) == numbers
     assert all(type(number) is int for number in parse_num_slices(given_numbers))
 
@@ -60,7 +59,7 @@ def test_num_slices_may_be_an_int_or_any_sequence_and_is_sorted(
     ],
     ids=lambda bad: repr(bad).partition(" at 0x")[0],
 )
-def test_num_slices_with_a_bad_value_is_refused_with_a_typed_error(bad: object) -> None:
+def test_num_slices_with_a_bad_value_is_refused_with_a_typed_error(bad: Any) -> None:
     """``True`` as a count and tuples refused were a predecessor's slips (defect 6)."""
     with pytest.raises(InvalidSliceCountError) as refused:
         parse_num_slices(bad)

@@ -1,13 +1,14 @@
 """The coscheduling design, stage by stage: attributes, constraints, gangs, their failures, and large fleets."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import iris_ray
-from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job, Task
@@ -16,7 +17,7 @@ from iris_ray.scheduler import SchedulingResult
 from iris_ray.state import ControllerState, events
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, WorkerRegisteredEvent
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, host, tagged, task_states
+from tests.support.worlds import World, assigned_gangs, host, tagged, task_states
 
 OP = ConstraintOp
 S = TaskState
@@ -48,7 +49,7 @@ def test_worker_registered_again_has_its_new_attributes_and_no_old_ones(world: W
     assert "old" not in attributes
     assert attributes["pool"] == AttributeValue("large")
     world.submit(tpu_type="v4-8", constraints=(Constraint("pool", OP.EQ, "large"),))
-    assert [a.groups for a in world.plan().assignments] == [(("a-0",),)]
+    assert [a.groups for a in assigned_gangs(world.plan())] == [(("a-0",),)]
 
 
 # -- stage 2: constraints of jobs -----------------------------------------------------------------------------------
@@ -86,7 +87,7 @@ def test_constraint_filters_workers_by_attribute(world: World) -> None:
     ],
 )
 def test_constraint_of_every_operator_leaves_the_workers_that_satisfy_it(
-    world: World, op: ConstraintOp, value: object, expected: set[str]
+    world: World, op: ConstraintOp, value: Any, expected: set[str]
 ) -> None:
     for name, number in {"one": 1, "two": 2, "three": 3}.items():
         world.add_slice(name, "v4-8", disk=number)
@@ -106,7 +107,7 @@ def test_constraint_keeps_a_gang_off_slices_that_fail_it(world: World) -> None:
     world.add_slice("a")
     world.add_slice("b", **{"tpu-pool": "large-jobs"})
     world.submit(constraints=(Constraint("tpu-pool", OP.EQ, "large-jobs"),))
-    assert [a.group_names for a in world.plan().assignments] == [("b",)]
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("b",)]
 
 
 # -- stage 3: a job's tasks together --------------------------------------------------------------------------------
@@ -230,8 +231,8 @@ def test_gang_ids_are_gone() -> None:
     assert [path.name for path in sources if "gang_id" in path.read_text()] == []
 
 
-def _fields(kind: type) -> tuple[object, ...]:
-    return fields(kind) if hasattr(kind, "__dataclass_fields__") else ()  # type: ignore[arg-type]
+def _fields(kind: type) -> tuple[Field[Any], ...]:
+    return fields(kind) if is_dataclass(kind) else ()
 
 
 # -- stage 6: the same answers, however many workers ----------------------------------------------------------------
@@ -243,7 +244,11 @@ BIG_DISK = Constraint("disk", OP.GE, 500)
 def plan_in_a_fleet_with(others: int) -> SchedulingResult:
     """A plan for three suitable slices among many unsuitable ones: of another pool, with small disks, or tainted."""
     world = World()
-    useless = ({"pool": "small", "disk": 900}, {"pool": "large", "disk": 100}, {"pool": "large", "taint:x": True})
+    useless: list[dict[str, Scalar]] = [
+        {"pool": "small", "disk": 900},
+        {"pool": "large", "disk": 100},
+        {"pool": "large", "taint:x": True},
+    ]
     for number in range(others):
         world.add_slice(f"other-{number}", "v4-32", **useless[number % 3])
     for name in ("p", "q", "r"):
@@ -258,7 +263,7 @@ def plan_in_a_fleet_with(others: int) -> SchedulingResult:
 def test_large_fleet_gives_the_same_answer_as_a_small_one() -> None:
     small, large = plan_in_a_fleet_with(others=0), plan_in_a_fleet_with(others=400)
     assert large.assignments == small.assignments
-    assert [a.group_names for a in large.assignments] == [("p", "q"), ("r",)]
+    assert [a.group_names for a in assigned_gangs(large)] == [("p", "q"), ("r",)]
     assert large.pending_reasons.keys() == small.pending_reasons.keys() == {"third"}
 
 
@@ -267,17 +272,17 @@ def test_large_fleet_that_changes_gives_the_same_answer_as_one_that_is_new(world
     names = [f"s{i:03}" for i in range(250)]
     for name in names:
         world.add_slice(name, pool="large")
-    asked = {"constraints": (Constraint("pool", OP.EQ, "large"),)}
+    asked: dict[str, Any] = {"constraints": (Constraint("pool", OP.EQ, "large"),)}
     for name in names[:-3]:
         world.start(f"busy-{name}", **asked)
     world.submit(slices=(2,), **asked)
-    assert [a.group_names for a in world.plan().assignments] == [("s247", "s248")]
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s247", "s248")]
     world.do(tagged(host("s247", 1), {"pool": "small"}))
-    assert [a.group_names for a in world.plan().assignments] == [("s248", "s249")]
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s248", "s249")]
     world.lose("s249-0")
     assert world.plan().assignments == []
     world.finish(world.state.jobs["busy-s100"])
-    assert [a.group_names for a in world.plan().assignments] == [("s100", "s248")]
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s100", "s248")]
     world.do(tagged(host("s247", 1), {"pool": "large"}))
     world.do(tagged(host("s100", 0), {"pool": "large", "taint:hot": False}))
-    assert [a.group_names for a in world.plan().assignments] == [("s247", "s248")]
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("s247", "s248")]

@@ -1,6 +1,7 @@
 """What one group is to one requirement, step by step."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def slice_a(world: World) -> Group:
     return group
 
 
-def evaluation(world: World, tpu_type: str = "v4-32", held: bool = False, **changes: object) -> Evaluation:
+def evaluation(world: World, tpu_type: str = "v4-32", held: bool = False, **changes: Any) -> Evaluation:
     """What slice "a" is to a new gang of one slice."""
     job = world.submit("new", tpu_type=tpu_type, **{"constraints": (), **changes})
     return evaluate(slice_a(world), job.requirement, held, world.now)
@@ -66,7 +67,7 @@ def tag_host_1(**attributes: Scalar) -> Callable[[World], object]:
     return lambda world: world.do(tagged(host("a", 1, "v4-32"), attributes))
 
 
-STEPS: dict[str, tuple[Callable[[World], object], dict[str, object], int, str]] = {
+STEPS: dict[str, tuple[Callable[[World], object], dict[str, Any], int, str]] = {
     "constraint, all hosts": (nothing, {"constraints": (LARGE_POOL,)}, 0, ""),
     "constraint, one host": (tag_host_1(pool="small"), {"constraints": (NO_POOL,)}, 1, "host 1 fails pool not exists"),
     "constraint, not comparable": (tag_host_1(age="old"), {"constraints": (YOUNG,)}, 4, "age < 3 can't be evaluated"),

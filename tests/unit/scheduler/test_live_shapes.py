@@ -7,7 +7,7 @@ import pytest
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU_VM_COUNT
-from tests.support.worlds import World, host
+from tests.support.worlds import World, assigned_gangs, host
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_slices_of_one_gang_are_of_one_shape(world: World) -> None:
     add_split_slice(world, "b")
     add_split_slice(world, "c")
     submit_whole(world, slices=(2, 3))
-    (assignment,) = world.plan().assignments
+    (assignment,) = assigned_gangs(world.plan())
     assert assignment.group_names == ("b", "c")
 
 
@@ -64,4 +64,4 @@ def test_gang_with_a_count_of_its_own_takes_the_slice_of_that_shape(world: World
     world.add_slice("b", "v5litepod-8")
     world.submit("one", tpu_type="v5litepod-8")
     world.submit("two", tpu_type="v5litepod-8", replicas=2)
-    assert [a.group_names for a in world.plan().assignments] == [("b",), ("a",)]
+    assert [a.group_names for a in assigned_gangs(world.plan())] == [("b",), ("a",)]

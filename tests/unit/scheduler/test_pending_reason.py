@@ -12,7 +12,7 @@ from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobCancelledEvent, TaskDispatchFailedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
-from tests.support.worlds import World, cpu_host, host, tagged
+from tests.support.worlds import World, assigned_tasks, cpu_host, host, tagged
 
 OP = ConstraintOp
 LATE = BACKFILL_BOUND_S + 1
@@ -109,7 +109,7 @@ def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world:
     assert users == {"other", "job"}
     world.finish(job)
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
-    assert [a.task_index for a in world.plan().assignments] == [1]
+    assert [a.task_index for a in assigned_tasks(world.plan())] == [1]
 
 
 # -- which constraint excludes how many workers ---------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_reason_counts_single_hosts_that_a_constraint_excludes(world: World) -> 
 
 
 def test_reason_counts_the_workers_that_a_taint_excludes(world: World) -> None:
-    world.add_slice("a", **{"taint:maintenance": True})
+    world.add_slice("a", "v4-16", **{"taint:maintenance": True})
     world.submit()
     assert dict(shortage(world).excluded) == {"taint:maintenance": 2}
     assert "taint:maintenance" in world.why()

@@ -1,6 +1,7 @@
 """Which hosts a job gets: size, fit, warm slices, preferences, taints, racks, and the order of the hosts."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -208,11 +209,15 @@ def test_preference_does_not_lead_to_a_larger_slice(world: World) -> None:
 
 # -- taints ---------------------------------------------------------------------------------------------------------
 
+SPOT: dict[str, Any] = {"taint:spot": True}
+HOT: dict[str, Any] = {"taint:hot": True}
+
 
 @pytest.mark.parametrize("value", [True, False, 0, "", "soon"], ids=repr)
 @pytest.mark.parametrize("coscheduled", [True, False])
 def test_taint_keeps_jobs_away_whatever_its_value(world: World, value: Scalar, coscheduled: bool) -> None:
-    add_slices(world, "a", **{"taint:maintenance": value})
+    taint: dict[str, Any] = {"taint:maintenance": value}
+    add_slices(world, "a", **taint)
     add_slices(world, "b")
     submit = world.submit if coscheduled else world.submit_tasks
     submit()
@@ -251,10 +256,8 @@ def test_taint_of_one_host_leaves_the_others_of_a_larger_slice(world: World) -> 
     ],
     ids=str,
 )
-def test_taint_is_tolerated_by_name_or_by_a_constraint_that_asks_for_it(
-    world: World, changes: dict[str, object]
-) -> None:
-    add_slices(world, "a", **{"taint:spot": True})
+def test_taint_is_tolerated_by_name_or_by_a_constraint_that_asks_for_it(world: World, changes: dict[str, Any]) -> None:
+    add_slices(world, "a", **SPOT)
     world.submit(**changes)
     assert slices(world) == ["a"]
 
@@ -272,14 +275,14 @@ def test_taint_is_tolerated_by_name_or_by_a_constraint_that_asks_for_it(
     ],
     ids=str,
 )
-def test_taint_is_not_tolerated_otherwise(world: World, changes: dict[str, object]) -> None:
-    add_slices(world, "a", **{"taint:spot": True})
+def test_taint_is_not_tolerated_otherwise(world: World, changes: dict[str, Any]) -> None:
+    add_slices(world, "a", **SPOT)
     world.submit(**changes)
     assert slices(world) == []
 
 
 def test_taints_must_all_be_tolerated(world: World) -> None:
-    add_slices(world, "a", **{"taint:spot": True, "taint:hot": True})
+    add_slices(world, "a", **SPOT, **HOT)
     world.submit("one", tolerations=("spot",))
     assert slices(world, "one") == []
     world.submit("both", tolerations=("spot", "hot"))
@@ -287,7 +290,7 @@ def test_taints_must_all_be_tolerated(world: World) -> None:
 
 
 def test_removed_taint_keeps_no_job_away(world: World) -> None:
-    add_slices(world, "a", **{"taint:maintenance": True})
+    add_slices(world, "a", **SPOT)
     world.submit()
     assert slices(world) == []
     add_slices(world, "a")

@@ -1,43 +1,44 @@
 """Plans that were wrong once. Comparisons with the reference scheduler found them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from iris_ray.model.constraints import AttributeValue as V
-from iris_ray.model.constraints import Constraint
+from iris_ray.model.constraints import Constraint, Scalar
 from iris_ray.model.constraints import ConstraintOp as Op
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import JobSubmittedEvent, WorkerRegisteredEvent
+from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent, WorkerRegisteredEvent
 from tests.support.worlds import S, World, gang_spec, host
 
 LONG = BACKFILL_BOUND_S + 1
 
 
-def labelled(slice_name: str, number: int, tpu_type: str = "v4-16", **labels: object) -> WorkerRegisteredEvent:
+def labelled(slice_name: str, number: int, tpu_type: str = "v4-16", **labels: Scalar) -> WorkerRegisteredEvent:
     plain = host(slice_name, number, tpu_type)
     return replace(plain, attributes={**plain.attributes, **{k: V(v) for k, v in labels.items()}})
 
 
-def cpu(node_id: str, **labels: object) -> WorkerRegisteredEvent:
+def cpu(node_id: str, **labels: Scalar) -> WorkerRegisteredEvent:
     return WorkerRegisteredEvent(node_id, "10.0.0.9", {k: V(v) for k, v in labels.items()}, {"CPU": 8.0})
 
 
-def submit_tasks(world: World, job_id: str, age: float = 0.0, **changes: object) -> Job:
+def submit_tasks(world: World, job_id: str, age: float = 0.0, **changes: Any) -> Job:
     spec = JobSpec(**({"job_id": job_id, "owner": "pool-a", "resources": {"CPU": 8.0}} | changes))
     world.do(JobSubmittedEvent(spec, world.now - age))
     return world.state.jobs[job_id]
 
 
-def submit_gang(world: World, job_id: str, age: float = 0.0, **changes: object) -> Job:
+def submit_gang(world: World, job_id: str, age: float = 0.0, **changes: Any) -> Job:
     world.do(JobSubmittedEvent(gang_spec(job_id, **({"constraints": ()} | changes)), world.now - age))
     return world.state.jobs[job_id]
 
 
 def placed(world: World) -> dict[str, object]:
-    return {a.job_id: getattr(a, "groups", None) or a.node_id for a in world.plan().assignments}
+    return {a.job_id: a.node_id if isinstance(a, TaskAssignedEvent) else a.groups for a in world.plan().assignments}
 
 
 RACK = CoschedulingConfig("rack")

@@ -12,7 +12,7 @@ from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent
 from iris_ray.state.retry_budget import RETURNING_S
-from tests.support.worlds import World, cpu_host
+from tests.support.worlds import World, assigned_tasks, cpu_host
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -200,7 +200,7 @@ def test_backfill_keeps_the_slice_that_is_nearest_to_being_free(world: World) ->
     world.submit_tasks("small", replicas=9)
     plan = world.plan()
     assert plan.pending_reasons["large"].kept == ("b",)
-    assert [a.node_id for a in plan.assignments] == ["a-3"]
+    assert [a.node_id for a in assigned_tasks(plan)] == ["a-3"]
 
 
 def test_backfill_keeps_nothing_for_a_job_that_can_not_run_anyway(world: World) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,13 +16,14 @@ from iris_ray.model.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
+    Event,
     TimePassedEvent,
     WorkerDrainedEvent,
     WorkerFailedEvent,
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from tests.support.worlds import World, host
+from tests.support.worlds import World, assigned_gangs, host
 
 
 @pytest.fixture
@@ -34,7 +36,7 @@ def world() -> Iterator[World]:
 
 def placed(world: World) -> dict[str, tuple[str, ...]]:
     """Job id → the slices that the job would get now."""
-    return {a.job_id: a.group_names for a in world.plan().assignments}
+    return {a.job_id: a.group_names for a in assigned_gangs(world.plan())}
 
 
 def add_slices(world: World, *names: str, tpu_type: str = "v4-16") -> None:
@@ -66,7 +68,7 @@ def test_gang_takes_the_tightest_larger_slice_if_there_is_none_of_its_size(world
     add_slices(world, "a-larger", tpu_type="v4-64")
     add_slices(world, "b-large", tpu_type="v4-32")
     world.submit(constraints=())
-    (assignment,) = world.plan().assignments
+    (assignment,) = assigned_gangs(world.plan())
     assert assignment.groups == (("b-large-0", "b-large-1"),)
 
 
@@ -124,7 +126,7 @@ def test_hosts_are_ordered_by_number_not_by_name_or_arrival(world: World) -> Non
     for number in (10, 2, 0, 15, *(n for n in range(16) if n not in (10, 2, 0, 15))):
         world.do(host("a", number, "v4-128", node_id=f"node-{97 * number % 16}"))
     world.submit(tpu_type="v4-128")
-    (assignment,) = world.plan().assignments
+    (assignment,) = assigned_gangs(world.plan())
     assert [world.state.workers[w].host_index for w in assignment.groups[0]] == list(range(16))
 
 
@@ -207,13 +209,12 @@ def test_flexible_counts_do_not_wait_for_a_slice_that_will_not_be_usable(world: 
     """The gang gets the largest count that can run now (defect 3). A slice that drains does not become usable."""
     add_slices(world, "a", "b")
     over = world.start("over")
-    world.do(
-        {
-            "draining": WorkerDrainedEvent("a-1", "preemption"),
-            "suspected": WorkerSuspectedEvent("a-1", "no answer", world.now),
-            "incomplete": WorkerFailedEvent("a-1", "gone"),
-        }[trouble]
-    )
+    troubles: dict[str, Event] = {
+        "draining": WorkerDrainedEvent("a-1", "preemption"),
+        "suspected": WorkerSuspectedEvent("a-1", "no answer", world.now),
+        "incomplete": WorkerFailedEvent("a-1", "gone"),
+    }
+    world.do(troubles[trouble])
     world.report(over, TaskState.WORKER_FAILED)
     assert over.state.finished
     world.submit(slices=(1, 2), job_id="flexible", constraints=(Constraint("tpu-name", ConstraintOp.EXISTS),))
@@ -232,7 +233,7 @@ def test_two_multislice_jobs_never_share_out_the_slices_and_wait_for_each_other(
 def test_slices_and_their_hosts_come_in_order(world: World) -> None:
     add_slices(world, "b", "a")
     world.submit(slices=(2,))
-    (assignment,) = world.plan().assignments
+    (assignment,) = assigned_gangs(world.plan())
     assert assignment.group_names == ("a", "b")
     assert assignment.groups == (("a-0", "a-1"), ("b-0", "b-1"))
 
@@ -264,7 +265,7 @@ def test_own_warm_slices_come_before_unheld_ones_before_those_of_others(world: W
         for name in "abc":
             world.state.fleet.hold(name, holders.get(name))
         job.spec = replace(job.spec, coscheduling=CoschedulingConfig(num_groups=count))
-        (assignment,) = world.plan().assignments
+        (assignment,) = assigned_gangs(world.plan())
         return assignment.group_names
 
     assert choice({"a": "you", "c": "me"}) == ("c",)
@@ -337,7 +338,7 @@ def test_reason_tells_how_many_are_free_of_how_many(world: World) -> None:
         ({"resources": {"TPU": 4.0}}, "host 1 has 0 CPU, a task needs 2"),
     ],
 )
-def test_reason_names_the_host_and_what_is_wrong_with_it(world: World, changes: dict[str, object], words: str) -> None:
+def test_reason_names_the_host_and_what_is_wrong_with_it(world: World, changes: dict[str, Any], words: str) -> None:
     add_slices(world, "a")
     world.do(host("a", 1, **changes))
     world.submit(resources={"TPU": 4.0, "CPU": 2.0})

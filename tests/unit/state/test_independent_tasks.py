@@ -20,7 +20,7 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, charged, cpu_host, host, task_states
+from tests.support.worlds import World, assigned_tasks, charged, cpu_host, host, task_states
 
 S = TaskState
 
@@ -106,10 +106,8 @@ def test_task_fails_for_good_fails_the_job_and_ends_the_rest_with_the_trigger_na
 
 def test_job_runs_to_success_when_its_last_task_does(world: World) -> None:
     job = world.start_tasks()
-    assert world.report(job, S.SUCCEEDED, 1) == Instructions()
-    assert job.state is JobState.RUNNING
-    assert world.report(job, S.SUCCEEDED, 0) == Instructions(finished=["job"])
-    assert job.state is JobState.SUCCEEDED
+    assert (world.report(job, S.SUCCEEDED, 1), job.state) == (Instructions(), JobState.RUNNING)
+    assert (world.report(job, S.SUCCEEDED, 0), job.state) == (Instructions(finished=["job"]), JobState.SUCCEEDED)
 
 
 # -- max_task_failures ----------------------------------------------------------------------------------------------
@@ -277,7 +275,7 @@ def test_dispatch_failure_of_one_task_requeues_it_alone_uncharged_after_a_pause(
     world.confirm(job, index=1)
     assert world.plan().assignments == []
     world.now += 60
-    assert [a.task_index for a in world.plan().assignments] == [1]
+    assert [a.task_index for a in assigned_tasks(world.plan())] == [1]
 
 
 def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(world: World) -> None:
@@ -285,7 +283,7 @@ def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(worl
     world.schedule()
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 0), "no answer", world.now))
     world.confirm(job)
-    assert [a.task_index for a in world.plan().assignments] == [4]
+    assert [a.task_index for a in assigned_tasks(world.plan())] == [4]
 
 
 # -- capacity -------------------------------------------------------------------------------------------------------
@@ -467,7 +465,7 @@ def test_cpu_tasks_share_a_host_as_far_as_it_goes(world: World) -> None:
     assert [task.node_id for task in job.tasks] == ["cpu", "cpu"]
     assert world.state.workers["cpu"].free == {"CPU": 2.0}
     world.submit_tasks("other", replicas=3, resources={"CPU": 1.0}, constraints=on_cpu)
-    assert [a.task_index for a in world.plan().assignments] == [0, 1]
+    assert [a.task_index for a in assigned_tasks(world.plan())] == [0, 1]
 
 
 def test_cpu_task_runs_beside_one_with_chips_if_there_is_no_other_host(world: World) -> None:

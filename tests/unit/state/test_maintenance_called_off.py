@@ -108,7 +108,8 @@ def test_drain_or_preemption_stays_whichever_was_known_first_and_is_nearer(
         worker = world.state.workers["a-1"]
         assert worker.draining == "goes for good"
         assert worker.notice == job.gang.notice
-        assert (worker.notice.kind, job.gang.notice.reason) == (PREEMPTION, "a host 1: goes for good")
+        assert worker.notice is not None
+        assert (worker.notice.kind, worker.notice.reason) == (PREEMPTION, "a host 1: goes for good")
         assert end is None or worker.notice.deadline == end
         assert list(world.state.jobs) == ["job", "job/replacement-1"]
 
@@ -129,6 +130,7 @@ def test_gang_hears_of_the_maintenance_of_its_other_host_instead(world: World) -
     announce(world, "b-1", START + 50.0)
     assert told(call_off(world, "a-0")) == [("job", MAINTENANCE, START + 50.0)]
     assert told(call_off(world, "b-0")) == [], "it has heard of a nearer one"
+    assert job.gang.notice is not None
     assert job.gang.notice.deadline == START + 50.0
 
 
@@ -148,6 +150,7 @@ def test_notice_to_grow_is_another_matter(world: World) -> None:
     world.finish(other)
     world.schedule()
     world.report_all(world.state.jobs["job/growth-1"], S.RUNNING)
+    assert job.gang.notice is not None
     assert job.gang.notice.kind is NoticeKind.GROWTH
     assert told(call_off(world, "c-0")) == []
     assert job.gang.notice.kind is NoticeKind.GROWTH

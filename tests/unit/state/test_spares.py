@@ -153,7 +153,10 @@ def test_spare_that_waits_is_no_replacement(world: World) -> None:
     world.schedule()
     world.do(WorkerDrainedEvent("a-1", "preempted"))
     world.submit("other", owner="pool-b", user="somebody")
-    assert [held.spec.spare_for.purpose.value for held in spares(world)] == ["spare", "replacement"]
+    assert [held.spec.spare_for and held.spec.spare_for.purpose.value for held in spares(world)] == [
+        "spare",
+        "replacement",
+    ]
     world.add_slice("d")
     world.schedule()
     assert [held.gang.groups for held in spares(world) if held.gang.placed] == [("d",)]
@@ -180,8 +183,9 @@ def test_gang_that_lost_a_slice_goes_on_with_fewer_and_grows_when_one_comes(worl
     world.confirm(job, 1)
     world.schedule()
     world.report_all(job, S.RUNNING)
-    assert job.gang.groups == ("a", "b")
+    assert list(job.gang.groups) == ["a", "b"]
     waiting = spare(world)
+    assert waiting.spec.coscheduling is not None
     assert waiting.spec.coscheduling.num_groups == (1,)
     world.schedule()
     assert waiting.gang.pending
@@ -224,7 +228,9 @@ def test_growth_takes_all_or_nothing(world: World) -> None:
     world.add_slice("d")
     world.schedule()
     assert spare(world).gang.pending
-    assert spare(world).spec.coscheduling.num_groups == (2,)
+    coscheduling = spare(world).spec.coscheduling
+    assert coscheduling is not None
+    assert coscheduling.num_groups == (2,)
     world.add_slice("e")
     world.schedule()
     assert spare(world).gang.groups == ("d", "e")

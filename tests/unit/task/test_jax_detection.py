@@ -43,7 +43,8 @@ def gang_environments(
 ) -> tuple[list[dict[str, str]], list[JobInfo]]:
     """The environment of every task of a gang, on hosts with leftovers of another run, and who the tasks are."""
     config = get_tpu_config(tpu_type)
-    environments, infos = [], []
+    environments: list[dict[str, str]] = []
+    infos: list[JobInfo] = []
     for slice_id in range(num_slices):
         addresses = [f"10.0.{slice_id}.{1 + worker_id}" for worker_id in range(config.vm_count)]
         for worker_id, address in enumerate(addresses):

@@ -20,6 +20,7 @@ import pytest
 from iris_ray import heartbeat, on_preemption, preemption_notice
 from iris_ray.actors.host import notice_delivery, task_watch
 from iris_ray.actors.host.host_directory import started_mark
+from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
@@ -143,11 +144,12 @@ def test_heartbeat_of_several_threads_and_processes_at_once_is_always_whole(file
         context = multiprocessing.get_context("fork")
         children = [context.Process(target=beat, args=(100,)) for _ in range(2)]
         threads = [threading.Thread(target=beat, args=(100,)) for _ in range(4)]
-        for one in (*children, *threads):
+        all_of_them: list[Any] = [*children, *threads]
+        for one in all_of_them:
             one.start()
-        while any(one.is_alive() for one in (*children, *threads)):
+        while any(one.is_alive() for one in all_of_them):
             assert files.heartbeat.read_text() == "1234567890"
-        for one in (*children, *threads):
+        for one in all_of_them:
             one.join()
     finally:
         threading.excepthook = before
@@ -246,7 +248,12 @@ def make() -> Iterator[Make]:
                 stream.close()
 
 
-class NoOutput:
+class NoOutput(OutputPump):
+    """Reads nothing."""
+
+    def __init__(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

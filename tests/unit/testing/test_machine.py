@@ -65,6 +65,7 @@ def test_machine_ends_with_its_command(tmp_path: Path, lifeline: tuple[int, int]
     machine = a_machine(FAMILY.replace("time.sleep(1000)", "time.sleep(0.2)"), tmp_path, lifeline[1])
     wait_until(lambda: not machine.running)
     assert machine.pids() == []
+    machine.kill()  # closes the pipe to its supervisor
 
 
 def test_machine_unknown_program_says_so_in_its_log(tmp_path: Path, lifeline: tuple[int, int]) -> None:
@@ -72,3 +73,4 @@ def test_machine_unknown_program_says_so_in_its_log(tmp_path: Path, lifeline: tu
     machine = Machine(["/no/such/program"], env=os.environ, cwd=tmp_path, log=log, lifeline=lifeline[1])
     wait_until(lambda: not machine.running)
     assert "cannot run /no/such/program" in log.read_text()
+    machine.kill()

@@ -74,7 +74,7 @@ def test_newer_record_wins_over_one_that_failed(world: World, monkeypatch: pytes
 def test_pool_that_ends_while_the_store_fails_is_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FailingStore(1, meanwhile=lambda: journal.note_pool("me", None))
     journal = journal_on(store, monkeypatch)
-    journal.note_pool("me", "a handle")
+    journal.note_pool("me", ("a handle", "ann"))
     asyncio.run(journal.write(world.state))
     assert store.values == {"pool/me": None}
 

@@ -298,11 +298,12 @@ def launch(function: Callable[[], Any], slice_name: str = "slice-a") -> TaskEnd:
     info = JobInfo("job", "job/task-1", 1, 4, 2, 0, 1, slice_name, 1, "127.0.0.1:20002")
     multislice = MultisliceInfo("127.0.0.1", 0, 1, 20_000, 20_001)
     before = dict(os.environ)
+    process = TaskProcess("127.0.0.1", (), ())
     try:
-        return TaskProcess("127.0.0.1", (), ()).run(
-            TaskLaunch(cloudpickle.dumps(function), {}, info, multislice, None, "label")
-        )
+        return process.run(TaskLaunch(cloudpickle.dumps(function), {}, info, multislice, None, "label"))
     finally:
+        for held in process._held:  # a process that may not start holds its ports until it ends
+            held.close()
         os.environ.clear()
         os.environ.update(before)
 

@@ -47,9 +47,9 @@ def test_files_are_bounded_and_offsets_go_on_counting(log: AttemptLog) -> None:
     assert begin > 0
     assert data == whole[begin:]
     assert log.read(begin + 2, 5).data == whole[begin + 2 : begin + 7]  # type: ignore[union-attr]
-    piece = log.read(10**9, 5)
-    assert piece is not None
-    assert (piece.offset, piece.data, piece.end) == (len(whole), b"", len(whole))
+    past_the_end = log.read(10**9, 5)
+    assert past_the_end is not None
+    assert (past_the_end.offset, past_the_end.data, past_the_end.end) == (len(whole), b"", len(whole))
 
 
 def test_reader_continues_where_it_stopped_while_the_log_is_written(log: AttemptLog) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import requests
@@ -78,7 +78,8 @@ def test_what_there_is_not_is_404_and_no_maintenance_is_503_with_a_word(host: Ho
 
 def test_long_poll_waits_for_a_change(host: HostMetadata) -> None:
     etag = ask(host, PREEMPTED).headers["ETag"]
-    for known in ({"last_etag": etag}, {}):
+    questions: list[dict[str, Any]] = [{"last_etag": etag}, {}]
+    for known in questions:
         host.set(PREEMPTED, Value("FALSE", etag=etag))
         timer = threading.Timer(0.1, host.preempt)
         began = time.monotonic()

@@ -12,7 +12,7 @@ from iris_ray.actors.host.last_lines_report import LAST_BYTES, LastBytes
 from iris_ray.actors.host.log_files import AttemptLog, logs_directory
 from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.wire.task_log import LastLines
-from tests.support.gangs import wait_until
+from tests.support.waiting import wait_until
 
 MARK = '{"job_id": "job-1", "task_index": 3, "attempt": 1, "num_tasks": 1, "label": "label"}'
 

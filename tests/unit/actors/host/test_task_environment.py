@@ -1,5 +1,7 @@
 """The environment of a task process."""
 
+from typing import Any
+
 import pytest
 
 from iris_ray.actors.host.task_environment import split_by_start, task_environment
@@ -37,13 +39,14 @@ def megascale(env: dict[str, str]) -> dict[str, str]:
 @pytest.mark.parametrize("name", ["NUM_SLICES", "COORDINATOR_ADDRESS", "SLICE_ID", "PORT", "DEBUG_PORT", "TRANSPORT"])
 def test_single_slice_leftover_megascale_variable_is_removed(source: str, name: str) -> None:
     """Only inherited variables of an earlier attempt or the provider hung a single-slice run (defect 12)."""
-    assert megascale(environment(**{source: {f"MEGASCALE_{name}": "stale"}})) == {}
+    variables: dict[str, Any] = {source: {f"MEGASCALE_{name}": "stale"}}
+    assert megascale(environment(**variables)) == {}
 
 
 @pytest.mark.parametrize("source", ["inherited", "user_env"])
 def test_multislice_stale_identity_is_overwritten_whatever_its_source(source: str) -> None:
-    stale = dict.fromkeys(SECOND_OF_TWO.to_env(), "stale")
-    assert megascale(environment(**{source: stale}, multislice=SECOND_OF_TWO)) == SECOND_OF_TWO.to_env()
+    variables: dict[str, Any] = {source: dict.fromkeys(SECOND_OF_TWO.to_env(), "stale")}
+    assert megascale(environment(**variables, multislice=SECOND_OF_TWO)) == SECOND_OF_TWO.to_env()
 
 
 def test_multislice_users_tuning_of_megascale_is_kept() -> None:
@@ -85,7 +88,8 @@ def test_identity_of_the_task_wins_over_everything() -> None:
 @pytest.mark.parametrize("source", ["inherited", "user_env"])
 def test_variable_that_happens_to_start_with_iris_is_not_dropped(source: str) -> None:
     """What the user asks for is honoured or refused with a reason, never dropped."""
-    assert environment(**{source: {"IRIS_DATASET": "iris.csv"}}).get("IRIS_DATASET") == "iris.csv"
+    variables: dict[str, Any] = {source: {"IRIS_DATASET": "iris.csv"}}
+    assert environment(**variables).get("IRIS_DATASET") == "iris.csv"
 
 
 def test_split_by_start_separates_what_acts_when_a_process_starts() -> None:

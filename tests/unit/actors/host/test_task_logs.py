@@ -46,8 +46,6 @@ def test_memory_keeps_the_newer_of_two_that_overtook_each_other() -> None:
 class Story:
     """A Controller on paper: what each attempt of each task prints, a piece with every question."""
 
-    waiting: str | None = None
-
     def __init__(self, attempts: list[list[list[bytes]]]) -> None:
         self.attempts = attempts  # by attempt, task, piece
         self.attempt, self.told = 1, 0
@@ -63,6 +61,11 @@ class Story:
 
     def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         return {index: self.log(index, at, max_bytes) for index, at in wanted.items()}
+
+    @property
+    def waiting(self) -> str | None:
+        """Why it waits in the queue."""
+        return None
 
     @property
     def tasks(self) -> dict[str, int]:

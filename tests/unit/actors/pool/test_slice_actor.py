@@ -28,13 +28,13 @@ class Host:
 
     def __init__(self) -> None:
         self.gone = asyncio.Event()
-        self.stopped: list[tuple[int, str | None]] = []
+        self.stopped: list[tuple[int, str]] = []
         self.actor = handle(healthy=self.healthy, stop=self.stop, how_it_ended=self.how_it_ended)
 
     async def healthy(self) -> bool:
         return True
 
-    async def stop(self, pid: int, reason: str | None) -> TaskEnd:
+    async def stop(self, pid: int, reason: str) -> TaskEnd:
         self.stopped.append((pid, reason))
         return TaskEnd(EndKind.STOPPED, 1.0, error=reason)
 

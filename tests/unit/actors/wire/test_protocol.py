@@ -117,9 +117,10 @@ def old_controller(cluster: "SimulatedCluster", monkeypatch: pytest.MonkeyPatch)
     import ray
 
     from iris_ray.actors.wire import controller_client
+    from iris_ray.actors.wire.shared_names import NAMESPACE
 
     monkeypatch.setattr(controller_client, "CONTROLLER_NAME", "an old controller")
-    named = {"name": "an old controller", "namespace": controller_client.NAMESPACE}
+    named = {"name": "an old controller", "namespace": NAMESPACE}
     actor = ray.remote(OldController).options(num_cpus=0.01, **named).remote()
     ray.get(actor.ping.remote())
     yield
