@@ -98,7 +98,7 @@ def test_other_tools_names_lead_to_commands_that_exist() -> None:
 
 
 def test_help_and_completion_need_none_of_the_slow_libraries() -> None:
-    script = "import sys, iris_ray.cli.main; print({'ray', 'rich', 'grpc'} & set(sys.modules))"
+    script = "import sys, iris_ray.cli.main; print({'ray', 'rich', 'grpc', 'tenacity'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 
