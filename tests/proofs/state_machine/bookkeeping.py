@@ -406,7 +406,8 @@ class Bookkeeper:
             case GangAssignedEvent(job_id, names, groups):
                 node_ids = [node_id for group in groups for node_id in group]
                 self.take(job_id, 0, dict(enumerate(node_ids)))
-                if self.state.jobs[job_id].spec.coscheduling.group_by == TPU_NAME:
+                config = self.state.jobs[job_id].spec.coscheduling
+                if config is not None and config.group_by == TPU_NAME:
                     reclaim = self.take_slices(names, self.state.jobs[job_id].spec.owner)
             case TaskAssignedEvent(job_id, index, node_id):
                 self.take(job_id, index, {index: node_id})

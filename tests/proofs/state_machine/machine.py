@@ -437,7 +437,8 @@ class RandomEvents(RuleBasedStateMachine):
             record = old.record(job_id)
             assert record is not None
             instructions = new.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
-            assert instructions.finished == instructions.dropped == []
+            assert not instructions.finished
+            assert not instructions.dropped
             told |= {n.attempt: (n.notice.kind, n.notice.deadline) for n in instructions.notices}
             stopped |= {stop.attempt for stop in instructions.stop}
         assert stopped == {attempt for attempt in self.account.held if not self.oracle.is_live(attempt)}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import SparePurpose
+from iris_ray.model.job_spec import SpareFor, SparePurpose
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
@@ -213,7 +213,7 @@ class Oracle(Bookkeeper):
                     for attempt in self.attempts_on(node_id):
                         tell(attempt, kind, deadline)
             case MaintenanceCalledOffEvent(node_id) if node_id in self.state.workers:
-                if account.notices.get(node_id, ("", 0.0))[0] is NoticeKind.MAINTENANCE:
+                if account.notices.get(node_id, (None, 0.0))[0] is NoticeKind.MAINTENANCE:
                     del account.notices[node_id]
                     if node_id in account.finals:
                         account.notices[node_id] = account.finals[node_id]
@@ -250,9 +250,12 @@ class Oracle(Bookkeeper):
 
     def jobs_with_room_to_grow(self) -> set[str]:
         """Those for which more slices are there, with their processes started."""
-        rooms = (job for job in self.state.jobs.values() if job.spec.spare_for is not None)
-        growth = (job for job in rooms if job.spec.spare_for.purpose is SparePurpose.GROWTH)
-        return {job.spec.spare_for.job_id for job in growth if set(view(job.gangs[0]).states) == {S.RUNNING}}
+        return {
+            held_for.job_id
+            for job in self.state.jobs.values()
+            if (held_for := job.spec.spare_for) is not None and held_for.purpose is SparePurpose.GROWTH
+            if set(view(job.gangs[0]).states) == {S.RUNNING}
+        }
 
     def kind_of(self, event: Event) -> NoticeKind:
         return event.kind if isinstance(event, WorkerDrainedEvent) else NoticeKind.PREEMPTION
@@ -282,9 +285,10 @@ class Oracle(Bookkeeper):
         """Id of each spare → whose it is, what it is good for, whether it is on a host that is to go."""
         found = {}
         for job_id, job in self.state.jobs.items():
-            if job.spec.spare_for is not None:
-                need = job.spec.spare_for.purpose, job.spec.coscheduling.num_groups
-                found[job_id] = job.spec.spare_for.job_id, need, bool(self.doomed(job))
+            held_for, config = job.spec.spare_for, job.spec.coscheduling
+            if held_for is not None and config is not None:
+                need = held_for.purpose, config.num_groups
+                found[job_id] = held_for.job_id, need, bool(self.doomed(job))
         return found
 
     def needs(self, job: Job) -> Counter[Need]:
@@ -313,9 +317,8 @@ class Oracle(Bookkeeper):
 
     def spares_with_slices(self, job: Job) -> int:
         """How many spares, replacements and room to grow aside, could take over now."""
-        others = (other for other in self.state.jobs.values() if other.spec.spare_for is not None)
-        ours = (other for other in others if other.spec.spare_for.job_id == job.spec.job_id)
-        spares = (other for other in ours if other.spec.spare_for.purpose is SparePurpose.SPARE)
+        wanted = SpareFor(job.spec.job_id, SparePurpose.SPARE)
+        spares = (other for other in self.state.jobs.values() if other.spec.spare_for == wanted)
         return sum(view(spare.gangs[0]).live for spare in spares)
 
     # -- plans -------------------------------------------------------------------------------------------------------

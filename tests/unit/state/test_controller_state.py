@@ -52,12 +52,12 @@ def test_transitions_success_is_left_only_with_the_gang() -> None:
 
 def test_job_runs_to_success_and_is_reported_finished_once(world: World) -> None:
     job = world.submit()
-    assert job.state is JobState.PENDING
+    assert world.state.jobs["job"].state is JobState.PENDING
     world.schedule()
     assert (job.state, job.gang.attempt, job.gang.groups) == (JobState.RUNNING, 1, ("a",))
     world.report_all(job, S.RUNNING)
     assert world.report(job, S.SUCCEEDED, 0) == Instructions()
-    assert job.state is JobState.RUNNING
+    assert world.state.jobs["job"].state is JobState.RUNNING
     assert world.report(job, S.SUCCEEDED, 1) == Instructions(finished=["job"])
     assert job.state is JobState.SUCCEEDED
     assert charged(job) == (0, 0)
