@@ -35,6 +35,10 @@ S = TaskState
 # -- the table ------------------------------------------------------------------------------------------------------
 
 
+def state_of(world: World, job_id: str = "job") -> JobState:
+    return world.state.jobs[job_id].state
+
+
 def test_transitions_table_knows_every_state_and_ends_in_terminal_ones() -> None:
     assert set(TRANSITIONS) == set(TaskState)
     assert all(targets <= set(TaskState) for targets in TRANSITIONS.values())
@@ -52,12 +56,12 @@ def test_transitions_success_is_left_only_with_the_gang() -> None:
 
 def test_job_runs_to_success_and_is_reported_finished_once(world: World) -> None:
     job = world.submit()
-    assert world.state.jobs["job"].state is JobState.PENDING
+    assert state_of(world) is JobState.PENDING
     world.schedule()
     assert (job.state, job.gang.attempt, job.gang.groups) == (JobState.RUNNING, 1, ("a",))
     world.report_all(job, S.RUNNING)
     assert world.report(job, S.SUCCEEDED, 0) == Instructions()
-    assert world.state.jobs["job"].state is JobState.RUNNING
+    assert state_of(world) is JobState.RUNNING
     assert world.report(job, S.SUCCEEDED, 1) == Instructions(finished=["job"])
     assert job.state is JobState.SUCCEEDED
     assert charged(job) == (0, 0)
