@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
-TWO_PROCESSES := -n 2 --dist loadgroup
+TWO_PROCESSES := -n 2
 
 .PHONY: demo test proofs check lint quick bench bench-scheduling bench-controller bench-faults chaos clean
 

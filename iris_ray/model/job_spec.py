@@ -156,7 +156,7 @@ def _require_valid(spec: JobSpec) -> None:
         if not isinstance(value := getattr(spec, name), str):
             raise InvalidJobError(f"{who}: {name} is {value!r}; give a str")
     if not spec.owner:
-        raise InvalidJobError(f"{who}: owner is empty; give the id of whoever runs it")
+        raise InvalidJobError(f"{who}: owner is empty; give the id of the pool that runs it")
     _require_int(who, "replicas", spec.replicas, 1)
     _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
     _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)

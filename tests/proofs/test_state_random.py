@@ -5,7 +5,6 @@
 """
 
 import os
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,10 +14,7 @@ from tests.proofs.state_machine.machine import RandomEvents
 EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
 
 
-Sequences: Any = RandomEvents.TestCase  # Hypothesis makes this class when it is asked for it
-
-
-class TestRandomEvents(Sequences):
+class TestRandomEvents(RandomEvents.TestCase):  # type: ignore[misc, valid-type]
     """Some dozens of sequences."""
 
     settings = settings(
@@ -31,7 +27,7 @@ class TestRandomEvents(Sequences):
 
 @pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
-class TestRandomEventsThoroughly(Sequences):
+class TestRandomEventsThoroughly(RandomEvents.TestCase):  # type: ignore[misc, valid-type]
     """Thousands of sequences."""
 
     settings = settings(TestRandomEvents.settings, max_examples=1670 * EXAMPLES)

@@ -62,7 +62,7 @@ class Slices:
 
     async def dump_stacks(self, attempt: AttemptId) -> None: ...
 
-    async def healthy(self, patience_s: float) -> dict[int, None]:
+    async def healthy(self, patience_s: float, timeout_s: float) -> dict[int, None]:
         self.patience.append(patience_s)
         return dict.fromkeys(range(self.hosts))
 

@@ -12,6 +12,7 @@ from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
+from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import NotYetError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState
@@ -82,9 +83,8 @@ class Dispatcher:
 
     def dispatch(self, order: AttemptOrder, placement: Placement) -> None:
         """Send an order to the job's pool, if the pool is still there."""
-        if placement.job.spec.owner in self._pools:
-            what = f"dispatching {order.attempt}"
-            self._background.start(self._dispatch(order, placement.job.spec.owner, placement.reclaim), what)
+        if pool := self._pools.get(placement.job.spec.owner):
+            self._background.start(self._dispatch(order, pool, placement.reclaim), f"dispatching {order.attempt}")
 
     def carry_out(self, instructions: Instructions) -> None:
         """Have everything done that events want done."""
@@ -101,12 +101,12 @@ class Dispatcher:
             if job and job.state is not JobState.SUCCEEDED and (pool := self._pools.get(job.spec.owner)):
                 self._background.start(pool.job_ended(job_id), f"telling a pool of the end of {job_id}")
 
-    async def _dispatch(self, order: AttemptOrder, owner: str, reclaim: list[ReclaimSlice]) -> None:
+    async def _dispatch(self, order: AttemptOrder, pool: PoolStub, reclaim: list[ReclaimSlice]) -> None:
         """Reclaim the slices from the pools that keep them warm, then give the order to the job's pool.
 
         The pool may have the order already, from an earlier Controller; then it ignores this one.
         """
-        pool, attempt = self._pools[owner], order.attempt
+        attempt = order.attempt
         if order.spare_for is None:
             self._logs.placed(order)
         problem = await self._reclaim(reclaim)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.wire.answers import Gone, Unreachable
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Gone, Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.model.outcomes import HostEvidence, ProviderWord, TaskKey
 
@@ -62,18 +62,19 @@ async def gather_evidence(
         silent: slices whose SliceActor has stopped answering, and for how long; they are not asked.
         silence_s: how long a host may take to answer; seconds.
     """
-    node_ids = [place.host(key).node_id for key in place.tasks()]
-    hearing = asyncio.ensure_future(_heard(controller, node_ids))
-    replies = await asyncio.gather(*(_healthy(slices, name, silent, silence_s) for name in place.names))
-    heard = await hearing
+    names = place.names
+    heard, replies = await asyncio.gather(
+        _heard(controller, [host.node_id for hosts in place.order.slices for host in hosts]),
+        asyncio.gather(*(_healthy(slices, name, silent, silence_s) for name in names)),
+    )
     evidence = Evidence()
     unexplained: dict[TaskKey, str] = {}
-    for slice_id, reply in enumerate(replies):
+    for slice_id, (hosts, reply) in enumerate(zip(place.order.slices, replies, strict=True)):
         alone = None
         if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
-            alone, reply = reply, await slices.ask_hosts(place.names[slice_id], ALONE_TIMEOUT_S)
-        for key in (key for key in place.tasks() if key.slice_id == slice_id):
-            node_id, silence = place.host(key).node_id, reply[key.host_index]
+            alone, reply = reply, await slices.ask_hosts(names[slice_id], ALONE_TIMEOUT_S)
+        for host in hosts:
+            key, node_id, silence = TaskKey(slice_id, host.host_index), host.node_id, reply[host.host_index]
             said = heard.get(node_id, HostEvidence())
             if not said.lost and (silence is None or isinstance(silence, Gone)):
                 evidence.reachable.add(key)
@@ -96,7 +97,7 @@ async def _healthy(
 ) -> dict[int, Unreachable | None] | Unreachable:
     if name in silent:
         return Unreachable(f"slice {name} {silent[name]}")
-    return await slices.stub(name).healthy(silence_s)
+    return await slices.stub(name).healthy(silence_s, timeout_s=silence_s + ANSWER_TIMEOUT_S)
 
 
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:

@@ -39,7 +39,7 @@ class ReservedSlice:
     """A reserved slice.
 
     Attributes:
-        hosts: by worker id.
+        hosts: by host index.
         bundle: what is reserved on each host, the chips included.
         process: what its standbys were started with.
         ready: the ports that host 0's standby holds, once every host's next task could start at once.

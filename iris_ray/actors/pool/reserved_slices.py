@@ -12,7 +12,7 @@ from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_stub import TEARDOWN_TIMEOUT_S, SliceStub
-from iris_ray.actors.wire.answers import NotReserved, Unreachable
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent
@@ -243,7 +243,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
     async def lost_while_idle(self) -> tuple[str, ...]:
         """The idle slices, spares included, of which some process or host does not answer any more."""
         idle = [name for name, held in self._held.items() if not held.in_use and held.ready.done()]
-        asks = (self.stub(name).healthy(HEALTHY_TIMEOUT_S) for name in idle)
+        asks = (self.stub(name).healthy(HEALTHY_TIMEOUT_S, ANSWER_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
         return tuple(
             name

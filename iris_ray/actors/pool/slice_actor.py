@@ -101,7 +101,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
 
         Args:
             attempt: whose tasks they are.
-            launches: what each host gets, by worker id.
+            launches: what each host gets, by host index.
             silence_s: a host that has not answered for so long counts as lost; seconds.
 
         Returns:

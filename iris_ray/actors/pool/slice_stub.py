@@ -31,12 +31,15 @@ class SliceStub:
         pinged: Awaitable[None] = self._handle.ping.remote()
         return pinged
 
-    async def healthy(self, patience_s: float) -> dict[int, Unreachable | None] | Unreachable:
-        """Return why each host counts as lost; None for those that answer within so many seconds."""
+    async def healthy(self, patience_s: float, timeout_s: float) -> dict[int, Unreachable | None] | Unreachable:
+        """Return why each host counts as lost; None for those that answer.
+
+        Args:
+            patience_s: how long each host may take to answer; seconds.
+            timeout_s: how long the SliceActor may take; seconds.
+        """
         call = self._handle.healthy.remote(patience_s)
-        hosts: dict[int, Unreachable | None] | Unreachable = await answer(
-            call, self._name, patience_s + ANSWER_TIMEOUT_S
-        )
+        hosts: dict[int, Unreachable | None] | Unreachable = await answer(call, self._name, timeout_s)
         return hosts
 
     async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:

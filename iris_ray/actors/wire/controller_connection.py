@@ -1,22 +1,19 @@
-"""The way to the cluster's Controller for programs that wait for its answers. Asking never starts a Controller."""
+"""The way to the cluster's Controller for programs that wait for its answers. Asking never starts a Controller.
+
+Ray and tenacity are imported when they are needed, so that the command line is quick.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
-
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    retry_if_result,
-    stop_after_delay,
-    wait_fixed,
-)
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import iris_ray
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 ANSWER_TIMEOUT_S = 30.0
 RESTART_S = 20.0
@@ -57,13 +54,15 @@ class ControllerConnection:
     """
 
     def __init__(self, any_version: bool = False, patience_s: float = 0.0) -> None:
+        import tenacity
+
         self._any_version = any_version
         self._patience_s = max(patience_s, RESTART_S)
         self._handle: Any = None
-        Retrying(
-            retry=retry_if_result(lambda found: not found),
-            stop=stop_after_delay(patience_s),
-            wait=wait_fixed(_ASK_AGAIN_S),
+        tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda found: not found),
+            stop=tenacity.stop_after_delay(patience_s),
+            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
             retry_error_callback=_no_controller,
         )(self._look_up)
 
@@ -76,7 +75,7 @@ class ControllerConnection:
                 require_same_protocol(*self.versions(), iris_ray.__version__)
         return handle is not None
 
-    def _look_up_again(self, state: RetryCallState) -> None:
+    def _look_up_again(self, state: "RetryCallState") -> None:
         if state.attempt_number > 1:
             self._look_up()
 
@@ -203,21 +202,24 @@ class ControllerConnection:
     def end(self) -> None:
         """End its process for good; returns when its name is free, or another one has taken it."""
         import ray
+        import tenacity
 
         ray.kill(self._handle, no_restart=True)
-        Retrying(
-            retry=retry_if_result(lambda found: found == self._handle),
-            stop=stop_after_delay(RESTART_S),
-            wait=wait_fixed(_NAME_POLL_S),
+        tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda found: found == self._handle),
+            stop=tenacity.stop_after_delay(RESTART_S),
+            wait=tenacity.wait_fixed(_NAME_POLL_S),
             retry_error_callback=lambda _: None,
         )(find_controller)
 
     def _ask(self, call: _Call) -> Any:
         """Return the answer, or raise the error of the Controller; ask again while none answers."""
-        return Retrying(
-            retry=retry_if_exception_type(_NoAnswerError),
-            stop=stop_after_delay(self._patience_s),
-            wait=wait_fixed(_ASK_AGAIN_S),
+        import tenacity
+
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_NoAnswerError),
+            stop=tenacity.stop_after_delay(self._patience_s),
+            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
             before=self._look_up_again,
             retry_error_callback=_no_answer,
         )(self._ask_once, call)
@@ -243,11 +245,11 @@ class ControllerConnection:
             raise _NoAnswerError(GONE) from None
 
 
-def _no_controller(_: RetryCallState) -> NoReturn:
+def _no_controller(_: "RetryCallState") -> NoReturn:
     raise ControllerUnavailableError(NO_CONTROLLER)
 
 
-def _no_answer(state: RetryCallState) -> NoReturn:
+def _no_answer(state: "RetryCallState") -> NoReturn:
     trouble = state.outcome.exception() if state.outcome else None
     raise ControllerUnavailableError(str(trouble)) from None
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, SparePurpose
@@ -101,7 +101,7 @@ def view_jobs(state: ControllerState) -> dict[str, JobView]:
 
 
 def when(notice: Notice | None) -> tuple[NoticeKind, float] | None:
-    """Its words tell the host's name of then; that may have changed since."""
+    """Return a notice without its words: they name the host as it was called then."""
     return (notice.kind, notice.deadline) if notice else None
 
 
@@ -246,10 +246,10 @@ class Account:
 def demand_of(job: Job, worker: Worker) -> Counter[str]:
     """What one task takes: with chips, all of its host's."""
     spec = job.spec
-    demand: dict[str, Any] = {resource: amount for resource, amount in spec.resources.items() if amount}
+    demand = Counter({resource: amount for resource, amount in spec.resources.items() if amount})
     if uses_chips(spec):
-        demand["TPU"] = worker.resources.get("TPU", 0.0)
-    return Counter(demand)
+        demand["TPU"] = worker.resources.get("TPU", 0.0)  # type: ignore[assignment]
+    return demand
 
 
 def uses_chips(spec: JobSpec) -> bool:
@@ -335,9 +335,8 @@ class Bookkeeper:
             if set(gang.states) == {S.ASSIGNED}:
                 continue
             member = next(i for i, state in enumerate(gang.states) if state is not S.SUCCEEDED)
-            node_id = gang.node_ids[member]
-            assert node_id is not None
-            if self.account.ends_quickly(job_id, position) > 5 and node_id not in self.account.notices:
+            host = self.state.workers[gang.node_ids[member] or ""]
+            if self.account.ends_quickly(job_id, position) > 5 and host.node_id not in self.account.notices:
                 charged[attempt] = S.FAILED
                 self.account.failures[job_id, position] += 1
             else:
@@ -407,9 +406,8 @@ class Bookkeeper:
             case GangAssignedEvent(job_id, names, groups):
                 node_ids = [node_id for group in groups for node_id in group]
                 self.take(job_id, 0, dict(enumerate(node_ids)))
-                coscheduling = self.state.jobs[job_id].spec.coscheduling
-                assert coscheduling is not None
-                if coscheduling.group_by == TPU_NAME:
+                config = self.state.jobs[job_id].spec.coscheduling
+                if config is not None and config.group_by == TPU_NAME:
                     reclaim = self.take_slices(names, self.state.jobs[job_id].spec.owner)
             case TaskAssignedEvent(job_id, index, node_id):
                 self.take(job_id, index, {index: node_id})
@@ -465,7 +463,7 @@ class Bookkeeper:
         assert self.state.holders == self.account.holders
 
     def released(self, name: str, owner: str) -> None:
-        """If the owner held the slice, whoever has been promised it holds it now."""
+        """If the owner held the slice, the owner of a job that is placed there holds it now."""
         if self.account.holders.get(name) != owner:
             return
         del self.account.holders[name]

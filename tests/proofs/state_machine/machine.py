@@ -397,7 +397,7 @@ class RandomEvents(RuleBasedStateMachine):
 
     @rule()
     def repair(self) -> None:
-        """Every place gets one sound host, and whoever was set aside comes back."""
+        """Every place gets one sound host, and all taints are lifted."""
         for target, name in list(self.account.taints):
             self.apply(TaintLiftedEvent(target, name))
         for place in PLACES:
@@ -423,13 +423,9 @@ class RandomEvents(RuleBasedStateMachine):
         for worker in old.workers.values():
             facts = worker.node_id, worker.address, worker.reported, dict(worker.resources)
             new.handle_event(WorkerRegisteredEvent(*facts, foreign=worker.foreign))
-            if worker.notice is not None:
-                assert worker.draining is not None
-                words = worker.draining, worker.notice.kind, worker.notice.deadline
-                new.handle_event(WorkerDrainedEvent(worker.node_id, *words))
-            if worker.final is not None:
-                words = worker.final[0], worker.final[1].kind, worker.final[1].deadline
-                new.handle_event(WorkerDrainedEvent(worker.node_id, *words))
+            for draining, notice in ((worker.draining, worker.notice), worker.final or (None, None)):
+                if draining is not None and notice is not None:
+                    new.handle_event(WorkerDrainedEvent(worker.node_id, draining, notice.kind, notice.deadline))
             if worker.suspected:
                 since = worker.suspected_until - SUSPICION_S
                 new.handle_event(WorkerSuspectedEvent(worker.node_id, worker.suspected, since))
@@ -441,7 +437,8 @@ class RandomEvents(RuleBasedStateMachine):
             record = old.record(job_id)
             assert record is not None
             instructions = new.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
-            assert (instructions.finished, instructions.dropped) == ([], [])
+            assert not instructions.finished
+            assert not instructions.dropped
             told |= {n.attempt: (n.notice.kind, n.notice.deadline) for n in instructions.notices}
             stopped |= {stop.attempt for stop in instructions.stop}
         assert stopped == {attempt for attempt in self.account.held if not self.oracle.is_live(attempt)}
@@ -474,8 +471,8 @@ class RandomEvents(RuleBasedStateMachine):
         if (name, number) in RACK_PLACES:
             rack = {"rack": AttributeValue(name)}
             event = replace(event, attributes=rack, resources={"TPU": 4.0, "CPU": 8.0})
-        own = {key: value.value for key, value in event.attributes.items()}
-        attributes = {**own, **SOUND, **(oddity or {})}
+        reported = {key: value.value for key, value in event.attributes.items()}
+        attributes: dict[str, Scalar | None] = {**reported, **SOUND, **(oddity or {})}
         kept = {key: AttributeValue(value) for key, value in attributes.items() if value is not None}
         without_chips = "TPU" in (oddity or {})
         return replace(event, attributes=kept, resources={"CPU": 8.0} if without_chips else event.resources)

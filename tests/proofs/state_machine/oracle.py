@@ -245,14 +245,17 @@ class Oracle(Bookkeeper):
             if attempt.job_id not in to_grow:  # called off
                 del account.told[attempt]
         for job in self.state.jobs.values():
-            for one in job.gangs:
-                assert when(one.notice) == account.told.get(job.current_attempt(one))
+            for member in job.gangs:
+                assert when(member.notice) == account.told.get(job.current_attempt(member))
 
     def jobs_with_room_to_grow(self) -> set[str]:
         """Those for which more slices are there, with their processes started."""
-        rooms = ((job.spec.spare_for, view(job.gangs[0])) for job in self.state.jobs.values())
-        growth = ((room, gang) for room, gang in rooms if room and room.purpose is SparePurpose.GROWTH)
-        return {room.job_id for room, gang in growth if set(gang.states) == {S.RUNNING}}
+        return {
+            held_for.job_id
+            for job in self.state.jobs.values()
+            if (held_for := job.spec.spare_for) is not None and held_for.purpose is SparePurpose.GROWTH
+            if set(view(job.gangs[0]).states) == {S.RUNNING}
+        }
 
     def kind_of(self, event: Event) -> NoticeKind:
         return event.kind if isinstance(event, WorkerDrainedEvent) else NoticeKind.PREEMPTION
@@ -282,10 +285,10 @@ class Oracle(Bookkeeper):
         """Id of each spare → whose it is, what it is good for, whether it is on a host that is to go."""
         found = {}
         for job_id, job in self.state.jobs.items():
-            if job.spec.spare_for is not None:
-                assert job.spec.coscheduling is not None
-                need = job.spec.spare_for.purpose, job.spec.coscheduling.num_groups
-                found[job_id] = job.spec.spare_for.job_id, need, bool(self.doomed(job))
+            held_for, config = job.spec.spare_for, job.spec.coscheduling
+            if held_for is not None and config is not None:
+                need = held_for.purpose, config.num_groups
+                found[job_id] = held_for.job_id, need, bool(self.doomed(job))
         return found
 
     def needs(self, job: Job) -> Counter[Need]:
@@ -314,8 +317,8 @@ class Oracle(Bookkeeper):
 
     def spares_with_slices(self, job: Job) -> int:
         """How many spares, replacements and room to grow aside, could take over now."""
-        ours = SpareFor(job.spec.job_id, SparePurpose.SPARE)
-        spares = (other for other in self.state.jobs.values() if other.spec.spare_for == ours)
+        wanted = SpareFor(job.spec.job_id, SparePurpose.SPARE)
+        spares = (other for other in self.state.jobs.values() if other.spec.spare_for == wanted)
         return sum(view(spare.gangs[0]).live for spare in spares)
 
     # -- plans -------------------------------------------------------------------------------------------------------
@@ -363,8 +366,8 @@ class Oracle(Bookkeeper):
         """The hosts are what the job asks for, take new tasks, and are groups as they should be."""
         if isinstance(assignment, TaskAssignedEvent):
             assert job.spec.coscheduling is None
-            groups: dict[str, tuple[str, ...]] = {"": (assignment.node_id,)}
             position, group_by = assignment.task_index, None
+            groups: dict[str, tuple[str, ...]] = {"": (assignment.node_id,)}
         else:
             assert job.spec.coscheduling is not None
             position, groups = 0, dict(zip(assignment.group_names, assignment.groups, strict=True))
@@ -397,7 +400,8 @@ class Oracle(Bookkeeper):
     def is_sound_slice(self, name: str) -> bool:
         members = self.members(name)
         size = members[0].attributes[TPU_VM_COUNT].value if members else 0
-        return sorted(worker.host_index or 0 for worker in members) == list(range(int(size))) and all(
+        assert isinstance(size, int)
+        return sorted(worker.host_index or 0 for worker in members) == list(range(size)) and all(
             takes_new(worker, self.world.now) and worker.attributes[TPU_VM_COUNT].value == size for worker in members
         )
 

@@ -20,7 +20,7 @@ def completed(*words: str) -> list[str]:
 
 
 @pytest.fixture
-def answering(cluster: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> ControllerInProcess:
+def answering(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> ControllerInProcess:
     """The cluster answers at `ADDRESS`, within a second; the process that completion starts to ask is this one."""
 
     def run(command: list[str], env: dict[str, str], timeout: float, **_: Any) -> Any:
@@ -29,11 +29,11 @@ def answering(cluster: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> 
             raise subprocess.TimeoutExpired(command, timeout)
         if env["RAY_ADDRESS"] != ADDRESS:
             raise subprocess.CalledProcessError(3, command)
-        return subprocess.CompletedProcess(command, 0, stdout=cluster.iris(*command[3:]).stdout)
+        return subprocess.CompletedProcess(command, 0, stdout=world.iris(*command[3:]).stdout)
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv("RAY_ADDRESS", address_of_nobody())
-    return cluster
+    return world
 
 
 def test_shell_completes_jobs_and_slices_of_a_cluster_that_answers(answering: ControllerInProcess) -> None:

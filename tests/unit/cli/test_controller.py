@@ -18,91 +18,91 @@ from tests.support.controller_in_process import ControllerInProcess
 UNREADABLE = b"iris_ray job record 99\n"
 
 
-def unfinished(cluster: ControllerInProcess) -> list[str]:
+def unfinished(world: ControllerInProcess) -> list[str]:
     """The states of jobs that have not ended."""
-    return sorted(job["state"] for job in cluster.json("ls"))
+    return sorted(job["state"] for job in world.json("ls"))
 
 
 def test_listing_starts_no_controller_but_says_how(bare_cluster: ControllerInProcess) -> None:
-    cluster = bare_cluster
-    assert "iris-ray controller start" in cluster.iris("ls", code=NO_CLUSTER).stderr
-    assert cluster.json("controller", "status", code=NO_CLUSTER) == {"running": False}
-    assert "is started: epoch 1" in cluster.iris("controller", "start").stdout
-    assert cluster.json("ls") == []
-    assert "runs already: epoch 1" in cluster.iris("controller", "start").stdout
-    again = cluster.json("controller", "start")
+    world = bare_cluster
+    assert "iris-ray controller start" in world.iris("ls", code=NO_CLUSTER).stderr
+    assert world.json("controller", "status", code=NO_CLUSTER) == {"running": False}
+    assert "is started: epoch 1" in world.iris("controller", "start").stdout
+    assert world.json("ls") == []
+    assert "runs already: epoch 1" in world.iris("controller", "start").stdout
+    again = world.json("controller", "start")
     assert (again["running"], again["started"], again["version"]) == (True, False, iris_ray.__version__)
-    assert cluster.json("controller", "status")["slices"] == {"free": 3}
+    assert world.json("controller", "status")["slices"] == {"free": 3}
 
 
-def test_status_counts_jobs_slices_and_hosts(cluster: ControllerInProcess) -> None:
-    cluster.start("train", slices=(2,))
-    cluster.submit("eval", slices=(3,))
-    found = cluster.json("controller", "status")
+def test_status_counts_jobs_slices_and_hosts(world: ControllerInProcess) -> None:
+    world.start("train", slices=(2,))
+    world.submit("eval", slices=(3,))
+    found = world.json("controller", "status")
     assert (found["jobs"], found["slices"], found["hosts"]) == (
         {"running": 1, "pending": 1},
         {"busy": 2, "free": 1},
         7,
     )
-    said = cluster.iris("controller", "status").stdout
+    said = world.iris("controller", "status").stdout
     assert "1 pending, 1 running" in said
     assert "2 busy, 1 free" in said
 
 
-def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: ControllerInProcess) -> None:
-    job = cluster.start("train", slices=(2,))
-    before = cluster.json("controller", "status")
-    assert "taken over 1 job: 1 running" in cluster.iris("controller", "upgrade").stdout
-    again = cluster.json("controller", "upgrade")
+def test_running_job_does_not_notice_an_upgrade_of_the_controller(world: ControllerInProcess) -> None:
+    job = world.start("train", slices=(2,))
+    before = world.json("controller", "status")
+    assert "taken over 1 job: 1 running" in world.iris("controller", "upgrade").stdout
+    again = world.json("controller", "upgrade")
     assert (again["jobs"], again["version_before"]) == ({"running": 1}, iris_ray.__version__)
-    assert cluster.json("controller", "status")["epoch"] == before["epoch"] + 2
-    cluster.succeed(job)
-    assert cluster.state(job) is JobState.SUCCEEDED
-    assert cluster.json("status", job)["attempt"] == 1
+    assert world.json("controller", "status")["epoch"] == before["epoch"] + 2
+    world.succeed(job)
+    assert world.state(job) is JobState.SUCCEEDED
+    assert world.json("status", job)["attempt"] == 1
 
 
-def test_jobs_go_on_while_the_controller_is_stopped(cluster: ControllerInProcess) -> None:
-    job = cluster.start("train")
-    assert cluster.json("controller", "stop") == {"running": False}
-    cluster.iris("ls", code=NO_CLUSTER)
-    cluster.succeed(job)  # the job's own word of it starts another one
-    assert cluster.json("controller", "status")["epoch"] == 2
-    assert cluster.json("status", job)["state"] == "SUCCEEDED"
-    assert "the Controller is stopped; jobs that run go on" in cluster.iris("controller", "stop").stdout
+def test_jobs_go_on_while_the_controller_is_stopped(world: ControllerInProcess) -> None:
+    job = world.start("train")
+    assert world.json("controller", "stop") == {"running": False}
+    world.iris("ls", code=NO_CLUSTER)
+    world.succeed(job)  # the job's own word of it starts another one
+    assert world.json("controller", "status")["epoch"] == 2
+    assert world.json("status", job)["state"] == "SUCCEEDED"
+    assert "the Controller is stopped; jobs that run go on" in world.iris("controller", "stop").stdout
 
 
-def test_controller_that_does_not_answer_can_be_stopped(cluster: ControllerInProcess) -> None:
-    cluster.freeze_controller()
-    cluster.iris("controller", "stop")
-    cluster.iris("controller", "start")
-    assert cluster.json("controller", "status")["epoch"] == 2
+def test_controller_that_does_not_answer_can_be_stopped(world: ControllerInProcess) -> None:
+    world.freeze_controller()
+    world.iris("controller", "stop")
+    world.iris("controller", "start")
+    assert world.json("controller", "status")["epoch"] == 2
 
 
-def test_upgrade_that_could_not_go_on_from_the_records_leaves_the_controller(cluster: ControllerInProcess) -> None:
-    cluster.store.put("job/1/of-another-version", UNREADABLE)
-    said = cluster.iris("controller", "upgrade", code=FAILED).stderr
+def test_upgrade_that_could_not_go_on_from_the_records_leaves_the_controller(world: ControllerInProcess) -> None:
+    world.store.put("job/1/of-another-version", UNREADABLE)
+    said = world.iris("controller", "upgrade", code=FAILED).stderr
     assert "stays as it is" in said
     assert "record 99" in said
-    assert cluster.json("controller", "status")["epoch"] == 1
+    assert world.json("controller", "status")["epoch"] == 1
 
 
-def test_records_of_another_version_are_refused_at_the_start_as_clients_see_too(cluster: ControllerInProcess) -> None:
+def test_records_of_another_version_are_refused_at_the_start_as_clients_see_too(world: ControllerInProcess) -> None:
     """Nothing is lost: a Controller that can read them goes on."""
-    job = cluster.start("train")
-    cluster.store.put("job/1/of-another-version", UNREADABLE)
-    cluster.iris("controller", "stop")
-    refused = cluster.iris("controller", "start", code=NO_CLUSTER, quotes=True)
+    job = world.start("train")
+    world.store.put("job/1/of-another-version", UNREADABLE)
+    world.iris("controller", "stop")
+    refused = world.iris("controller", "start", code=NO_CLUSTER, quotes=True)
     with pytest.raises(RayTaskError) as client:
-        cluster.submit("refused")
+        world.submit("refused")
     assert isinstance(client.value.cause, ControllerUnavailableError)
     for said in (refused.stderr, str(client.value.cause)):
         assert "record 99" in said
         assert "use the version that wrote them until its jobs have ended" in said
-    cluster.store.delete("job/1/of-another-version")
-    cluster.iris("controller", "start")
-    assert unfinished(cluster) == ["RUNNING"]
-    cluster.succeed(job)
-    assert cluster.json("status", job)["attempt"] == 1
+    world.store.delete("job/1/of-another-version")
+    world.iris("controller", "start")
+    assert unfinished(world) == ["RUNNING"]
+    world.succeed(job)
+    assert world.json("status", job)["attempt"] == 1
 
 
 # -- upgrades that fail ------------------------------------------------------------------------------------------------
@@ -125,46 +125,46 @@ def bootstrap_that_gets_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("broken", [start_that_raises, constructor_that_raises, bootstrap_that_gets_nowhere])
 def test_upgrade_to_a_controller_that_does_not_start_loses_no_job_and_says_what_to_do(
-    cluster: ControllerInProcess, broken: Callable[[pytest.MonkeyPatch], None]
+    world: ControllerInProcess, broken: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     """The jobs' own version comes back with the next thing that one of them has to say."""
-    running = cluster.start("train", slices=(2,))
-    waiting = cluster.submit("eval", slices=(3,))
+    running = world.start("train", slices=(2,))
+    waiting = world.submit("eval", slices=(3,))
     with pytest.MonkeyPatch.context() as of_the_new_version:
         of_the_new_version.setattr(iris_ray, "__version__", "0.2.0")
         broken(of_the_new_version)
-        refused = cluster.iris("controller", "upgrade", code=NO_CLUSTER, quotes=True).stderr
+        refused = world.iris("controller", "upgrade", code=NO_CLUSTER, quotes=True).stderr
     assert "The Controller of iris_ray 0.1.0 is ended, and the new one, of iris_ray 0.2.0" in refused
     assert "`iris-ray controller start` with iris_ray 0.1.0" in refused
-    cluster.succeed(running)
-    cluster.wait_for_state(waiting, JobState.RUNNING)
-    assert cluster.json("status", running)["attempt"] == 1
-    assert cluster.json("controller", "status")["version"] == "0.1.0"
+    world.succeed(running)
+    world.wait_for_state(waiting, JobState.RUNNING)
+    assert world.json("status", running)["attempt"] == 1
+    assert world.json("controller", "status")["version"] == "0.1.0"
 
 
 @pytest.mark.parametrize("protocol", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION])
 def test_upgrade_overtaken_by_an_older_controller_says_so_and_works_the_next_time(
-    cluster: ControllerInProcess, protocol: int
+    world: ControllerInProcess, protocol: int
 ) -> None:
     """Between the old Controller's end and the new one's start, a job of another version starts one of its own."""
-    job = cluster.start("train") if protocol == PROTOCOL_VERSION else None
-    ours = cluster.makes_controller
+    job = world.start("train") if protocol == PROTOCOL_VERSION else None
+    ours = world.makes_controller
 
     def overtaken() -> None:
-        cluster.before_bootstrap = lambda: None
-        cluster.makes_controller = lambda: cluster.controller_of("0.0.9", protocol)
+        world.before_bootstrap = lambda: None
+        world.makes_controller = lambda: world.controller_of("0.0.9", protocol)
         bootstrap.main("the same cluster")
-        cluster.makes_controller = ours
+        world.makes_controller = ours
 
-    cluster.before_bootstrap = overtaken
-    refused = cluster.iris("controller", "upgrade", code=NO_CLUSTER).stderr
+    world.before_bootstrap = overtaken
+    refused = world.iris("controller", "upgrade", code=NO_CLUSTER).stderr
     assert "a job of iris_ray 0.0.9 was faster" in refused
     assert "try again" in refused
-    assert "it was iris_ray 0.0.9" in cluster.iris("controller", "upgrade").stdout
-    assert cluster.json("controller", "status")["version"] == "0.1.0"
+    assert "it was iris_ray 0.0.9" in world.iris("controller", "upgrade").stdout
+    assert world.json("controller", "status")["version"] == "0.1.0"
     if job is not None:
-        cluster.succeed(job)
-        assert cluster.json("status", job)["attempt"] == 1
+        world.succeed(job)
+        assert world.json("status", job)["attempt"] == 1
 
 
 @pytest.mark.parametrize(
@@ -174,22 +174,22 @@ def test_upgrade_overtaken_by_an_older_controller_says_so_and_works_the_next_tim
 def test_other_protocol_is_refused_with_both_versions_and_what_to_do(
     bare_cluster: ControllerInProcess, protocol: int, advice: str
 ) -> None:
-    cluster = bare_cluster
-    cluster.makes_controller = lambda: cluster.controller_of("7.0", protocol)
-    cluster.start_controller()
-    refused = cluster.iris("ls", code=FAILED).stderr
+    world = bare_cluster
+    world.makes_controller = lambda: world.controller_of("7.0", protocol)
+    world.start_controller()
+    refused = world.iris("ls", code=FAILED).stderr
     assert f"iris_ray 7.0 (protocol {protocol}), and this is iris_ray 0.1.0 (protocol {PROTOCOL_VERSION})" in refused
     assert advice in refused
 
 
-def test_upgrade_across_protocols_waits_for_the_jobs_that_are_there(cluster: ControllerInProcess) -> None:
-    job = cluster.start("train")
-    cluster.iris("controller", "stop")
-    ours, older = cluster.makes_controller, PROTOCOL_VERSION - 1
-    cluster.makes_controller = lambda: cluster.controller_of("0.0.9", older)
-    cluster.start_controller()
-    cluster.makes_controller = ours
-    refused = cluster.iris("controller", "upgrade", code=FAILED).stderr
+def test_upgrade_across_protocols_waits_for_the_jobs_that_are_there(world: ControllerInProcess) -> None:
+    job = world.start("train")
+    world.iris("controller", "stop")
+    ours, older = world.makes_controller, PROTOCOL_VERSION - 1
+    world.makes_controller = lambda: world.controller_of("0.0.9", older)
+    world.start_controller()
+    world.makes_controller = ours
+    refused = world.iris("controller", "upgrade", code=FAILED).stderr
     assert f"the processes of 1 job speak protocol {older}" in refused
     assert "of iris_ray 0.0.9" in refused
-    assert job in cluster.store.keys("job/2/")[0]
+    assert job in world.store.keys("job/2/")[0]

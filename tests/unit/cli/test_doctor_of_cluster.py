@@ -35,12 +35,12 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     return hosts
 
 
-def found_by(cluster: ControllerInProcess, **expected: int) -> dict[str, dict[str, Any]]:
-    return {finding["check"]: finding for finding in cluster.json("doctor", **expected)}
+def found_by(world: ControllerInProcess, **expected: int) -> dict[str, dict[str, Any]]:
+    return {finding["check"]: finding for finding in world.json("doctor", **expected)}
 
 
-def test_doctor_finds_all_hosts_and_slices_sound(cluster: ControllerInProcess, hosts: Hosts) -> None:
-    found = {(f["level"], f["check"]): f["found"] for f in cluster.json("doctor")}
+def test_doctor_finds_all_hosts_and_slices_sound(world: ControllerInProcess, hosts: Hosts) -> None:
+    found = {(f["level"], f["check"]): f["found"] for f in world.json("doctor")}
     assert found["OK", "silent hosts"] == "none; all 6 TPU hosts answered"
     assert found["INFO", "metadata server of hosts"] == "answers on none of 6 hosts"
     assert found["OK", "versions on hosts"].startswith("the same on all: python 3.")
@@ -49,7 +49,7 @@ def test_doctor_finds_all_hosts_and_slices_sound(cluster: ControllerInProcess, h
     assert found["OK", "chips in use"] == "none outside iris_ray"
     assert found["OK", "Controller"].endswith("sees 7 hosts")
     assert "7 nodes" in found["OK", "cluster"]
-    printed = cluster.iris("doctor").stdout
+    printed = world.iris("doctor").stdout
     assert "silent hosts: none; all 6 TPU hosts answered" in printed
 
 
@@ -59,30 +59,30 @@ def test_doctor_starts_no_controller(bare_cluster: ControllerInProcess, hosts: H
     assert not bare_cluster.store.values
 
 
-def test_doctor_names_the_host_whose_idle_chips_a_process_holds(cluster: ControllerInProcess, hosts: Hosts) -> None:
+def test_doctor_names_the_host_whose_idle_chips_a_process_holds(world: ControllerInProcess, hosts: Hosts) -> None:
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
-    finding = found_by(cluster)["chips held"]
+    finding = found_by(world)["chips held"]
     assert finding["level"] == "WARNING"
     assert finding["found"].startswith("v4-16-1 host 1 (10.0.3.1): pid 7 (python), and nobody has claimed")
 
 
-def test_chips_that_are_claimed_may_be_held(cluster: ControllerInProcess, hosts: Hosts) -> None:
+def test_chips_that_are_claimed_may_be_held(world: ControllerInProcess, hosts: Hosts) -> None:
     assert claimed_nodes(NodeTable.read()) == set()
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
-    cluster.start("train", slices=(2,))
+    world.start("train", slices=(2,))
     assert claimed_nodes(NodeTable.read()) == {
-        cluster.node_id(f"v4-16-{number}", host) for number in (0, 1) for host in (0, 1)
+        world.node_id(f"v4-16-{number}", host) for number in (0, 1) for host in (0, 1)
     }
-    found = found_by(cluster)["chips held"]["found"]
+    found = found_by(world)["chips held"]["found"]
     assert found == "by no process without a claim, 4 hosts with claimed ones left aside"
-    cluster.succeed("train")
+    world.succeed("train")
     wait_until(lambda: claimed_nodes(NodeTable.read()) == set())
 
 
-def test_doctor_names_silent_hosts_and_incomplete_slices(cluster: ControllerInProcess, hosts: Hosts) -> None:
+def test_doctor_names_silent_hosts_and_incomplete_slices(world: ControllerInProcess, hosts: Hosts) -> None:
     hosts.answers["v4-16-0 host 1"] = "no answer within 30 s"
-    cluster.kill_host("v4-16-2", 0)
-    found = found_by(cluster)
+    world.kill_host("v4-16-2", 0)
+    found = found_by(world)
     assert found["silent host"]["found"].startswith("v4-16-0 host 1 (10.0.1.1): no answer within 30 s")
     assert found["incomplete slice"]["found"] == "v4-16-2: host 0 of 2 is missing"
     assert found["slices"]["found"] == "2 of 3 are complete"
@@ -92,18 +92,18 @@ def test_doctor_names_silent_hosts_and_incomplete_slices(cluster: ControllerInPr
 def test_controller_of_another_protocol_is_an_error_with_what_to_do(
     bare_cluster: ControllerInProcess, hosts: Hosts
 ) -> None:
-    cluster = bare_cluster
-    cluster.makes_controller = lambda: cluster.controller_of("0.0.9", PROTOCOL_VERSION - 1)
-    cluster.start_controller()
-    finding = found_by(cluster, code=FAILED)["Controller"]
+    world = bare_cluster
+    world.makes_controller = lambda: world.controller_of("0.0.9", PROTOCOL_VERSION - 1)
+    world.start_controller()
+    finding = found_by(world, code=FAILED)["Controller"]
     assert (finding["level"], "controller upgrade" in finding["found"]) == ("ERROR", True)
 
 
 def test_doctor_advises_an_upgrade_of_a_controller_of_another_version(
     bare_cluster: ControllerInProcess, hosts: Hosts
 ) -> None:
-    cluster = bare_cluster
-    cluster.makes_controller = lambda: cluster.controller_of("0.0.9")
-    cluster.start_controller()
-    finding = found_by(cluster)["Controller"]
+    world = bare_cluster
+    world.makes_controller = lambda: world.controller_of("0.0.9")
+    world.start_controller()
+    finding = found_by(world)["Controller"]
     assert (finding["level"], "controller upgrade" in finding["advice"]) == ("INFO", True)

@@ -5,54 +5,54 @@ from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
 
-def test_drained_slice_takes_no_new_jobs_until_it_may_again(cluster: ControllerInProcess) -> None:
-    assert "2 hosts" in cluster.iris("drain", "v4-16-1", "--reason", "a fan").stdout
-    cluster.iris("taint", "v4-16-2/0", "big")
-    states = {view["slice"]: (view["state"], view["reason"]) for view in cluster.json("workers")}
+def test_drained_slice_takes_no_new_jobs_until_it_may_again(world: ControllerInProcess) -> None:
+    assert "2 hosts" in world.iris("drain", "v4-16-1", "--reason", "a fan").stdout
+    world.iris("taint", "v4-16-2/0", "big")
+    states = {view["slice"]: (view["state"], view["reason"]) for view in world.json("workers")}
     assert states["v4-16-1"] == ("CLOSED", "drained (a fan)")
     assert states["v4-16-2"] == ("CLOSED", "host 0: big (by ann)")
-    hosts = {view["slice"]: [host["node_id"] for host in view["hosts"]] for view in cluster.json("workers")}
-    both = cluster.json("taint", "v4-16-2", "large")
+    hosts = {view["slice"]: [host["node_id"] for host in view["hosts"]] for view in world.json("workers")}
+    both = world.json("taint", "v4-16-2", "large")
     assert both == {"target": "v4-16-2", "taint": "large", "hosts": sorted(hosts["v4-16-2"]), "jobs_still_there": []}
-    lifted = cluster.json("untaint", "v4-16-2", "large")
+    lifted = world.json("untaint", "v4-16-2", "large")
     assert lifted["still_closed"] == {hosts["v4-16-2"][0]: "big (by ann)"}
-    assert cluster.json("drain", "v4-16-1", "--reason", "a fan")["taint"] == "drained"
-    assert cluster.json("undrain", "v4-16-1")["hosts"] == sorted(hosts["v4-16-1"])
-    cluster.iris("untaint", "v4-16-2/0", "big")
-    assert {view["state"] for view in cluster.json("workers")} == {"FREE"}
-    assert "did you mean" in cluster.iris("drain", "v4-16-7", code=USAGE).stderr
+    assert world.json("drain", "v4-16-1", "--reason", "a fan")["taint"] == "drained"
+    assert world.json("undrain", "v4-16-1")["hosts"] == sorted(hosts["v4-16-1"])
+    world.iris("untaint", "v4-16-2/0", "big")
+    assert {view["state"] for view in world.json("workers")} == {"FREE"}
+    assert "did you mean" in world.iris("drain", "v4-16-7", code=USAGE).stderr
 
 
-def states(cluster: ControllerInProcess) -> dict[str, tuple[str, str | None]]:
-    return {view["slice"]: (view["state"], view["reason"]) for view in cluster.json("workers")}
+def states(world: ControllerInProcess) -> dict[str, tuple[str, str | None]]:
+    return {view["slice"]: (view["state"], view["reason"]) for view in world.json("workers")}
 
 
-def test_drain_names_the_jobs_that_stay_and_keeps_others_out(cluster: ControllerInProcess) -> None:
-    job = cluster.start("train", slices=(3,))
-    drained = cluster.iris("drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
+def test_drain_names_the_jobs_that_stay_and_keeps_others_out(world: ControllerInProcess) -> None:
+    job = world.start("train", slices=(3,))
+    drained = world.iris("drain", "v4-16-1", "--reason", "a fan", user="olga").stdout
     assert f"still there until they end: {job}" in drained
-    busy = {view["slice"]: view["jobs"] for view in cluster.json("workers") if view["state"] == "BUSY"}
+    busy = {view["slice"]: view["jobs"] for view in world.json("workers") if view["state"] == "BUSY"}
     assert busy == {f"v4-16-{number}": [job] for number in range(3)}
-    cluster.succeed(job)
-    wait_until(lambda: states(cluster)["v4-16-0"] == ("FREE", None))  # its pool releases the slices
-    assert states(cluster)["v4-16-1"] == ("CLOSED", "drained (a fan)")
-    waits = cluster.submit("eval", slices=(3,))
-    assert "drained (a fan)" in cluster.iris("why", waits, user="bob").stdout
-    cluster.iris("undrain", "v4-16-1", user="olga")
-    assert cluster.json("status", waits)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
+    world.succeed(job)
+    wait_until(lambda: states(world)["v4-16-0"] == ("FREE", None))  # its pool releases the slices
+    assert states(world)["v4-16-1"] == ("CLOSED", "drained (a fan)")
+    waits = world.submit("eval", slices=(3,))
+    assert "drained (a fan)" in world.iris("why", waits, user="bob").stdout
+    world.iris("undrain", "v4-16-1", user="olga")
+    assert world.json("status", waits)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
 
 
-def test_taints_outlast_the_controller(cluster: ControllerInProcess) -> None:
-    cluster.iris("drain", "v4-16-1", "--reason", "a fan")
-    cluster.iris("controller", "upgrade")
-    states = {view["slice"]: view["reason"] for view in cluster.json("workers")}
+def test_taints_outlast_the_controller(world: ControllerInProcess) -> None:
+    world.iris("drain", "v4-16-1", "--reason", "a fan")
+    world.iris("controller", "upgrade")
+    states = {view["slice"]: view["reason"] for view in world.json("workers")}
     assert states["v4-16-1"] == "drained (a fan)"
 
 
-def test_workers_shows_one_slices_hosts_and_knows_the_nearest_name(cluster: ControllerInProcess) -> None:
-    job = cluster.start("train")
-    shown = cluster.iris("workers", "v4-16-0").stdout
+def test_workers_shows_one_slices_hosts_and_knows_the_nearest_name(world: ControllerInProcess) -> None:
+    job = world.start("train")
+    shown = world.iris("workers", "v4-16-0").stdout
     assert shown.count(job) == 2
-    assert cluster.node_id("v4-16-0", 1)[:12] in shown
+    assert world.node_id("v4-16-0", 1)[:12] in shown
     assert "v4-16-1" not in shown
-    assert "did you mean v4-16-0" in cluster.iris("workers", "v4-160", code=USAGE).stderr
+    assert "did you mean v4-16-0" in world.iris("workers", "v4-160", code=USAGE).stderr

@@ -11,64 +11,64 @@ from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess, wait_until
 
 
-def test_why_status_tasks_and_cancel_of_a_job_that_waits(cluster: ControllerInProcess) -> None:
-    first = cluster.start("train-1a2b3c4d", slices=(3,))
-    second = cluster.submit("eval-5e6f7a8b")
-    assert [job["job_id"] for job in cluster.json("ls")] == [first, second]
-    assert f"in use by {first}" in cluster.iris("why", second).stdout
-    assert "it does not wait" in cluster.iris("why", first).stdout
-    assert re.search(r"tasks: +2 pending", cluster.iris("status", second).stdout)
-    tasks = cluster.json("tasks", first)
+def test_why_status_tasks_and_cancel_of_a_job_that_waits(world: ControllerInProcess) -> None:
+    first = world.start("train-1a2b3c4d", slices=(3,))
+    second = world.submit("eval-5e6f7a8b")
+    assert [job["job_id"] for job in world.json("ls")] == [first, second]
+    assert f"in use by {first}" in world.iris("why", second).stdout
+    assert "it does not wait" in world.iris("why", first).stdout
+    assert re.search(r"tasks: +2 pending", world.iris("status", second).stdout)
+    tasks = world.json("tasks", first)
     assert [(task["state"], task["group"]) for task in tasks[:2]] == [("RUNNING", "v4-16-0")] * 2
-    slices = cluster.json("workers")
+    slices = world.json("workers")
     assert [(view["state"], view["jobs"]) for view in slices] == [("BUSY", [first])] * 3 + [("FREE", [])]
-    assert f"did you mean {second}" in cluster.iris("cancel", second[:-1], code=USAGE).stderr
-    cancelled = cluster.json("cancel", second)
+    assert f"did you mean {second}" in world.iris("cancel", second[:-1], code=USAGE).stderr
+    cancelled = world.json("cancel", second)
     assert cancelled == {"job_id": second, "cancelled": True, "state_before": "PENDING"}
-    assert cluster.json("status", second)["error"] == "cancelled by ann"
-    assert "had already ended: killed" in cluster.iris("cancel", second).stdout
-    assert not cluster.json("cancel", second)["cancelled"]
+    assert world.json("status", second)["error"] == "cancelled by ann"
+    assert "had already ended: killed" in world.iris("cancel", second).stdout
+    assert not world.json("cancel", second)["cancelled"]
 
 
-def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(cluster: ControllerInProcess) -> None:
-    cluster.succeed(cluster.start("train"))
-    cluster.fail(cluster.start("again", priority=PriorityBand.BATCH), 1)
-    cluster.start("of-bob", user="bob")
-    jobs = cluster.json("ls", "--all", "--user", "ann")
+def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: ControllerInProcess) -> None:
+    world.succeed(world.start("train"))
+    world.fail(world.start("again", priority=PriorityBand.BATCH), 1)
+    world.start("of-bob", user="bob")
+    jobs = world.json("ls", "--all", "--user", "ann")
     assert [(job["job_id"], job["priority"], job["state"]) for job in jobs] == [
         ("train", "INTERACTIVE", "SUCCEEDED"),
         ("again", "BATCH", "FAILED"),
     ]
-    assert [job["job_id"] for job in cluster.json("ls")] == ["of-bob"]
-    assert "3 others (--all)" in cluster.iris("ls", "--user", "ann").stderr
-    listed = cluster.iris("ls", "--all").stdout
+    assert [job["job_id"] for job in world.json("ls")] == ["of-bob"]
+    assert "3 others (--all)" in world.iris("ls", "--user", "ann").stderr
+    listed = world.iris("ls", "--all").stdout
     for job in ("train", "again", "of-bob"):
         assert job in listed
 
 
-def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(cluster: ControllerInProcess) -> None:
+def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(world: ControllerInProcess) -> None:
     """Ann has all slices. Bob's batch job came before Carl's urgent one, and waits for it, too; so does Dora's."""
-    ann = cluster.start("ann-train", slices=(3,), user="ann")
-    batch = cluster.submit("bob-batch", user="bob", priority=PriorityBand.BATCH)
-    urgent = cluster.submit("carl-urgent", user="carl", priority=PriorityBand.PRODUCTION)
-    sweep = cluster.submit("dora-sweep", user="dora")
-    seen = {job["job_id"]: (job["user"], job["state"]) for job in cluster.json("ls")}
+    ann = world.start("ann-train", slices=(3,), user="ann")
+    batch = world.submit("bob-batch", user="bob", priority=PriorityBand.BATCH)
+    urgent = world.submit("carl-urgent", user="carl", priority=PriorityBand.PRODUCTION)
+    sweep = world.submit("dora-sweep", user="dora")
+    seen = {job["job_id"]: (job["user"], job["state"]) for job in world.json("ls")}
     assert seen == {
         ann: ("ann", "RUNNING"),
         batch: ("bob", "PENDING"),
         urgent: ("carl", "PENDING"),
         sweep: ("dora", "PENDING"),
     }
-    assert f"in use by {ann}" in cluster.iris("why", urgent, user="carl").stdout
-    wait_until(lambda: urgent in cluster.iris("why", batch, user="bob").stdout)
-    assert "in use by" in cluster.json("status", urgent)["waiting"]["sentence"]
-    assert cluster.json("status", ann)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
-    assert [(task["state"], task["group"]) for task in cluster.json("tasks", ann)] == [
+    assert f"in use by {ann}" in world.iris("why", urgent, user="carl").stdout
+    wait_until(lambda: urgent in world.iris("why", batch, user="bob").stdout)
+    assert "in use by" in world.json("status", urgent)["waiting"]["sentence"]
+    assert world.json("status", ann)["groups"] == ["v4-16-0", "v4-16-1", "v4-16-2"]
+    assert [(task["state"], task["group"]) for task in world.json("tasks", ann)] == [
         ("RUNNING", f"v4-16-{number}") for number in range(3) for _ in (0, 1)
     ]
-    assert f"did you mean {sweep}" in cluster.iris("cancel", sweep[:-1], user="bob", code=USAGE).stderr
-    assert f"{sweep} is cancelled; it was pending" in cluster.iris("cancel", sweep, user="bob").stdout
-    assert cluster.json("status", sweep)["error"] == "cancelled by bob"
+    assert f"did you mean {sweep}" in world.iris("cancel", sweep[:-1], user="bob", code=USAGE).stderr
+    assert f"{sweep} is cancelled; it was pending" in world.iris("cancel", sweep, user="bob").stdout
+    assert world.json("status", sweep)["error"] == "cancelled by bob"
 
 
 @pytest.mark.parametrize(
@@ -77,19 +77,19 @@ def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(cluster: Contr
     ids=["Ctrl-C", "n"],
 )
 def test_cancel_on_a_terminal_asks_and_leaves_the_job_alone_unless_the_answer_is_yes(
-    cluster: ControllerInProcess, pressed: str, code: int, says: str
+    world: ControllerInProcess, pressed: str, code: int, says: str
 ) -> None:
-    job = cluster.start("train")
+    job = world.start("train")
     person = Terminal((f"Cancel {job} of ann, running on v4-16-0? [y/N]", pressed))
-    assert cluster.on_terminal("cancel", job, person=person) == code
+    assert world.on_terminal("cancel", job, person=person) == code
     assert says in person.printed
-    assert cluster.state(job) is JobState.RUNNING
+    assert world.state(job) is JobState.RUNNING
 
 
-def test_cancel_on_a_terminal_ends_the_job_if_the_answer_is_yes_or_given_before(cluster: ControllerInProcess) -> None:
-    asked, told = cluster.start("train"), cluster.start("eval")
+def test_cancel_on_a_terminal_ends_the_job_if_the_answer_is_yes_or_given_before(world: ControllerInProcess) -> None:
+    asked, told = world.start("train"), world.start("eval")
     person = Terminal(("[y/N]", "y\n"))
-    assert cluster.on_terminal("cancel", asked, person=person) == OK
+    assert world.on_terminal("cancel", asked, person=person) == OK
     assert f"{asked} is cancelled" in person.printed
-    assert cluster.on_terminal("cancel", told, "--yes", person=Terminal()) == OK
-    assert {cluster.state(asked), cluster.state(told)} == {JobState.KILLED}
+    assert world.on_terminal("cancel", told, "--yes", person=Terminal()) == OK
+    assert {world.state(asked), world.state(told)} == {JobState.KILLED}

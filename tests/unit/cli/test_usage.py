@@ -17,7 +17,7 @@ from iris_ray.cli.groups import OTHER_NAMES
 from iris_ray.cli.main import SECTIONS, main
 from iris_ray.errors import ControllerUnavailableError, JobCancelledError, NoClusterError, UnknownTPUTypeError
 from iris_ray.model.suggestions import unknown
-from tests.support.command_line import REPOSITORY, address_of_nobody, command_line, invoke
+from tests.support.command_line import address_of_nobody, command_line, invoke
 
 COMPLETION = "_IRIS_RAY_COMPLETE"
 
@@ -65,14 +65,11 @@ def test_help_lists_every_command_with_a_line() -> None:
 
 
 def examples() -> Iterator[str]:
-    """Every command line in the help of any command, and in the README."""
+    """Every command line in the help of any command; tests/docs has those of the documents."""
     for command in ("", *main.commands):
         for line in invoke(*filter(None, [command]), "--help").output.splitlines():
             if line.strip().startswith("iris-ray "):
                 yield re.split(r"  +| \| ", line.strip())[0]
-    for line in (REPOSITORY / "README.md").read_text().splitlines():
-        if line.startswith("iris-ray "):
-            yield line.partition("#")[0]
 
 
 def test_every_example_is_a_command_with_options_that_it_has() -> None:
@@ -101,7 +98,7 @@ def test_other_tools_names_lead_to_commands_that_exist() -> None:
 
 
 def test_help_and_completion_need_none_of_the_slow_libraries() -> None:
-    script = "import sys, iris_ray.cli.main; print({'ray', 'rich', 'grpc'} & set(sys.modules))"
+    script = "import sys, iris_ray.cli.main; print({'ray', 'rich', 'grpc', 'tenacity'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 

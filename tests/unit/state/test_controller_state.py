@@ -35,6 +35,10 @@ S = TaskState
 # -- the table ------------------------------------------------------------------------------------------------------
 
 
+def state_of(world: World, job_id: str = "job") -> JobState:
+    return world.state.jobs[job_id].state
+
+
 def test_transitions_table_knows_every_state_and_ends_in_terminal_ones() -> None:
     assert set(TRANSITIONS) == set(TaskState)
     assert all(targets <= set(TaskState) for targets in TRANSITIONS.values())
@@ -52,12 +56,14 @@ def test_transitions_success_is_left_only_with_the_gang() -> None:
 
 def test_job_runs_to_success_and_is_reported_finished_once(world: World) -> None:
     job = world.submit()
-    assert (job.state, job.gang.attempt) == (JobState.PENDING, 0)
+    assert state_of(world) is JobState.PENDING
     world.schedule()
     assert (job.state, job.gang.attempt, job.gang.groups) == (JobState.RUNNING, 1, ("a",))
     world.report_all(job, S.RUNNING)
-    assert (world.report(job, S.SUCCEEDED, 0), job.state) == (Instructions(), JobState.RUNNING)
-    assert (world.report(job, S.SUCCEEDED, 1), job.state) == (Instructions(finished=["job"]), JobState.SUCCEEDED)
+    assert world.report(job, S.SUCCEEDED, 0) == Instructions()
+    assert state_of(world) is JobState.RUNNING
+    assert world.report(job, S.SUCCEEDED, 1) == Instructions(finished=["job"])
+    assert job.state is JobState.SUCCEEDED
     assert charged(job) == (0, 0)
 
 
@@ -230,8 +236,8 @@ def test_budget_without_failure_retries_one_crash_fails_the_job(world: World) ->
 def test_budget_of_n_retries_gives_n_plus_one_attempts(
     world: World, budget: int, end: TaskState, option: str, final: JobState
 ) -> None:
-    other: dict[str, Any] = {"max_retries_failure": 0, "max_retries_preemption": 0} | {option: budget}
-    job = world.submit(**other)
+    budgets: dict[str, Any] = {"max_retries_failure": 0, "max_retries_preemption": 0, option: budget}
+    job = world.submit(**budgets)
     for attempt in range(1, budget + 2):
         assert not job.state.finished
         world.schedule()
@@ -574,4 +580,4 @@ def test_finished_job_is_not_forgotten_while_an_earlier_attempt_holds_capacity(
         later = world.start(f"later-{number}")
         world.report_all(later, S.SUCCEEDED)
         world.confirm(later)
-    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # or nobody will ever free it
+    assert AttemptId("job", 1) in world.state.attempts_of("pool-a")  # else it is never freed

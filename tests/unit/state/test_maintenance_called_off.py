@@ -134,7 +134,7 @@ def test_gang_hears_of_the_maintenance_of_its_other_host_instead(world: World) -
     assert job.gang.notice.deadline == START + 50.0
 
 
-def test_whole_slices_maintenance_that_is_called_off_host_by_host_is_told_to_nobody_again(world: World) -> None:
+def test_whole_slices_maintenance_that_is_called_off_host_by_host_is_not_told_again(world: World) -> None:
     job = world.start(max_retries_preemption=5)
     for number in range(2):
         announce(world, f"a-{number}")

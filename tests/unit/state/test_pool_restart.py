@@ -126,7 +126,7 @@ def test_single_tasks_are_charged_one_by_one(world: World) -> None:
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
-def test_results_that_nobody_has_had_yet_are_lost_so_their_tasks_run_again(world: World, confirmed: bool) -> None:
+def test_results_that_were_not_handed_over_are_lost_so_their_tasks_run_again(world: World, confirmed: bool) -> None:
     job = world.start_tasks(replicas=3, max_retries_preemption=1)
     world.report(job, S.SUCCEEDED, 1)
     if confirmed:
@@ -198,7 +198,7 @@ def start_again(world: World, *jobs: Job) -> None:
 
 
 def test_gangs_whose_pool_dies_again_and_again_as_soon_as_they_run_fail(world: World) -> None:
-    """One of them does something to it, and nobody knows which."""
+    """One of them breaks it, and it is unknown which."""
     jobs = [world.submit(name, max_retries_preemption=99, max_retries_failure=1) for name in ("job", "other")]
     for _ in range(QUICK_ENDS_ARE_FAILURES):
         start_again(world, *jobs)
@@ -289,7 +289,7 @@ def test_spare_whose_end_was_not_confirmed_is_gone(world: World) -> None:
     assert (spares_of(world), world.busy(), dict(world.state.holders)) == ([], set(), {})
 
 
-def test_slices_that_it_kept_warm_are_nobodys(world: World) -> None:
+def test_slices_that_it_kept_warm_have_no_holder(world: World) -> None:
     world.keep_warm("pool-a")
     world.do(SliceHeldEvent("gone meanwhile", "pool-a"))
     world.do(SliceHeldEvent("c", "pool-b"))
@@ -326,7 +326,7 @@ def test_other_pools_are_not_touched(world: World) -> None:
     assert charged(job) == (0, 1)
 
 
-def test_restart_of_a_pool_that_nobody_knows_changes_nothing(world: World) -> None:
+def test_restart_of_an_unknown_pool_changes_nothing(world: World) -> None:
     job = world.start()
     assert world.do(PoolRestartedEvent("pool-x")) == Instructions()
     assert (job.state, charged(job)) == (JobState.RUNNING, (0, 0))

@@ -54,7 +54,7 @@ def test_job_that_crashes_on_other_hosts_as_well_is_not_the_hosts_fault(world: W
 
 
 def test_host_comes_back_when_the_users_tasks_crash_elsewhere_too(world: World) -> None:
-    """Whoever runs a script that crashes again and again, each time as a new job, does not use up the cluster."""
+    """A script that crashes again and again, each time as a new job, does not use up the cluster."""
     for number in range(TOO_MANY):
         world.submit(f"try-{number}", user="ann")
         blame(world, "a-0", f"try-{number}")
@@ -121,7 +121,7 @@ def test_failures_are_forgiven_when_somebody_lifts_the_taint(world: World) -> No
     assert set_aside(world) == set()
 
 
-def test_other_taints_are_nobodys_forgiveness(world: World) -> None:
+def test_lifting_another_taint_forgives_nothing(world: World) -> None:
     for _ in range(BLAMES_ALLOWED):
         blame(world, "a-0")
     world.do(TaintLiftedEvent("a-0", "drained"))

@@ -39,7 +39,7 @@ def test_pauses_grow_with_quick_ends_in_a_row(world: World, how: TaskState) -> N
 
 
 def test_task_that_ends_before_all_others_have_begun_ends_quickly(world: World) -> None:
-    """The first to start may crash before the last has started: it is the same crash, whoever is faster."""
+    """The first to start may crash before the last has started: it is the same crash, whichever is faster."""
     job = world.submit(max_retries_failure=99)
     pauses = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The state comes back from its records: as it was, but for what happened while nobody was there."""
+"""A restarted Controller rebuilds its state from the records, and learns what happened in the meantime."""
 
 import dataclasses
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_restored_state_is_what_it_was(world: World, life: str) -> None:
 
 @pytest.mark.parametrize("life", ["failed", "to be tried again", "paused", "cancelled", "done"])
 def test_attempt_whose_end_was_not_confirmed_is_stopped_again(world: World, life: str) -> None:
-    """Nobody may have heard that it was to be stopped; until it is confirmed its hosts are not free."""
+    """Its pool may not know that it is to be stopped. Its hosts are not free until its end is confirmed."""
     LIVES[life](world)
     new, stops = successor(world)
     assert [stop.attempt for stop in stops] == [AttemptId("job", 1)]
@@ -100,7 +100,7 @@ def test_running_attempt_is_not_stopped_and_goes_on(world: World) -> None:
     assert new.report_all(job, S.SUCCEEDED).finished == ["job"]
 
 
-def test_notice_is_given_again_nobody_may_have_heard_it(world: World) -> None:
+def test_notice_is_given_again_since_the_pool_may_not_know_it(world: World) -> None:
     """The host's own notice may not be known any more, or be known before its jobs are."""
     world.start("other")
     job = world.start(max_retries_preemption=3)
@@ -245,7 +245,7 @@ def test_holders_come_back_from_the_gangs_that_run_and_from_what_pools_say(world
     world.start(owner="pool-b")
     new, _ = successor(world)
     assert new.state.holders == {"a": "pool-b"}
-    for owner in ("pool-b", "pool-c"):  # whoever says so first
+    for owner in ("pool-b", "pool-c"):  # the first report counts
         new.do(SliceHeldEvent("b", owner))
     assert new.state.holders == {"a": "pool-b", "b": "pool-b"}
 
@@ -304,7 +304,7 @@ def test_record_of_a_large_gang_is_small(world: World) -> None:
 
 
 def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> None:
-    """Whoever changes this list raises RECORD_VERSION in the same change."""
+    """A change of this list raises RECORD_VERSION in the same commit."""
     classes = (JobRecord, Job, Gang, Task, JobSpec, CoschedulingConfig, Constraint, AttributeValue, SpareFor, Notice)
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     assert (RECORD_VERSION, fields) == (3, FIELDS)

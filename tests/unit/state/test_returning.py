@@ -1,4 +1,4 @@
-"""Gangs that ran a moment ago and lost a host: nobody takes what has survived before they are back."""
+"""Gangs that ran a moment ago and lost a host: no other job takes the surviving hosts before they are back."""
 
 import pytest
 
@@ -110,7 +110,7 @@ def test_gang_keeps_nothing_twice(world: World) -> None:
     assert (waiting["first"].kept, waiting["second"].kept) == (("a", "b"), ("c", "e"))
 
 
-def test_gang_that_does_not_come_back_in_time_keeps_nobody_waiting(world: World) -> None:
+def test_gang_that_does_not_come_back_in_time_keeps_no_job_waiting(world: World) -> None:
     """One of its hosts does not answer and may be back at any time; what is left is kept for it meanwhile."""
     job = world.start(slices=(3,), max_retries_preemption=5)
     rival(world)
@@ -126,7 +126,7 @@ def test_gang_that_does_not_come_back_in_time_keeps_nobody_waiting(world: World)
     assert running(world) == {"rival": ("a",)}
 
 
-def test_gang_that_cannot_come_back_keeps_nobody_waiting(world: World) -> None:
+def test_gang_that_cannot_come_back_keeps_no_job_waiting(world: World) -> None:
     job = world.start(slices=(3,), max_retries_preemption=5)
     rival(world)
     lose_slice(world, "c")
@@ -181,7 +181,7 @@ def test_spares_do_not_return(world: World) -> None:
 
 
 def test_spare_is_kept_for_its_gang_until_the_survivors_are_free(world: World) -> None:
-    """A host fails before the pool has said so: the spare is dropped at once, but nobody else gets it."""
+    """A host fails before the pool has reported it: the spare is dropped at once, but no other job gets it."""
     job = world.start(slices=(2,), spares=1, max_retries_preemption=5)
     world.schedule()
     other = rival(world)
