@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from iris_ray.state.instructions import Instructions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take twice as long to make, for every event
 class Change:
     """One event being handled.
 

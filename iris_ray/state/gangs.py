@@ -139,7 +139,11 @@ class Gangs:
             move(job, gang, task, TaskState.RUNNING)
         move(job, gang, task, TaskState.SUCCEEDED)
         self._has_started(job, gang, change)
-        self._spares.look_at(job)
+        if gang.succeeded in (
+            1,
+            len(gang.tasks),
+        ):  # others change no need for spares, and a look goes through all tasks
+            self._spares.look_at(job)
         if gang.succeeded == len(gang.tasks):
             self._ends.mark_ending(job, gang)
         if job.state.finished:

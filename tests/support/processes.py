@@ -1,6 +1,7 @@
 """Real processes for tests: children, daemons and sleepers that end with the test."""
 
 import os
+import secrets
 import subprocess
 import sys
 
@@ -16,6 +17,9 @@ for kind in sys.argv[1:]:
     print(subprocess.Popen(["sleep", "60"], start_new_session=detached).pid, flush=True)
 time.sleep(60)
 """
+
+TOKEN = secrets.token_hex(8)
+"""Marks the processes of this run of the tests: another run on the machine has another one."""
 
 
 class Nursery:

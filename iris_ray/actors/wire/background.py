@@ -23,7 +23,7 @@ class BackgroundTasks:
     Example:
         >>> background = BackgroundTasks()
         >>> background.start(relay.run(), "sending the last lines")  # logs "sending the last lines failed", if it does
-        >>> await background.cancel_all()
+        >>> await background.all_ended()
     """
 
     def __init__(self, on_error: Callable[[BaseException], object] | None = None) -> None:
@@ -53,13 +53,6 @@ class BackgroundTasks:
         """
         while self._tasks:
             await asyncio.wait(self._tasks)
-
-    async def cancel_all(self) -> None:
-        """Cancel everything that runs, and wait until it has ended. A task that calls this is not cancelled itself."""
-        while others := self._tasks - {asyncio.current_task()}:
-            for task in others:
-                task.cancel()
-            await asyncio.wait(others)
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)

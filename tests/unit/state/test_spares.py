@@ -1,5 +1,7 @@
 """Slices that are held ready for a gang that runs: spares, replacements of doomed slices, and room to grow."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
@@ -7,6 +9,8 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import GROWTH_NOTICE_S, NOTICE_S, NoticeKind
+from iris_ray.model.workers import Worker
+from iris_ray.state import spares as spares_module
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     GangMovedEvent,
@@ -18,6 +22,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import DropSpare, Instructions
 from iris_ray.state.retry_budget import RETURNING_S
+from iris_ray.state.spares import doomed_groups
 from tests.support.worlds import World, host, tagged
 
 S = TaskState
@@ -59,6 +64,23 @@ def test_job_with_a_spare_gets_one_once_it_is_placed_itself(world: World) -> Non
     assert (held.state, held.spec.owner, held.spec.user) == (JobState.PENDING, "pool-a", job.spec.user)
     world.schedule()
     assert held.gang.groups == ("b",)
+    world.state.check()
+
+
+def test_success_of_a_large_gang_is_not_looked_at_task_by_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look goes through all tasks: one for each of 10,000 that return would take the Controller 15 s."""
+    looks: list[str] = []
+
+    def counted(job: Job, workers: Mapping[str, Worker]) -> int:
+        looks.append(job.spec.job_id)
+        return doomed_groups(job, workers)
+
+    job = world.start(slices=(3,))
+    world.report_all(job, S.RUNNING)
+    monkeypatch.setattr(spares_module, "doomed_groups", counted)
+    world.report_all(job, S.SUCCEEDED)
+    assert (job.state, len(job.tasks)) == (JobState.SUCCEEDED, 6)
+    assert len(looks) == 2, "the first success ends all growth, the last one ends the need for spares"
     world.state.check()
 
 

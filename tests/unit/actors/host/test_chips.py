@@ -29,6 +29,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.chip_holders import ChipHolder
+from tests.support.processes import TOKEN
 
 SOON = 0.2
 UNPRIVILEGED_USER = 65534
@@ -263,7 +264,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
 
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
         task = subprocess.Popen(["sleep", "60"])
-        assert await actor.adopt(None, task.pid, tree(task).started, "token") is None
+        assert await actor.adopt(None, task.pid, tree(task).started, TOKEN) is None
         started_mark(host.directory, task.pid).touch()
         holder = during()
         task.kill()
@@ -276,7 +277,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
 def test_end_is_confirmed_when_a_child_that_left_the_task_has_let_go_of_the_chips(
     host: Host, actor: TPUHostActor
 ) -> None:
-    end, child = stopped(host, actor, lambda: host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN="token"))
+    end, child = stopped(host, actor, lambda: host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN=TOKEN))
     assert end is not None
     assert end.kind is EndKind.CRASHED
     assert not runs(child)

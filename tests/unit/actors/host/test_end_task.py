@@ -1,28 +1,28 @@
 """Ending a task ends its whole process tree and its daemons, and no other process."""
 
 from iris_ray.actors.host.end_task import end_task
-from tests.support.processes import Nursery, alive, tree
+from tests.support.processes import TOKEN, Nursery, alive, tree
 
 
 def test_end_task_ends_the_whole_tree(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
-    end_task(tree(parent).search(), "token", timeout_s=1.0)
+    end_task(tree(parent).search(), TOKEN, timeout_s=1.0)
     assert not any(map(alive, [parent, *children]))
 
 
 def test_end_task_finds_a_daemon_that_left_the_tree_by_its_token(nursery: Nursery) -> None:
-    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN="token-1")
+    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
     parent.kill()
     nursery.reap(parent)
     assert alive(daemon)
-    end_task([], "token-1", timeout_s=1.0)
+    end_task([], f"{TOKEN}-1", timeout_s=1.0)
     assert not alive(daemon)
 
 
 def test_end_task_leaves_other_tasks_alone(nursery: Nursery) -> None:
-    ours = nursery.sleeper(IRIS_RAY_TASK_TOKEN="token-1")
-    others = [nursery.sleeper(IRIS_RAY_TASK_TOKEN=token) for token in ("token-11", "token-2", "")]
-    assert end_task([], "token-1") == []
+    ours = nursery.sleeper(IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
+    others = [nursery.sleeper(IRIS_RAY_TASK_TOKEN=token) for token in (f"{TOKEN}-11", f"{TOKEN}-2", "")]
+    assert end_task([], f"{TOKEN}-1") == []
     assert not alive(ours)
     assert all(map(alive, others))
 
@@ -31,10 +31,10 @@ def test_end_task_of_a_process_that_is_gone_already_leaves_none(nursery: Nursery
     process = nursery.sleeper()
     process.kill()
     nursery.reap(process)
-    assert end_task([process], "token") == []
+    assert end_task([process], TOKEN) == []
 
 
 def test_end_task_counts_a_zombie_as_gone(nursery: Nursery) -> None:
     """In a container whose first process does not reap, orphans stay zombies; they hold neither memory nor chips."""
     _, (child,) = nursery.tree("child")
-    assert end_task([child], "token", timeout_s=0.5) == []
+    assert end_task([child], TOKEN, timeout_s=0.5) == []

@@ -10,12 +10,12 @@ import pytest
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE
 from iris_ray.actors.host.host_directory import output_pipe, started_mark
 from iris_ray.actors.host.process_ledger import ProcessLedger
-from tests.support.processes import Nursery, alive, tree
+from tests.support.processes import TOKEN, Nursery, alive, tree
 
 
 def test_ledger_ends_what_an_earlier_actor_left_running(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
-    ProcessLedger(tmp_path).record(tree(process), "token")
+    ProcessLedger(tmp_path).record(tree(process), TOKEN)
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(process)
     assert list(tmp_path.rglob("*.json")) == []
@@ -26,7 +26,7 @@ def test_ledger_sends_sigterm_to_leftovers_before_it_kills_them(nursery: Nursery
     asked = tmp_path / "asked"
     script = f"import signal, sys, time; signal.signal(15, {handler}); print(flush=True); time.sleep(60)"
     process = nursery.script(script, str(asked))
-    ProcessLedger(tmp_path).record(tree(process), "token")
+    ProcessLedger(tmp_path).record(tree(process), TOKEN)
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(process)
     assert asked.exists() == (handler != "signal.SIG_IGN")
@@ -43,7 +43,7 @@ def test_ledger_of_a_shared_host_ends_only_tasks_whose_recorder_has_ended(
 ) -> None:
     process, recorder = nursery.sleeper(), nursery.sleeper()
     ledger = ProcessLedger(tmp_path, exclusive=False)
-    ledger.record(tree(process), "token")
+    ledger.record(tree(process), TOKEN)
     (entry,) = tmp_path.rglob("*.json")
     noted = json.loads(entry.read_text())
     assert noted["recorder"][0] == os.getpid()
@@ -58,7 +58,7 @@ def test_ledger_of_a_shared_host_ends_only_tasks_whose_recorder_has_ended(
 def test_ledger_of_a_shared_host_leaves_alone_a_task_without_a_recorder(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path, exclusive=False)
-    ledger.record(tree(process), "token")
+    ledger.record(tree(process), TOKEN)
     (entry,) = tmp_path.rglob("*.json")
     noted = json.loads(entry.read_text())
     del noted["recorder"]
@@ -69,9 +69,9 @@ def test_ledger_of_a_shared_host_leaves_alone_a_task_without_a_recorder(nursery:
 
 def test_ledger_forgets_a_process_that_ended_before_it_got_a_task(nursery: Nursery, tmp_path: Path) -> None:
     """It has no descendants, so the ledger does not search all processes of the machine for them."""
-    ended, carrier = nursery.sleeper(), nursery.sleeper(**{TOKEN_VARIABLE: "token"})
+    ended, carrier = nursery.sleeper(), nursery.sleeper(**{TOKEN_VARIABLE: TOKEN})
     ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(ended), "token")
+    ledger.record(tree(ended), TOKEN)
     ended.kill()
     nursery.reap(ended)
     assert ledger.end_leftovers() == []
@@ -82,8 +82,8 @@ def test_ledger_forgets_a_process_that_ended_before_it_got_a_task(nursery: Nurse
 def test_ledger_does_not_end_the_calling_process(nursery: Nursery, tmp_path: Path) -> None:
     left, me = nursery.sleeper(), psutil.Process()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(left), "token-1")
-    ledger.record(tree(me), "token-2")
+    ledger.record(tree(left), f"{TOKEN}-1")
+    ledger.record(tree(me), f"{TOKEN}-2")
     assert ledger.end_leftovers(grace_s=0.0) == []
     assert not alive(left)
 
@@ -91,7 +91,7 @@ def test_ledger_does_not_end_the_calling_process(nursery: Nursery, tmp_path: Pat
 def test_ledger_does_not_touch_a_process_that_it_has_forgotten(nursery: Nursery, tmp_path: Path) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(process), "token")
+    ledger.record(tree(process), TOKEN)
     ledger.forget(process.pid)
     ledger.forget(process.pid)
     assert ledger.end_leftovers() == []
@@ -101,7 +101,7 @@ def test_ledger_does_not_touch_a_process_that_it_has_forgotten(nursery: Nursery,
 def test_ledger_does_not_touch_another_process_that_got_the_pid_of_a_task(nursery: Nursery, tmp_path: Path) -> None:
     stranger = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(stranger), "token")
+    ledger.record(tree(stranger), TOKEN)
     (entry,) = tmp_path.rglob("*.json")
     entry.write_text(json.dumps(json.loads(entry.read_text()) | {"started": stranger.create_time() - 100.0}))
     assert ledger.end_leftovers() == []
@@ -113,7 +113,7 @@ def test_ledger_does_not_touch_another_process_that_got_the_pid_of_a_task(nurser
 def test_ledger_with_a_damaged_entry_still_ends_the_other_tasks(nursery: Nursery, tmp_path: Path, text: str) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(process), "token")
+    ledger.record(tree(process), TOKEN)
     (entry,) = tmp_path.rglob("*.json")
     entry.with_name("1.json").write_text(text)
     entry.with_name("99999999.json").write_text(text)
@@ -123,8 +123,8 @@ def test_ledger_with_a_damaged_entry_still_ends_the_other_tasks(nursery: Nursery
 
 def test_ledger_ends_a_daemon_of_a_task_whose_own_process_has_ended(nursery: Nursery, tmp_path: Path) -> None:
     """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
-    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN="token-1")
-    ProcessLedger(tmp_path).record(tree(parent), "token-1")
+    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
+    ProcessLedger(tmp_path).record(tree(parent), f"{TOKEN}-1")
     started_mark(tmp_path, parent.pid).touch()
     parent.kill()
     nursery.reap(parent)
@@ -138,8 +138,8 @@ def test_ledger_ends_descendants_without_a_token_that_were_recorded_while_their_
     """Forked ones and those with another environment; the kernel forgets their parent when it ends."""
     parent, children = nursery.tree("child", "daemon")
     ledger, one = ProcessLedger(tmp_path), tree(parent)
-    ledger.record(one, "token")
-    ledger.record_descendants(one, "token")
+    ledger.record(one, TOKEN)
+    ledger.record_descendants(one, TOKEN)
     parent.kill()
     nursery.reap(parent)
     assert all(map(ProcessLedger(tmp_path).owns, children))
@@ -152,7 +152,7 @@ def test_ledger_does_not_record_the_descendants_of_a_process_that_it_has_forgott
 ) -> None:
     parent, _ = nursery.tree("child")
     ledger, one = ProcessLedger(tmp_path), tree(parent)
-    ledger.record(one, "token")
+    ledger.record(one, TOKEN)
     ledger.forget(parent.pid)
-    ledger.record_descendants(one, "token")
+    ledger.record_descendants(one, TOKEN)
     assert list(tmp_path.rglob("*.json")) == []

@@ -4,7 +4,7 @@ import psutil
 
 from iris_ray.actors.host.end_task import end_task
 from iris_ray.actors.host.process_tree import ProcessTree
-from tests.support.processes import Nursery, alive, tree
+from tests.support.processes import TOKEN, Nursery, alive, tree
 
 
 def by_pid(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -20,7 +20,7 @@ def test_tree_that_was_updated_is_known_after_its_root_has_ended(nursery: Nurser
     nursery.reap(parent)
     assert known.update()
     assert by_pid(known.members()) == by_pid(known.search()) == by_pid(children)
-    assert end_task(known.members(), "token") == []
+    assert end_task(known.members(), TOKEN) == []
     assert not any(map(alive, children))
 
 

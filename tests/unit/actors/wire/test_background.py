@@ -26,7 +26,6 @@ def test_start_keeps_a_task_that_nothing_else_refers_to() -> None:
         gc.collect()
         assert [task.get_name() for task in asyncio.all_tasks() - {asyncio.current_task()}] == ["waiting"]
         assert len(background) == 1
-        await background.cancel_all()
 
     asyncio.run(main())
 
@@ -75,62 +74,6 @@ def test_hook_gets_each_error_after_it_was_logged(caplog: pytest.LogCaptureFixtu
     ((error, logged_before),) = seen
     assert isinstance(error, DeposedError)
     assert logged_before == 1
-
-
-def test_cancel_all_cancels_and_waits_for_what_has_to_clean_up(caplog: pytest.LogCaptureFixture) -> None:
-    cleaned_up: list[str] = []
-    hooked: list[BaseException] = []
-
-    async def cleans_up() -> None:
-        try:
-            await waits_for_ever()
-        finally:
-            await asyncio.sleep(0)
-            cleaned_up.append("done")
-
-    async def main() -> None:
-        background = BackgroundTasks(hooked.append)
-        background.start(cleans_up(), "cleaning")
-        await asyncio.sleep(0)
-        await background.cancel_all()
-        assert len(background) == 0
-
-    asyncio.run(main())
-    assert cleaned_up == ["done"]
-    assert (caplog.records, hooked) == ([], []), "cancellation is no error"
-
-
-def test_cancel_all_logs_an_error_that_the_cancellation_causes(caplog: pytest.LogCaptureFixture) -> None:
-    async def fails_while_cleaning() -> None:
-        try:
-            await waits_for_ever()
-        finally:
-            raise OSError("disk full")
-
-    async def main() -> None:
-        background = BackgroundTasks()
-        background.start(fails_while_cleaning(), "cleaning")
-        await asyncio.sleep(0)
-        await background.cancel_all()
-
-    asyncio.run(main())
-    assert [record.getMessage() for record in caplog.records] == ["cleaning failed"]
-
-
-def test_cancel_all_called_by_a_task_ends_the_others_and_lets_it_go_on() -> None:
-    async def main() -> str:
-        background = BackgroundTasks()
-
-        async def ends_the_others() -> str:
-            await background.cancel_all()
-            return "went on"
-
-        other = background.start(waits_for_ever(), "waiting")
-        outcome = await background.start(ends_the_others(), "ending")
-        assert other.cancelled()
-        return outcome
-
-    assert asyncio.run(main()) == "went on"
 
 
 def test_all_ended_waits_for_work_that_starts_in_the_meantime() -> None:
