@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, SparePurpose
@@ -246,10 +246,10 @@ class Account:
 def demand_of(job: Job, worker: Worker) -> Counter[str]:
     """What one task takes: with chips, all of its host's."""
     spec = job.spec
-    demand = Counter({resource: amount for resource, amount in spec.resources.items() if amount})
+    demand: dict[str, Any] = {resource: amount for resource, amount in spec.resources.items() if amount}
     if uses_chips(spec):
-        demand["TPU"] = worker.resources.get("TPU", 0.0)  # type: ignore[assignment]
-    return demand
+        demand["TPU"] = worker.resources.get("TPU", 0.0)
+    return Counter(demand)
 
 
 def uses_chips(spec: JobSpec) -> bool:
