@@ -17,8 +17,9 @@ def train():
 
 
 if __name__ == "__main__":
-    with SimulatedCluster({"v4-16": 3}) as cluster:  # three slices of two hosts each
-        ref = run_on_pod_ray.remote(train, "v4-16", num_slices=2)  # takes v4-16-0 and v4-16-1
+    with SimulatedCluster({"v4-16": 2}) as cluster:  # two slices of two hosts each
+        ref = run_on_pod_ray.remote(train, "v4-16", num_slices=2)
         time.sleep(6)
         cluster.preempt_slice("v4-16-1", notice_s=4)
+        cluster.add_slice("v4-16")
         print(ray.get(ref))  # [2, 2, 2, 2]: the second attempt of each task

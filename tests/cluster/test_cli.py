@@ -160,7 +160,8 @@ class Terminal:
                 self._printed += os.read(self._ours, 65536)
             return text.encode() in self._printed
 
-        wait_until(said)
+        wait_until(lambda: said() or self.process.poll() is not None)
+        assert said(), f"{text!r} never came; since the last time it printed {self._printed.decode()!r}"
         before, _, self._printed = self._printed.partition(text.encode())
         return before.decode()
 
@@ -183,6 +184,8 @@ me, directory = iris_ray.get_job_info(), pathlib.Path(sys.argv[1])
 (directory / f'task-{sys.argv[2]}-{me.task_index}').write_text(sys.argv[2])
 print('up', flush=True)
 if sys.argv[2] == '--fail' and me.task_index == 1: raise ValueError('on purpose')
+while not (directory / 'asked').exists() and not (directory / sys.argv[2]).exists(): time.sleep(0.05)
+print('goes on', flush=True)
 while not (directory / sys.argv[2]).exists(): time.sleep(0.05)
 """
 
@@ -211,11 +214,16 @@ def test_run_passes_the_scripts_arguments_on_and_its_end_is_the_commands(
     assert "iris_ray/actors" not in printed
     assert [path.read_text() for path in sorted(tmp_path.glob("task---fail-*"))] == ["--fail"] * 2
 
+    question = "Cancel the job? No: go on waiting for it. [Y/n]"
     asked.says("up")
-    for answer in ("n\n", None):
-        asked.press_ctrl_c()
-        asked.says("Cancel the job? No: go on waiting for it. [Y/n]")
-        asked.type(answer) if answer else asked.press_ctrl_c()
+    asked.press_ctrl_c()
+    asked.says(question)
+    asked.type("n\n")
+    (tmp_path / "asked").touch()
+    asked.says("goes on")
+    asked.press_ctrl_c()
+    asked.says(question)
+    asked.press_ctrl_c()
     assert "\nTraceback" not in asked.says("work is cancelled")
     assert asked.end() == INTERRUPTED
     wait_until(lambda: free_chips() == 16.0)
@@ -240,7 +248,12 @@ def test_submitted_job_goes_on_without_its_command_and_is_followed_by_another(
     assert submitted.end() == INTERRUPTED
     (job_id,) = [job.job_id for job in the_controller().list_jobs() if job.name == "work" and not job.state.finished]
     (tmp_path / "fine").touch()
-    assert sorted(iris(cluster, "logs", "-f", job_id).stdout.splitlines()) == ["task-0| up", "task-1| up"]
+    assert sorted(iris(cluster, "logs", "-f", job_id).stdout.splitlines()) == [
+        "task-0| goes on",
+        "task-0| up",
+        "task-1| goes on",
+        "task-1| up",
+    ]
     assert the_controller().job_status(job_id).state is JobState.SUCCEEDED
 
 

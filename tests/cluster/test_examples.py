@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -35,6 +37,7 @@ def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     assert [row[2] for row in afterwards] == ["succeeded"] * 3
 
 
+@pytest.mark.proof
 def test_demo_loses_one_slice_with_notice_and_one_without_and_finishes() -> None:
     output = run("demo.py")
     assert "process 3 of 4 on v4-16-1 worker 1, attempt 1: starts at step 0" in output

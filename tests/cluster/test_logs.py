@@ -270,12 +270,13 @@ def test_command_prints_follows_through_attempts_and_names_what_is_there(
     printed = tmp_path / "printed"
 
     def follow(*arguments: str) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen(
-            command_line("logs", "-f", job, *arguments),
-            stdout=printed.open("wb"),
-            stderr=subprocess.STDOUT,
-            env=environment(cluster),
-        )
+        with printed.open("wb") as out:
+            return subprocess.Popen(
+                command_line("logs", "-f", job, *arguments),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment(cluster),
+            )
 
     stopped = follow("0")
     wait_until(lambda: b"attempt 1 of task 0\n" in printed.read_bytes())
