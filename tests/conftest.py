@@ -157,6 +157,8 @@ def shared(clusters: "Clusters", shape: "Shape") -> Iterator["SimulatedCluster"]
     """A cluster of that shape for one module, on which nothing runs and nothing is warm, before and after."""
     world = clusters.of(shape)
     yield world.cluster
+    if not clusters.run(world):
+        return
     try:
         world.check()
         world.give_everything_back()

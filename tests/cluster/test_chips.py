@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import ray
 
 from iris_ray import get_job_info, release, run_on_pod, run_on_pod_ray
@@ -52,6 +53,7 @@ def test_gang_goes_to_another_slice_if_somebody_holds_the_chips_of_the_warm_one(
         stranger.end()
 
 
+@pytest.mark.proof
 def test_gang_waits_with_the_reason_and_runs_once_the_holder_is_gone(
     cluster: SimulatedCluster, terminal: Terminal
 ) -> None:

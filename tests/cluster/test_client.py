@@ -233,6 +233,7 @@ def test_wait_streams_what_the_tasks_print_and_the_log_stays(client: IrisClient,
         job.wait(1.0, stream_logs=True)
 
 
+@pytest.mark.proof
 def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_nor_logs(
     client: IrisClient, cluster: SimulatedCluster, tmp_path: Path, terminal: Terminal
 ) -> None:

@@ -81,6 +81,7 @@ class Drivers:
             process.communicate()
 
 
+@pytest.mark.proof
 def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
     """If they took slices one by one, each could hold one and wait for ever."""
     (drivers.directory / "finish").touch()
@@ -91,6 +92,7 @@ def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Dri
         assert "[0, 1, 2, 3]" in output
 
 
+@pytest.mark.proof
 def test_warm_slices_of_an_idle_driver_go_to_the_driver_that_needs_them(drivers: "Drivers") -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     (drivers.directory / "finish").touch()

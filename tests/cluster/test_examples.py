@@ -29,6 +29,7 @@ def test_hello_says_hello_from_every_host() -> None:
         assert f"task {index} of 4: slice {slice_id} (v4-16-{slice_id}), worker {worker}" in output
 
 
+@pytest.mark.proof
 def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     rows = [line.split() for line in run("three_users.py").splitlines() if line.startswith("train-")]
     meanwhile, afterwards = rows[:3], rows[3:]
@@ -65,5 +66,6 @@ def test_every_example_is_run_by_a_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
 
 
+@pytest.mark.proof
 def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
     assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()

@@ -36,6 +36,7 @@ def test_gang_runs_and_ends_while_no_gcs_is_there_and_the_controller_goes_on_ans
     assert len(trace.starts()) == 4
 
 
+@pytest.mark.proof
 def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(
     persistent_cluster: SimulatedCluster, trace: Trace
 ) -> None:

@@ -254,6 +254,7 @@ def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: Simula
     assert not [key for key, value in put_down.items() if b"swordfish" in value]
 
 
+@pytest.mark.proof
 def test_command_prints_follows_through_attempts_and_names_what_is_there(
     cluster: SimulatedCluster, trace: Trace, tmp_path: Path
 ) -> None:

@@ -36,6 +36,7 @@ def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_take
     assert (view.state.name, view.failures, view.preemptions) == ("SUCCEEDED", 0, 1)
 
 
+@pytest.mark.proof
 def test_lost_slice_of_two_is_replaced_and_the_other_one_stays(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2, max_retries_failure=0)
     first = trace.wait_for_tasks(4)
@@ -50,6 +51,7 @@ def test_lost_slice_of_two_is_replaced_and_the_other_one_stays(cluster: Simulate
     assert (view.failures, view.preemptions) == (0, 1)
 
 
+@pytest.mark.proof
 def test_flexible_job_goes_on_with_fewer_slices(cluster: SimulatedCluster, trace: Trace) -> None:
     """[1, 3] on three slices: when one is lost, it does not wait for a third."""
     run_on_pod(lambda: None, "v4-16")  # starts the Controller, if it is the first

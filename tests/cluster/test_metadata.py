@@ -89,6 +89,7 @@ def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: Simu
     cluster.preempt_slice(name)
 
 
+@pytest.mark.proof
 def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
     first = trace.wait_for_tasks(2)[0]

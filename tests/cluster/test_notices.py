@@ -218,6 +218,7 @@ def test_spare_whose_slice_breaks_gets_another_one(cluster: SimulatedCluster, tr
     ray.get(ref)
 
 
+@pytest.mark.proof
 def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 

@@ -125,6 +125,7 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
     assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
 
 
+@pytest.mark.proof
 def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt(trace: Trace) -> None:
     """The processes of other tasks on that host go on."""
     (trace.directory / "other").mkdir()
@@ -156,6 +157,7 @@ def watcher_of(pid: int) -> int:
     return found
 
 
+@pytest.mark.proof
 def test_warm_slice_that_broke_while_it_was_idle_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()  # nothing else is warm
     (warm, _) = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)

@@ -79,6 +79,7 @@ def test_workspace_over_rays_limit_is_refused_with_the_limit_and_what_to_do(
     assert "maximum size of 2.00MiB" in done.stderr
 
 
+@pytest.mark.proof
 def test_working_dir_of_the_command_line_travels(cluster: SimulatedCluster, workspace: Path) -> None:
     done = run(cluster, workspace)
     assert done.returncode == 0, done.stderr

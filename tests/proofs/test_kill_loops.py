@@ -57,6 +57,7 @@ def test_controller_killed_again_and_again_costs_no_job_anything(tmp_path: Path,
     crowd.check_all()
 
 
+@pytest.mark.proof
 def test_controller_killed_again_and_again_costs_no_independent_task_anything(
     cluster: SimulatedCluster, tmp_path: Path, kills: int
 ) -> None:
@@ -72,6 +73,7 @@ def test_controller_killed_again_and_again_costs_no_independent_task_anything(
     crowd.check_all()
 
 
+@pytest.mark.proof
 def test_gcs_killed_again_and_again_costs_no_job_anything(
     persistent_cluster: SimulatedCluster, tmp_path: Path, kills: int
 ) -> None:
