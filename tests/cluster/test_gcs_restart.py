@@ -6,7 +6,7 @@ import signal
 import pytest
 import ray
 
-from iris_ray import run_on_pod_ray
+from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
@@ -41,6 +41,7 @@ def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(
     persistent_cluster: SimulatedCluster, trace: Trace
 ) -> None:
     trace.finish()
+    assert run_on_pod(lambda: 1, "v4-16") == [1, 1]  # now there is a Controller, and a pool of this process
     persistent_cluster.kill_gcs()
     try:
         job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=1)
