@@ -3,18 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.toml allows, but in CI
-TWO_PROCESSES := -n 2
+# In the order of collection: tests without a cluster come first, while no process is connected to one.
+TWO_PROCESSES := -n 2 --no-loadscope-reorder
 
 .PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults chaos clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## every test, real Ray clusters included; ten minutes on two cores
-	$(BIN)/python -m pytest $(TWO_PROCESSES)
+test: $(READY)  ## every test, real Ray clusters included; ten minutes or somewhat more on two cores
+	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; 15 minutes on two cores
-	$(BIN)/python -m pytest $(TWO_PROCESSES) --profile=proofs
+proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; twenty minutes on two cores
+	$(BIN)/python -m pytest $(TWO_PROCESSES) --profile=proofs $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute
 
