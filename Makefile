@@ -11,11 +11,11 @@ TWO_PROCESSES := -n 2 --no-loadscope-reorder
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## every test, real Ray clusters included; ten minutes or somewhat more on two cores
+test: $(READY)  ## every test, real Ray clusters included; ten to fifteen minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; twenty minutes on two cores
-	$(BIN)/python -m pytest $(TWO_PROCESSES) --profile=proofs $(ARGS)
+proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; about half an hour
+	$(BIN)/python -m pytest --profile=proofs $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute
 
