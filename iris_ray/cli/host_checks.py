@@ -128,7 +128,7 @@ def _chips(looks: Mapping[Host, Mapping[str, Any]], claimed: set[str]) -> Iterat
     held = {host: look["holders"] for host, look in idle.items() if look["holders"]}
     for host, holders in held.items():
         advice = "if they are not needed any more, end them there (kill PID): libtpu allows one process at a time"
-        found = f"{host.name}: {', '.join(holders)}, and nobody has claimed chips there from Ray"
+        found = f"{host.name}: {', '.join(holders)}, but no Ray task or actor has claimed chips there"
         yield Finding(Level.WARNING, "chips held", found, advice)
     for host, look in looks.items():
         if look["foreign_lock"]:

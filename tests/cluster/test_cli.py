@@ -285,7 +285,7 @@ def test_doctor_asks_every_host_and_a_frozen_one_is_not_waited_for(cluster: Simu
     with device.open(), (lock / "libtpu_lockfile").open("w"):
         found = {(f["level"], f["check"]): f["found"] for f in iris_json(cluster, "doctor")}
     held = found["WARNING", "chips held"]
-    assert re.match(rf"v4-16-\d+ host [01] \(127.*\): pid {os.getpid()} \(\w+\), and nobody has claimed", held)
+    assert re.match(rf"v4-16-\d+ host [01] \(127.*\): pid {os.getpid()} \(\w+\), but no Ray task or actor has", held)
     assert found["OK", "silent hosts"] == "none; all 6 TPU hosts answered"
     assert found["INFO", "metadata server of hosts"] == "answers on none of 6 hosts"
     assert found["OK", "versions on hosts"].startswith("the same on all: python 3.")

@@ -230,7 +230,7 @@ def test_unknown_names_are_refused_and_the_known_listed(cluster: SimulatedCluste
         with pytest.raises(InvalidRequestError, match="starts_in_s"):
             cluster.announce_maintenance(name, 0, starts_in_s)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="heard_by"):
-        cluster.preempt_slice(name, 30, heard_by="nobody")  # type: ignore[arg-type]
+        cluster.preempt_slice(name, 30, heard_by="no host")  # type: ignore[arg-type]
     with pytest.raises(UnknownTPUTypeError):
         cluster.add_slice("v4-9")
     assert cluster.worker_ids(name) == [0, 1]

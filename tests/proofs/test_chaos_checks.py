@@ -1,4 +1,4 @@
-"""That `tests.proofs.chaos` finds what it looks for: its checks, on lines that nobody's task has written."""
+"""The checks of `tests.proofs.chaos` find what they look for: they run on made-up lines with one mistake each."""
 
 from pathlib import Path
 from typing import Any

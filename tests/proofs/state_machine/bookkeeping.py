@@ -345,7 +345,7 @@ class Bookkeeper:
             failed, lost = self.account.failed_for_good(job, position), self.account.lost_for_good(job, position)
             if lost or (failed and (limit is None or self.account.failures_of(job) > limit)):
                 over.add(job_id)
-        for job_id, was in before.items():  # and with what nobody has had yet, results are lost
+        for job_id, was in before.items():  # results that no client has fetched yet are lost
             job = self.state.jobs[job_id]
             if job.spec.owner != owner or was.state.finished:
                 continue
@@ -437,7 +437,7 @@ class Bookkeeper:
                     set(gang.states) == {S.SUCCEEDED}
                     for job in self.state.jobs_of(owner)
                     for gang in map(view, job.gangs)
-                ), "results that nobody has had are lost"
+                ), "the results of gangs that have succeeded, which no client has fetched, are lost"
             case JobCancelledEvent(job_id) if job_id in before and not before[job_id].state.finished:
                 if job_id in self.state.jobs and not self.state.jobs[job_id].spec.spare_for:
                     self.account.verdicts[job_id] = JobState.KILLED

@@ -429,7 +429,7 @@ class Oracle(Bookkeeper):
             assert str(waiting)
 
     def check_kept(self, plan: SchedulingResult, takers: Mapping[str, list[Job]]) -> None:
-        """Jobs that have waited too long have groups kept, which go to nobody who comes after them."""
+        """The scheduler keeps groups for jobs that have waited too long. Jobs behind them do not get these groups."""
         kept: dict[str, list[Worker]] = {}
         for job_id, waiting in plan.pending_reasons.items():
             group_by = waiting.requirement.group_by

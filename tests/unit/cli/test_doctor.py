@@ -198,7 +198,7 @@ def test_doctor_minds_holders_only_where_nobody_has_claimed_chips() -> None:
     held = look(holders=["pid 7 (python)"])
     (warning,) = [f for f in findings(held, held, claimed=frozenset({"node-0"})) if f[1] == "chips held"]
     assert warning[0] is Level.WARNING
-    assert warning[2].startswith("s-0 host 1 (10.0.0.1): pid 7 (python), and nobody has claimed")
+    assert warning[2].startswith("s-0 host 1 (10.0.0.1): pid 7 (python), but no Ray task or actor has")
     (fine,) = [f for f in findings(held, look(), claimed=frozenset({"node-0"})) if f[1] == "chips held"]
     assert fine == (Level.OK, "chips held", "by no process without a claim, 1 host with claimed ones left aside")
     (unsure,) = [f for f in findings(look(hidden=2), look()) if f[1] == "chips held"]

@@ -63,7 +63,7 @@ def test_doctor_names_the_host_whose_idle_chips_a_process_holds(world: Controlle
     hosts.answers["v4-16-1 host 1"] = {**SOUND, "holders": ["pid 7 (python)"]}
     finding = found_by(world)["chips held"]
     assert finding["level"] == "WARNING"
-    assert finding["found"].startswith("v4-16-1 host 1 (10.0.3.1): pid 7 (python), and nobody has claimed")
+    assert finding["found"].startswith("v4-16-1 host 1 (10.0.3.1): pid 7 (python), but no Ray task or actor has")
 
 
 def test_chips_that_are_claimed_may_be_held(world: ControllerInProcess, hosts: Hosts) -> None:
