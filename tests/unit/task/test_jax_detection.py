@@ -31,13 +31,6 @@ STALE = {
 }
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[MetadataServers]:
-    servers = MetadataServers()
-    yield servers
-    servers.close()
-
-
 def gang_environments(
     servers: MetadataServers, num_slices: int, tpu_type: str, kind: str
 ) -> tuple[list[dict[str, str]], list[JobInfo]]:
