@@ -1,9 +1,11 @@
 """Fixtures of several rooms."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 
 
@@ -19,3 +21,12 @@ def servers() -> Iterator[MetadataServers]:
 def host_metadata(servers: MetadataServers) -> HostMetadata:
     """That of one host."""
     return servers.serve("127.0.0.1", {"project/project-id": "my-project"})
+
+
+@pytest.fixture
+def own_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The test has a host of its own, and this process is no task on it: the host's directory."""
+    monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
+    monkeypatch.delenv(TaskFiles.VARIABLE, raising=False)
+    (tmp_path / "tasks").mkdir()
+    return tmp_path

@@ -10,6 +10,7 @@ import pytest
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE
 from iris_ray.actors.host.host_directory import output_pipe, started_mark
 from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.wire.task_files import TaskFiles
 from tests.support.processes import TOKEN, Nursery, alive, tree
 
 
@@ -156,3 +157,19 @@ def test_ledger_does_not_record_the_descendants_of_a_process_that_it_has_forgott
     ledger.forget(parent.pid)
     ledger.record_descendants(one, TOKEN)
     assert list(tmp_path.rglob("*.json")) == []
+
+
+@pytest.mark.parametrize("when", ["recorded", "forgotten"])
+def test_what_an_earlier_process_of_that_pid_was_told_is_gone(tmp_path: Path, when: str) -> None:
+    files, ledger = TaskFiles.of_process(tmp_path, os.getpid()), ProcessLedger(tmp_path)
+    other = TaskFiles.of_process(tmp_path, os.getpid() + 1)
+    for one in (files, other):
+        for path in (one.notice, one.saved, one.heartbeat):
+            path.write_text("{}")
+    if when == "recorded":
+        ledger.record(tree(psutil.Process()), "token")
+    else:
+        ledger.forget(os.getpid())
+    assert not any(path.exists() for path in (files.notice, files.saved, files.heartbeat))
+    assert all(path.exists() for path in (other.notice, other.saved, other.heartbeat))
+    files.remove()  # there is nothing left to remove

@@ -1,0 +1,208 @@
+"""What a host does with a task's process: it tells it of notices, looks how far it is, and ends what it leaves."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from iris_ray.actors.host import notice_delivery, task_watch
+from iris_ray.actors.host.task_watch import TaskWatch
+from iris_ray.actors.wire.messages import Progress
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.notices import Notice, NoticeKind
+from tests.support.task_children import NOTICE, PATIENCE_S, Make, started, watched
+
+SLEEP = "time.sleep(60)"
+SAVE = """
+    import iris_ray
+    while (notice := iris_ray.preemption_notice()) is None:
+        time.sleep(0.01)
+    print(notice.kind.value, flush=True)
+    notice.saved()
+"""
+
+
+def test_host_tells_a_task_that_saves(make: Make, tmp_path: Path) -> None:
+    child = make(SAVE)
+    assert watched(child, tmp_path, started(child, lambda watch: watch.notify(NOTICE))) is True
+    child.says("maintenance")
+
+
+def test_host_that_tells_a_task_which_ends_without_having_saved_hears_that(make: Make, tmp_path: Path) -> None:
+    child = make("import iris_ray\nwhile iris_ray.preemption_notice() is None: time.sleep(0.01)")
+    assert watched(child, tmp_path, started(child, lambda watch: watch.notify(NOTICE))) is False
+
+
+def test_host_waits_with_its_signal_until_the_task_has_begun(make: Make, tmp_path: Path) -> None:
+    """Whoever waits for a task has no handlers yet, and would die of either signal."""
+    child = make(SAVE)
+
+    async def tell_early(watch: TaskWatch) -> bool:
+        told = asyncio.ensure_future(watch.notify(NOTICE))
+        watch.dump_stacks()
+        await asyncio.sleep(0.3)
+        assert not told.done()
+        assert not watch.ended
+        child.start()
+        return await told
+
+    assert watched(child, tmp_path, tell_early) is True
+    assert "most recent call" not in child.clear()
+
+
+def test_host_asks_nobody_who_is_over(make: Make, tmp_path: Path) -> None:
+    child = make("")
+
+    async def ask_late(watch: TaskWatch) -> bool:
+        while not watch.ended:
+            await asyncio.sleep(0.01)
+        watch.dump_stacks()
+        return await watch.notify(NOTICE)
+
+    assert watched(child, tmp_path, started(child, ask_late)) is False
+
+
+def test_host_asked_after_the_deadline_answers_in_bounded_time(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that never saves is asked again and again: questions that stayed would keep its host from all others."""
+    monkeypatch.setattr(notice_delivery, "LATE_ANSWER_S", 0.1)
+    passed = Notice(NoticeKind.PREEMPTION, "now", time.time() - 1.0)
+    child = make("    sys.stdin.readline()" + SAVE)
+
+    async def ask_twice(watch: TaskWatch) -> list[bool]:
+        first = await watch.notify(passed)
+        child.start()
+        while not TaskFiles.of_process(tmp_path, child.process.pid).saved.exists():
+            await asyncio.sleep(0.01)
+        return [first, await watch.notify(passed)]
+
+    assert watched(child, tmp_path, started(child, ask_twice)) == [False, True]
+
+
+def test_host_tells_of_a_more_urgent_notice_without_a_second_signal(make: Make, tmp_path: Path) -> None:
+    """The handler may be saving: it would be started once more, within itself."""
+    child = make("""
+        import iris_ray
+        def handler(*_):
+            print("saving", flush=True)
+            while iris_ray.preemption_notice().reason != "now":
+                time.sleep(0.01)
+            time.sleep(0.3)
+            print("saved", flush=True)
+            iris_ray.preemption_notice().saved()
+        signal.signal(signal.SIGTERM, handler)
+        print("waits", flush=True)
+        time.sleep(60)
+    """)
+
+    async def tell_twice(watch: TaskWatch) -> list[bool]:
+        child.says("waits")
+        first = asyncio.ensure_future(watch.notify(NOTICE))
+        await asyncio.to_thread(child.says, "saving")
+        second = await watch.notify(Notice(NoticeKind.PREEMPTION, "now", time.time() + 60.0))
+        await asyncio.to_thread(child.says, "saved")
+        return [await first, second]
+
+    assert watched(child, tmp_path, started(child, tell_twice)) == [False, True]
+
+
+def test_host_knows_how_far_a_task_is(make: Make, tmp_path: Path) -> None:
+    child = make("import iris_ray\niris_ray.heartbeat()\nprint(1, flush=True)\nsys.stdin.readline()\n"
+                 "iris_ray.heartbeat(12)\nprint(2, flush=True)\n" + SLEEP)  # fmt: skip
+
+    async def look(watch: TaskWatch) -> list[Progress]:
+        found = [watch.progress()]
+        child.start()
+        child.says("1")
+        found.append(watch.progress())
+        child.start()
+        child.says("2")
+        os.utime(TaskFiles.of_process(tmp_path, child.process.pid).heartbeat, (time.time() - 100,) * 2)
+        return [*found, watch.progress()]
+
+    nothing, alive, further = watched(child, tmp_path, look)
+    assert nothing == Progress(None, None)
+    assert (alive.step, further.step) == (None, 12)
+    assert 0 <= alive.age < 60
+    assert 99 < further.age < 160
+
+
+@pytest.mark.parametrize(
+    ("script", "where"),
+    [
+        (SLEEP, "in sleeper"),
+        ("import re; re.match('(a+)+b', 'a' * 60)", "in sleeper"),  # in C, with the GIL, for ever
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN); sys.stderr = None; " + SLEEP, "in sleeper"),
+    ],
+    ids=["sleeps", "spins in C", "without sys.stderr"],
+)
+def test_stacks_of_a_process_that_hangs_are_printed_with_those_of_its_threads(
+    make: Make, tmp_path: Path, script: str, where: str
+) -> None:
+    child = make(f"""
+        import threading
+        def waiter():
+            threading.Event().wait()
+        threading.Thread(target=waiter, daemon=True).start()
+        def sleeper():
+            print("hangs", flush=True); {script}
+        sleeper()
+    """)  # fmt: skip
+
+    async def dump(watch: TaskWatch) -> str:
+        child.says("hangs")
+        watch.dump_stacks()
+        assert child.process.stderr is not None
+        stacks = ""
+        while where not in stacks:
+            stacks += await asyncio.to_thread(child.process.stderr.readline)
+        assert not watch.ended, "it only looks"
+        return stacks
+
+    stacks = watched(child, tmp_path, started(child, dump))
+    assert "in waiter" in stacks
+    assert "most recent call first" in stacks
+
+
+# -- its children ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_children_of_a_task_that_crashes_are_ended_with_it(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    """Forked ones, and those with an environment of their own: they hold memory and chips, and carry no token."""
+    monkeypatch.setattr(task_watch, "DESCENDANTS_S", 0.05 if noted else PATIENCE_S)
+    child = make("""
+        import subprocess
+        os.setpgid(0, 0)
+        pids = [os.fork()]
+        if not pids[0]:
+            time.sleep(60)
+        pids.append(subprocess.Popen(["sleep", "60"], env={}).pid)
+        pids.append(subprocess.Popen(["sleep", "60"], env={}, start_new_session=True).pid)
+        print(*pids, flush=True)
+        time.sleep(60)
+    """)
+
+    async def crash(watch: TaskWatch) -> list[bool]:
+        assert child.process.stdout is not None
+        children = [psutil.Process(int(pid)) for pid in child.process.stdout.readline().split()]
+        await asyncio.sleep(0.5)
+        child.process.kill()
+        child.process.wait()
+        await watch.how_it_ended()
+        assert all(one.is_running() for one in children)
+        await watch.end("another task ended")
+        left = [one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in children]
+        for one in children:
+            if one.is_running():
+                one.kill()
+        return left
+
+    left = watched(child, tmp_path, started(child, crash))
+    assert left == [False, False, not noted], "who left the group at once, before anybody saw it, can't be known"
