@@ -5,7 +5,6 @@ marks there that it has saved its state, and that it makes progress. So child pr
 """
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -66,13 +65,8 @@ def preemption_notice() -> PreemptionNotice | None:
                 notice.saved()
     """
     files = TaskFiles.of_this_task()
-    if files is None:
-        return None
-    try:
-        found = json.loads(files.notice.read_text())
-    except FileNotFoundError:
-        return None
-    return PreemptionNotice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
+    notice = None if files is None else files.read_notice()
+    return None if notice is None else PreemptionNotice(notice.kind, notice.reason, notice.deadline)
 
 
 def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:

@@ -31,6 +31,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from tests.support.cluster_in_process import ClusterInProcess, Crash, Task
 from tests.support.command_line import Terminal, invoke
+from tests.support.waiting import wait_until
 from tests.support.worlds import gang_spec
 
 
@@ -232,12 +233,3 @@ class ControllerInProcess(ClusterInProcess):
         self.ray.has_pressed_ctrl_c = person.has_pressed_ctrl_c
         with mock.patch.dict(os.environ, IRIS_USER="ann"):
             return person.run(*arguments)
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """Return the condition's first true value."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {timeout_s} s in vain"
-        time.sleep(0.01)
-    return value

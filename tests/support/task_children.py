@@ -1,7 +1,6 @@
 """Real processes that stand for tasks, and what their host does with them."""
 
 import asyncio
-import json
 import subprocess
 import sys
 import textwrap
@@ -16,19 +15,11 @@ from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.host.watched_process import WatchedProcess
-from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.processes import tree
 
 NOTICE = Notice(NoticeKind.MAINTENANCE, "slice-a host 1: it is to be repaired", time.time() + 3600.0)
 PATIENCE_S = 30.0
-
-
-def tell(files: TaskFiles, notice: Notice = NOTICE) -> None:
-    """As a host does: whoever looks sees all of it or nothing."""
-    unfinished = files.notice.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps({"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}))
-    unfinished.replace(files.notice)
 
 
 class Child:

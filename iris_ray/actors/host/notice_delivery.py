@@ -1,7 +1,6 @@
 """Delivers a notice to a task, as a file and a SIGTERM, and waits until the task has saved its state."""
 
 import asyncio
-import json
 import signal
 import time
 from collections.abc import Callable
@@ -59,7 +58,7 @@ class NoticeDelivery:
 
     async def _tell(self, notice: Notice) -> bool:
         """Deliver a notice and wait until the task has saved its state or has ended; return whether it has saved."""
-        self._write(notice)
+        self._files.write_notice(notice)
         while not self._process.ended and not self._has_started():
             await self._process.wait_at_most(SAVED_POLL_S)
         if not self._was_signalled:  # a second signal would start a handler that is saving once more, within itself
@@ -68,9 +67,3 @@ class NoticeDelivery:
         while not self._process.ended and not self._files.saved.exists():
             await self._process.wait_at_most(SAVED_POLL_S)
         return self._files.saved.exists()
-
-    def _write(self, notice: Notice) -> None:
-        content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
-        unfinished = self._files.notice.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(content))
-        unfinished.replace(self._files.notice)

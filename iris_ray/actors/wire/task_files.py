@@ -1,9 +1,12 @@
 """The files through which a task's processes and its TPUHostActor talk while user code runs."""
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+
+from iris_ray.model.notices import Notice, NoticeKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,21 @@ class TaskFiles:
     def heartbeat(self) -> Path:
         """The task's latest step as text, or nothing. The file's time is the time of the heartbeat."""
         return Path(f"{self.prefix}.heartbeat")
+
+    def write_notice(self, notice: Notice) -> None:
+        """Leave a notice for the task, in place of an earlier one. A reader sees all of it or nothing."""
+        content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
+        unfinished = self.notice.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(content))
+        unfinished.replace(self.notice)
+
+    def read_notice(self) -> Notice | None:
+        """Return the notice that the task has had, or None."""
+        try:
+            found = json.loads(self.notice.read_text())
+        except FileNotFoundError:
+            return None
+        return Notice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
     def remove(self) -> None:
         """Remove all of them that exist."""

@@ -12,7 +12,8 @@ from iris_ray.cli.exits import FAILED
 from iris_ray.cli.host_checks import Answer, Host, claimed_nodes, tpu_hosts
 from iris_ray.cli.host_look import versions
 from tests.support.command_line import address_of_nobody
-from tests.support.controller_in_process import ControllerInProcess, wait_until
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
 
 SOUND: dict[str, Any] = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": False, "versions": versions()}
 

@@ -8,7 +8,8 @@ from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal
-from tests.support.controller_in_process import ControllerInProcess, wait_until
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
 
 
 def test_why_status_tasks_and_cancel_of_a_job_that_waits(world: ControllerInProcess) -> None:

@@ -4,7 +4,8 @@ import pytest
 
 from iris_ray.cli.exits import INTERRUPTED, OK, USAGE
 from tests.support.command_line import CTRL_C, Terminal
-from tests.support.controller_in_process import ControllerInProcess, wait_until
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
 
 
 def attempt_ran(world: ControllerInProcess, job: str, attempt: int) -> None:

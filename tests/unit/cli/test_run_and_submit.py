@@ -9,7 +9,8 @@ from iris_ray.cli.exits import FAILED, INTERRUPTED, OK
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal
-from tests.support.controller_in_process import ControllerInProcess, wait_until
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

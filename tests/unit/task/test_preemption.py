@@ -13,7 +13,7 @@ from iris_ray import heartbeat, on_preemption, preemption_notice
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.task.preemption import PreemptionNotice
-from tests.support.task_children import NOTICE, PATIENCE_S, tell
+from tests.support.task_children import NOTICE, PATIENCE_S
 from tests.support.waiting import wait_until
 
 
@@ -36,11 +36,11 @@ def test_outside_a_task_there_is_no_notice_no_callback_and_no_heartbeat(own_host
 
 def test_notice_says_what_it_was_told_and_a_more_urgent_one_replaces_it(files: TaskFiles) -> None:
     assert preemption_notice() is None
-    tell(files)
+    files.write_notice(NOTICE)
     notice = preemption_notice()
     assert notice == PreemptionNotice(NOTICE.kind, NOTICE.reason, NOTICE.deadline)
     assert 0 < notice.seconds_left <= NOTICE.deadline - time.time() + 1
-    tell(files, Notice(NoticeKind.PREEMPTION, "now", 1.0))
+    files.write_notice(Notice(NoticeKind.PREEMPTION, "now", 1.0))
     urgent = preemption_notice()
     assert urgent == PreemptionNotice(NoticeKind.PREEMPTION, "now", 1.0)
     assert urgent.seconds_left < 0
@@ -53,16 +53,16 @@ def test_callback_is_called_once_in_a_thread_of_its_own(files: TaskFiles) -> Non
     assert thread.daemon, "it must not keep a process alive that is over"
     time.sleep(0.3)
     assert calls == []
-    tell(files)
+    files.write_notice(NOTICE)
     thread.join(PATIENCE_S)
     assert calls == [(preemption_notice(), "iris_ray.on_preemption")]
-    tell(files, Notice(NoticeKind.PREEMPTION, "now", 1.0))
+    files.write_notice(Notice(NoticeKind.PREEMPTION, "now", 1.0))
     time.sleep(0.3)
     assert len(calls) == 1
 
 
 def test_saved_says_so_and_never_returns(files: TaskFiles) -> None:
-    tell(files)
+    files.write_notice(NOTICE)
     notice = preemption_notice()
     assert notice is not None
     thread = threading.Thread(target=notice.saved, daemon=True)

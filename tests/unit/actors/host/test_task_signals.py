@@ -8,7 +8,7 @@ import pytest
 
 from iris_ray.actors.host.host_directory import started_mark
 from iris_ray.actors.wire.task_files import TaskFiles
-from tests.support.task_children import Child, Make, tell
+from tests.support.task_children import NOTICE, Child, Make
 
 SAY_AND_EXIT = "signal.signal(signal.SIGTERM, lambda *_: (print('handler', flush=True), os._exit(7)))"
 WAIT = "print('waits', flush=True)\nsys.stdin.readline()\nprint('goes on', flush=True)"
@@ -18,7 +18,7 @@ def terminate(child: Child, tmp_path: Path, with_notice: bool) -> None:
     child.start()
     child.says("waits")
     if with_notice:
-        tell(TaskFiles.of_process(tmp_path, child.process.pid))
+        TaskFiles.of_process(tmp_path, child.process.pid).write_notice(NOTICE)
     child.process.send_signal(signal.SIGTERM)
 
 
