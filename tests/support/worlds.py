@@ -195,6 +195,11 @@ def task_states(job: Job) -> list[TaskState]:
     return [task.state for task in job.tasks]
 
 
+def attempts(world: World, job_id: str = "job") -> list[int]:
+    """Return the number of the current attempt of each gang, or single task, of a job."""
+    return [gang.attempt for gang in world.state.jobs[job_id].gangs]
+
+
 def charged(job: Job) -> tuple[int, int]:
     return job.failures, job.preemptions
 

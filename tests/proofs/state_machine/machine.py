@@ -44,7 +44,7 @@ from iris_ray.state.events import (
 from iris_ray.state.fleet import SUSPICION_S
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
-from tests.proofs.state_machine.bookkeeping import Account, view, view_all
+from tests.proofs.state_machine.account import Account
 from tests.proofs.state_machine.oracle import Oracle
 from tests.proofs.state_machine.strategies import (
     GANGS,
@@ -65,6 +65,7 @@ from tests.proofs.state_machine.strategies import (
     TROUBLE,
     make_spec,
 )
+from tests.proofs.state_machine.views import view, view_all
 from tests.support.worlds import World, host
 
 S = TaskState

@@ -29,21 +29,10 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
 )
 from iris_ray.state.instructions import Instructions
-from tests.proofs.state_machine.bookkeeping import (
-    TERMINAL,
-    Bookkeeper,
-    GangView,
-    JobView,
-    Need,
-    demand_of,
-    is_nearer,
-    uses_chips,
-    view,
-    view_all,
-    view_jobs,
-    when,
-)
+from tests.proofs.state_machine.account import Need, demand_of, is_nearer, uses_chips
+from tests.proofs.state_machine.bookkeeping import Bookkeeper
 from tests.proofs.state_machine.strategies import OWNERS
+from tests.proofs.state_machine.views import TERMINAL, GangView, JobView, view, view_all, view_jobs, when
 from tests.support.worlds import World
 
 S = TaskState

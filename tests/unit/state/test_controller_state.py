@@ -1,4 +1,4 @@
-"""The controller's state: each rule by its name, and all of them under random events."""
+"""The rules of the controller's state for gangs, each by its name."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,6 @@ from iris_ray.model.lifecycle import (
 from iris_ray.state import job_table
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
-    GangAssignedEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
     SliceReleasedEvent,
@@ -26,7 +25,7 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from iris_ray.state.instructions import Instructions, ReclaimSlice, StopAttempt
+from iris_ray.state.instructions import Instructions, StopAttempt
 from tests.support.worlds import World, charged, gang_spec, host, task_states
 
 S = TaskState
@@ -443,82 +442,6 @@ def test_cancelling_a_waiting_job_stops_nothing(world: World) -> None:
     assert world.do(JobCancelledEvent("job", "enough")) == Instructions(finished=["job"])
     assert job.state is JobState.KILLED
     assert world.plan().assignments == []
-
-
-# -- assignment -----------------------------------------------------------------------------------------------------
-
-
-def test_assignment_of_a_job_that_runs_is_refused(world: World) -> None:
-    job = world.start()
-    with pytest.raises(IllegalTransitionError, match="PENDING"):
-        world.do(GangAssignedEvent("job", ("b",), (("b-0", "b-1"),)))
-    assert job.gang.attempt == 1
-
-
-@pytest.mark.parametrize("groups", [(("a-0", "nobody"),), (("a-0",),), (("a-0", "a-1", "b-0"),)], ids=str)
-def test_assignment_that_does_not_fit_is_refused_and_changes_nothing(
-    world: World, groups: tuple[tuple[str, ...], ...]
-) -> None:
-    job = world.submit()
-    with pytest.raises(IllegalTransitionError):
-        world.do(GangAssignedEvent("job", ("a",), groups))
-    assert (job.state, job.gang.attempt, world.busy()) == (JobState.PENDING, 0, set())
-    assert "a" not in world.state.holders
-
-
-def test_assignment_of_hosts_that_are_taken_is_refused(world: World) -> None:
-    """The last line of defence against two tasks on one host."""
-    world.start("first")
-    world.submit("second")
-    with pytest.raises(IllegalTransitionError):
-        world.do(GangAssignedEvent("second", ("a",), (("a-0", "a-1"),)))
-
-
-def test_assignment_of_one_host_twice_is_refused(world: World) -> None:
-    world.submit()
-    with pytest.raises(IllegalTransitionError):
-        world.do(GangAssignedEvent("job", ("a",), (("a-0", "a-0"),)))
-
-
-# -- slices that their owners keep warm -----------------------------------------------------------------------------
-
-
-def test_slice_belongs_to_the_owner_of_the_gang_until_it_is_released(world: World) -> None:
-    job = world.start()
-    world.report_all(job, S.SUCCEEDED)
-    world.confirm(job)
-    assert world.state.holders == {"a": "pool-a"}
-    world.do(SliceReleasedEvent("a", "pool-b"))  # not its to release
-    assert world.state.holders == {"a": "pool-a"}
-    world.do(SliceReleasedEvent("a", "pool-a"))
-    assert world.state.holders == {}
-
-
-def test_warm_slice_of_another_owner_is_reclaimed_and_its_late_release_changes_nothing(world: World) -> None:
-    world.keep_warm("pool-b")
-    world.submit()
-    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
-    world.do(SliceReleasedEvent("a", "pool-b"))
-    assert world.state.holders["a"] == "pool-a"
-
-
-def test_own_warm_slice_is_not_reclaimed(world: World) -> None:
-    world.keep_warm("pool-a")
-    world.do(SliceReleasedEvent("a", "pool-a"))
-    job = world.submit()
-    assert world.schedule()["job"].reclaim == []
-    assert job.gang.groups == ("b",)
-
-
-def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_try(world: World) -> None:
-    """``holders`` says who keeps actors on a slice; a launch that failed changed nothing about that."""
-    world.keep_warm("pool-b")
-    job = world.submit()
-    world.schedule()
-    world.dispatch_fails(job)
-    world.confirm(job)
-    world.now = job.gang.not_before
-    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
 
 
 # -- workers --------------------------------------------------------------------------------------------------------

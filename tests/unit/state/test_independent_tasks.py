@@ -11,8 +11,6 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
-    Event,
-    GangAssignedEvent,
     JobCancelledEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
@@ -20,13 +18,9 @@ from iris_ray.state.events import (
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
-from tests.support.worlds import World, assigned_tasks, charged, cpu_host, host, task_states
+from tests.support.worlds import World, assigned_tasks, attempts, charged, cpu_host, task_states
 
 S = TaskState
-
-
-def attempts(world: World, job_id: str = "job") -> list[int]:
-    return [gang.attempt for gang in world.state.jobs[job_id].gangs]
 
 
 # -- attempts and budgets -------------------------------------------------------------------------------------------
@@ -218,6 +212,17 @@ def test_cpu_host_lost_requeues_all_tasks_that_shared_it(world: World) -> None:
     assert [gang.preemptions for gang in job.gangs] == [1, 1, 1]
 
 
+def test_loss_of_the_host_of_a_task_that_asks_for_nothing(world: World) -> None:
+    """Its user's usage is none already when it ends."""
+    idle = world.submit_tasks("idle", replicas=1, resources={}, max_retries_preemption=0)
+    busy = world.submit_tasks("busy", replicas=1)
+    world.schedule()
+    world.finish(busy)
+    assert world.state.usage == {}
+    world.do(WorkerFailedEvent(str(idle.tasks[0].node_id), "the host died"))
+    assert (idle.state, charged(idle)) == (JobState.PENDING, (0, 0))
+
+
 # -- late and doubled reports ---------------------------------------------------------------------------------------
 
 
@@ -360,73 +365,6 @@ def test_cancelling_stops_what_runs_and_drops_what_waits(world: World) -> None:
     assert world.plan().assignments == []
 
 
-# -- assignment -----------------------------------------------------------------------------------------------------
-
-
-def refuse(world: World, event: Event) -> None:
-    """The event is refused, and changes nothing."""
-    before = {
-        job_id: (job.state, task_states(job), attempts(world, job_id)) for job_id, job in world.state.jobs.items()
-    }
-    busy = world.busy()
-    with pytest.raises(IllegalTransitionError):
-        world.do(event)
-    after = {job_id: (job.state, task_states(job), attempts(world, job_id)) for job_id, job in world.state.jobs.items()}
-    assert (after, world.busy()) == (before, busy)
-
-
-def test_assignment_of_one_task_of_a_gang_is_refused(world: World) -> None:
-    world.submit()
-    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
-
-
-def test_assignment_of_a_gang_for_tasks_without_coscheduling_is_refused(world: World) -> None:
-    world.submit_tasks()
-    refuse(world, GangAssignedEvent("job", ("a",), (("a-0", "a-1"),)))
-
-
-def test_assignment_of_a_host_whose_chips_are_taken_is_refused(world: World) -> None:
-    world.start_tasks("other", replicas=1, resources={"TPU": 1.0})
-    world.submit_tasks(resources={"TPU": 1.0})
-    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
-
-
-def test_assignment_of_a_host_without_room_is_refused(world: World) -> None:
-    world.do(cpu_host("cpu"))
-    world.start_tasks("other", replicas=2, resources={"CPU": 3.0})
-    world.submit_tasks(resources={"CPU": 3.0})
-    refuse(world, TaskAssignedEvent("job", 0, "cpu"))
-
-
-def test_assignment_of_a_host_that_is_not_there_is_refused(world: World) -> None:
-    world.submit_tasks()
-    refuse(world, TaskAssignedEvent("job", 0, "nobody"))
-
-
-def test_assignment_of_a_task_that_runs_is_refused(world: World) -> None:
-    world.start_tasks()
-    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
-
-
-def test_assignment_of_a_task_that_is_over_is_refused(world: World) -> None:
-    job = world.start_tasks(max_task_failures=1)
-    world.report(job, S.FAILED, 0)
-    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
-    world.report(job, S.SUCCEEDED, 1)
-    refuse(world, TaskAssignedEvent("job", 1, "b-0"))
-
-
-@pytest.mark.parametrize("index", [-1, 2, 99])
-def test_assignment_of_a_task_that_does_not_exist_is_refused(world: World, index: int) -> None:
-    world.submit_tasks()
-    refuse(world, TaskAssignedEvent("job", index, "a-0"))
-
-
-@pytest.mark.parametrize("event", [TaskAssignedEvent("job", 0, "a-0"), GangAssignedEvent("job", ("a",), (("a-0",),))])
-def test_assignment_for_a_job_that_does_not_exist_is_refused(world: World, event: Event) -> None:
-    refuse(world, event)
-
-
 # -- placing --------------------------------------------------------------------------------------------------------
 
 
@@ -472,132 +410,3 @@ def test_cpu_task_runs_beside_one_with_chips_if_there_is_no_other_host(world: Wo
     world.start_tasks("chips", replicas=4)
     world.start_tasks(replicas=1, resources={"CPU": 8.0})
     assert {len(worker.occupants) for worker in world.state.workers.values()} == {1, 2}
-
-
-# -- tasks that do not get to run -----------------------------------------------------------------------------------
-
-
-def test_timeout_gives_up_a_task_that_never_ran_and_ends_the_rest_of_the_job(world: World) -> None:
-    job = world.submit_tasks(replicas=6, scheduling_timeout=60.0)
-    world.schedule()
-    world.report(job, S.RUNNING, 0)
-    world.report(job, S.SUCCEEDED, 1)
-    world.now += 60.0
-    assert world.plan().timed_out == []
-    world.now += 0.1
-    plan = world.plan()
-    (late,) = plan.timed_out
-    assert (late.job_id, plan.assignments, plan.pending_reasons) == ("job", [], {})
-    assert "60 s" in late.reason
-    instructions = world.do(late)
-    assert instructions.finished == ["job"]
-    assert sorted(stop.attempt.gang for stop in instructions.stop) == [0, 2, 3]
-    assert task_states(job) == [S.KILLED, S.SUCCEEDED, S.KILLED, S.KILLED, S.UNSCHEDULABLE, S.KILLED]
-    assert (job.state, job.tasks[4].error) == (JobState.UNSCHEDULABLE, late.reason)
-    assert all("job/task-4" in (job.tasks[index].error or "") for index in (0, 2, 3, 5))
-    assert world.plan().timed_out == []
-
-
-def test_timeout_gives_up_a_gang_that_never_ran(world: World) -> None:
-    job = world.submit(slices=(3,), scheduling_timeout=60.0)
-    world.now += 61.0
-    (late,) = world.plan().timed_out
-    assert world.do(late) == Instructions(finished=["job"])
-    assert task_states(job) == [S.UNSCHEDULABLE] * 6
-    assert job.state is JobState.UNSCHEDULABLE
-
-
-def test_timeout_unset_waits_for_ever(world: World) -> None:
-    world.submit(slices=(3,))
-    world.now += 1e9
-    assert world.plan().timed_out == []
-    assert world.plan().pending_reasons.keys() == {"job"}
-
-
-@pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
-def test_timeout_does_not_concern_a_task_that_ran_once(world: World, end: TaskState) -> None:
-    job = world.start_tasks(replicas=1, scheduling_timeout=60.0, max_retries_failure=1)
-    world.report(job, end)
-    world.now += 1000.0
-    assert world.plan().timed_out == []
-
-
-def test_timeout_does_not_concern_a_task_that_failed_before_its_running_report_came(world: World) -> None:
-    """The report may be late or lost: a task that failed, and was charged for it, has run."""
-    job = world.submit_tasks(replicas=1, scheduling_timeout=60.0, max_retries_failure=1)
-    world.schedule()
-    world.report(job, S.FAILED)
-    world.report(job, S.RUNNING, attempt=1)
-    assert charged(job) == (1, 0)
-    world.now += 1000.0
-    assert world.plan().timed_out == []
-
-
-@pytest.mark.parametrize("end", [S.FAILED, S.WORKER_FAILED])
-def test_timeout_does_not_concern_a_gang_that_ran_once(world: World, end: TaskState) -> None:
-    job = world.start(scheduling_timeout=60.0, max_retries_failure=1, max_retries_preemption=1)
-    world.report(job, end)
-    world.now += 1000.0
-    assert world.plan().timed_out == []
-
-
-def test_timeout_concerns_a_task_whose_launches_all_failed(world: World) -> None:
-    job = world.submit_tasks(replicas=1, scheduling_timeout=60.0)
-    world.schedule()
-    world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
-    world.confirm(job)
-    world.now += 61.0
-    assert [late.job_id for late in world.plan().timed_out] == ["job"]
-
-
-def test_timeout_of_one_job_leaves_the_others_alone(world: World) -> None:
-    world.submit("late", slices=(3,), scheduling_timeout=60.0)
-    world.submit("patient", slices=(3,))
-    world.now += 61.0
-    world.submit("next")
-    plan = world.plan()
-    assert [late.job_id for late in plan.timed_out] == ["late"]
-    assert plan.pending_reasons.keys() == {"patient"}
-    assert [a.job_id for a in plan.assignments] == ["next"]
-
-
-def test_unschedulable_is_ignored_if_the_task_got_to_run_after_all(world: World) -> None:
-    job = world.submit_tasks()
-    late = TaskUnschedulableEvent("job", 0, "too late")
-    world.schedule()
-    assert world.do(late) == Instructions()
-    world.report(job, S.RUNNING, 0)
-    assert world.do(late) == Instructions()
-    world.report(job, S.WORKER_FAILED, 0)
-    assert world.do(late) == Instructions()
-    assert task_states(job) == [S.PENDING, S.ASSIGNED]
-
-
-def test_unschedulable_twice_or_about_a_finished_or_unknown_job_changes_nothing(world: World) -> None:
-    world.submit_tasks()
-    assert world.do(TaskUnschedulableEvent("job", 0, "no")).finished == ["job"]
-    assert world.do(TaskUnschedulableEvent("job", 1, "no")) == Instructions()
-    assert world.do(TaskUnschedulableEvent("nobody", 0, "no")) == Instructions()
-
-
-def test_constraint_that_can_not_be_evaluated_ends_the_job_and_nothing_else(world: World) -> None:
-    world.do(host("a", 0))
-    odd = world.submit_tasks("odd", constraints=(Constraint("tpu-topology", ConstraintOp.LT, 4),))
-    world.submit_tasks("plain")
-    plan = world.plan()
-    assert {a.job_id for a in plan.assignments} == {"plain"}
-    (given_up,) = plan.unschedulable
-    assert "tpu-topology < 4" in given_up.reason
-    world.do(given_up)
-    assert (odd.state, task_states(odd)) == (JobState.UNSCHEDULABLE, [S.UNSCHEDULABLE, S.KILLED])
-
-
-def test_loss_of_the_host_of_a_task_that_asks_for_nothing(world: World) -> None:
-    """Its user's usage is none already when it ends."""
-    idle = world.submit_tasks("idle", replicas=1, resources={}, max_retries_preemption=0)
-    busy = world.submit_tasks("busy", replicas=1)
-    world.schedule()
-    world.finish(busy)
-    assert world.state.usage == {}
-    world.do(WorkerFailedEvent(str(idle.tasks[0].node_id), "the host died"))
-    assert (idle.state, charged(idle)) == (JobState.PENDING, (0, 0))

@@ -1,0 +1,116 @@
+"""Assignments that do not fit the state are refused, and change nothing."""
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.events import (
+    Event,
+    GangAssignedEvent,
+    TaskAssignedEvent,
+)
+from tests.support.worlds import World, attempts, cpu_host, task_states
+
+S = TaskState
+
+
+# -- of gangs -------------------------------------------------------------------------------------------------------
+
+
+def test_assignment_of_a_job_that_runs_is_refused(world: World) -> None:
+    job = world.start()
+    with pytest.raises(IllegalTransitionError, match="PENDING"):
+        world.do(GangAssignedEvent("job", ("b",), (("b-0", "b-1"),)))
+    assert job.gang.attempt == 1
+
+
+@pytest.mark.parametrize("groups", [(("a-0", "nobody"),), (("a-0",),), (("a-0", "a-1", "b-0"),)], ids=str)
+def test_assignment_that_does_not_fit_is_refused_and_changes_nothing(
+    world: World, groups: tuple[tuple[str, ...], ...]
+) -> None:
+    job = world.submit()
+    with pytest.raises(IllegalTransitionError):
+        world.do(GangAssignedEvent("job", ("a",), groups))
+    assert (job.state, job.gang.attempt, world.busy()) == (JobState.PENDING, 0, set())
+    assert "a" not in world.state.holders
+
+
+def test_assignment_of_hosts_that_are_taken_is_refused(world: World) -> None:
+    """The last line of defence against two tasks on one host."""
+    world.start("first")
+    world.submit("second")
+    with pytest.raises(IllegalTransitionError):
+        world.do(GangAssignedEvent("second", ("a",), (("a-0", "a-1"),)))
+
+
+def test_assignment_of_one_host_twice_is_refused(world: World) -> None:
+    world.submit()
+    with pytest.raises(IllegalTransitionError):
+        world.do(GangAssignedEvent("job", ("a",), (("a-0", "a-0"),)))
+
+
+# -- of single tasks ------------------------------------------------------------------------------------------------
+
+
+def refuse(world: World, event: Event) -> None:
+    """The event is refused, and changes nothing."""
+    before = {
+        job_id: (job.state, task_states(job), attempts(world, job_id)) for job_id, job in world.state.jobs.items()
+    }
+    busy = world.busy()
+    with pytest.raises(IllegalTransitionError):
+        world.do(event)
+    after = {job_id: (job.state, task_states(job), attempts(world, job_id)) for job_id, job in world.state.jobs.items()}
+    assert (after, world.busy()) == (before, busy)
+
+
+def test_assignment_of_one_task_of_a_gang_is_refused(world: World) -> None:
+    world.submit()
+    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
+
+
+def test_assignment_of_a_gang_for_tasks_without_coscheduling_is_refused(world: World) -> None:
+    world.submit_tasks()
+    refuse(world, GangAssignedEvent("job", ("a",), (("a-0", "a-1"),)))
+
+
+def test_assignment_of_a_host_whose_chips_are_taken_is_refused(world: World) -> None:
+    world.start_tasks("other", replicas=1, resources={"TPU": 1.0})
+    world.submit_tasks(resources={"TPU": 1.0})
+    refuse(world, TaskAssignedEvent("job", 0, "a-0"))
+
+
+def test_assignment_of_a_host_without_room_is_refused(world: World) -> None:
+    world.do(cpu_host("cpu"))
+    world.start_tasks("other", replicas=2, resources={"CPU": 3.0})
+    world.submit_tasks(resources={"CPU": 3.0})
+    refuse(world, TaskAssignedEvent("job", 0, "cpu"))
+
+
+def test_assignment_of_a_host_that_is_not_there_is_refused(world: World) -> None:
+    world.submit_tasks()
+    refuse(world, TaskAssignedEvent("job", 0, "nobody"))
+
+
+def test_assignment_of_a_task_that_runs_is_refused(world: World) -> None:
+    world.start_tasks()
+    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
+
+
+def test_assignment_of_a_task_that_is_over_is_refused(world: World) -> None:
+    job = world.start_tasks(max_task_failures=1)
+    world.report(job, S.FAILED, 0)
+    refuse(world, TaskAssignedEvent("job", 0, "b-0"))
+    world.report(job, S.SUCCEEDED, 1)
+    refuse(world, TaskAssignedEvent("job", 1, "b-0"))
+
+
+@pytest.mark.parametrize("index", [-1, 2, 99])
+def test_assignment_of_a_task_that_does_not_exist_is_refused(world: World, index: int) -> None:
+    world.submit_tasks()
+    refuse(world, TaskAssignedEvent("job", index, "a-0"))
+
+
+@pytest.mark.parametrize("event", [TaskAssignedEvent("job", 0, "a-0"), GangAssignedEvent("job", ("a",), (("a-0",),))])
+def test_assignment_for_a_job_that_does_not_exist_is_refused(world: World, event: Event) -> None:
+    refuse(world, event)

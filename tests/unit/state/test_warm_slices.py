@@ -1,0 +1,48 @@
+"""Slices that their owners keep warm."""
+
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.state.events import (
+    SliceReleasedEvent,
+)
+from iris_ray.state.instructions import ReclaimSlice
+from tests.support.worlds import World
+
+S = TaskState
+
+
+def test_slice_belongs_to_the_owner_of_the_gang_until_it_is_released(world: World) -> None:
+    job = world.start()
+    world.report_all(job, S.SUCCEEDED)
+    world.confirm(job)
+    assert world.state.holders == {"a": "pool-a"}
+    world.do(SliceReleasedEvent("a", "pool-b"))  # not its to release
+    assert world.state.holders == {"a": "pool-a"}
+    world.do(SliceReleasedEvent("a", "pool-a"))
+    assert world.state.holders == {}
+
+
+def test_warm_slice_of_another_owner_is_reclaimed_and_its_late_release_changes_nothing(world: World) -> None:
+    world.keep_warm("pool-b")
+    world.submit()
+    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
+    world.do(SliceReleasedEvent("a", "pool-b"))
+    assert world.state.holders["a"] == "pool-a"
+
+
+def test_own_warm_slice_is_not_reclaimed(world: World) -> None:
+    world.keep_warm("pool-a")
+    world.do(SliceReleasedEvent("a", "pool-a"))
+    job = world.submit()
+    assert world.schedule()["job"].reclaim == []
+    assert job.gang.groups == ("b",)
+
+
+def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_try(world: World) -> None:
+    """``holders`` says who keeps actors on a slice; a launch that failed changed nothing about that."""
+    world.keep_warm("pool-b")
+    job = world.submit()
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    world.now = job.gang.not_before
+    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
