@@ -65,7 +65,9 @@ class ChipHolder:
                 break
         else:
             if self._process.wait(10) == NO_NAMESPACE:
-                pytest.skip("this machine allows no mount namespace, and libtpu locks a file in /tmp")
+                pytest.skip(
+                    "libtpu locks a file in /tmp, and this kernel does not allow the mount namespace to keep the test off it"
+                )
             raise AssertionError(f"{command} ended with code {self._process.returncode}")
 
     def end(self) -> None:

@@ -115,7 +115,7 @@ def test_lock_of_a_process_outside_our_container_is_seen_without_a_pid(host: Hos
     )
     contained = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*contained, "true"], capture_output=True).returncode:
-        pytest.skip("this machine does not allow namespaces")
+        pytest.skip("the test needs a PID namespace, which this kernel does not allow its user")
     said = subprocess.run([*contained, sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "True a process that can't be seen from here"
     assert lock_holder(host.devices.lock) == holder.pid
@@ -399,7 +399,7 @@ def test_lock_file_that_is_held_is_never_removed_even_if_it_is_taken_at_the_last
 
 def test_stale_lock_file_that_can_not_be_removed_is_reported_with_what_to_do(common: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("takes two users, and so root")
+        pytest.skip("the test acts as two users, which only root can")
     lock = common / "libtpu_lockfile"
     os.chown(lock, 0, 0)
     lock.chmod(0o644)
