@@ -65,9 +65,7 @@ class ChipHolder:
                 break
         else:
             if self._process.wait(10) == NO_NAMESPACE:
-                pytest.skip(
-                    "libtpu locks a file in /tmp, and this kernel does not allow the mount namespace to keep the test off it"
-                )
+                pytest.skip("libtpu locks a file in /tmp; this kernel does not allow the mount namespace that hides it")
             raise AssertionError(f"{command} ended with code {self._process.returncode}")
 
     def end(self) -> None:
