@@ -7,7 +7,7 @@ import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import TaskLog, printable
+from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
 from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.json_output import print_json
@@ -87,11 +87,11 @@ def _pieces(
     controller: ControllerConnection, job: str, task: int, attempt: int | None, tail: int | None
 ) -> Iterator[TaskLog]:
     """Yield all output that exists now."""
-    piece = controller.fetch_task_logs(job, task, attempt, 0, PIECE_BYTES, tail)
+    piece = controller.fetch_task_logs(job, task, LogPosition(attempt, tail_lines=tail), PIECE_BYTES)
     end = piece.end
     yield piece
     while piece.next_offset < end and piece.data:
-        piece = controller.fetch_task_logs(job, task, piece.attempt, piece.next_offset, PIECE_BYTES)
+        piece = controller.fetch_task_logs(job, task, LogPosition(piece.attempt, piece.next_offset), PIECE_BYTES)
         yield piece
 
 

@@ -11,7 +11,7 @@ import ray
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
-from iris_ray.actors.wire.task_log import TaskLog
+from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.connection import join, require_cluster
 from iris_ray.client.detached_job import submit_detached
@@ -194,8 +194,8 @@ class IrisClient:
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
             require_number(what, number)
-        controller = controller_of_a_job()
-        return controller.fetch_task_logs(job_id_of(job), task_index, attempt, offset, max_bytes, tail_lines)
+        at = LogPosition(attempt, offset, tail_lines)
+        return controller_of_a_job().fetch_task_logs(job_id_of(job), task_index, at, max_bytes)
 
     def explain(self, job: JobHandle | str) -> str:
         """Return why a job waits, or what it does instead, in a sentence."""

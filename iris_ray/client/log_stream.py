@@ -24,9 +24,7 @@ class LogSource(Protocol):
 
     def job_status(self, job_id: str) -> JobStatus: ...
 
-    def fetch_task_logs(
-        self, job_id: str, task_index: int, attempt: int | None = None, *, max_bytes: int = 1 << 20
-    ) -> TaskLog: ...
+    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog: ...
 
     def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]: ...
 
@@ -92,7 +90,7 @@ def stream_logs(
     pause_s = SHORTEST_PAUSE_S
     next_word = time.monotonic() + FIRST_WORD_S
     if task_index is not None:
-        controller.fetch_task_logs(job_id, task_index, attempt, max_bytes=1)  # raises if there is no such task
+        controller.fetch_task_logs(job_id, task_index, LogPosition(attempt), 1)  # raises if there is no such task
     while True:
         status = controller.job_status(job_id)
         if status.waiting is None:

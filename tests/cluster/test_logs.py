@@ -16,7 +16,7 @@ import ray
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.actors.wire.task_log import TaskLog
+from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.cli.exits import INTERRUPTED, OK, USAGE
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import TaskCrashedError, UnknownNameError
@@ -28,8 +28,8 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, **more: Any) -> TaskLog:
-    return the_controller().fetch_task_logs(job_id, task_index, attempt, **more)
+def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, max_bytes: int = 1 << 20, **at: Any) -> TaskLog:
+    return the_controller().fetch_task_logs(job_id, task_index, LogPosition(attempt, **at), max_bytes)
 
 
 def has_last_lines(key: tuple[str, int, int]) -> bool:

@@ -208,30 +208,20 @@ class Controller:
             raise unknown(f"task of {job_id}", str(index), map(str, found))
         return found[index]
 
-    async def fetch_task_logs(
-        self,
-        job_id: str,
-        task_index: int,
-        attempt: int | None = None,
-        offset: int = 0,
-        max_bytes: int = 1 << 20,
-        tail_lines: int | None = None,
-    ) -> TaskLog:
+    async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
         """A piece of what a task has printed.
 
         Args:
             job_id, task_index: which task.
-            attempt: its attempt; None for the latest.
-            offset: where the piece begins, in bytes.
+            at: where the piece begins, and in which attempt.
             max_bytes: how long it may be.
-            tail_lines: give the last lines instead, so many.
 
         Raises:
             UnknownNameError: there is no such job, task or attempt.
         """
         await self.ping()
-        standing = log_standing(self._state, self._job(job_id), task_index, attempt)
-        return await self._logs.fetch(standing, self._state.workers, offset, max_bytes, tail_lines)
+        standing = log_standing(self._state, self._job(job_id), task_index, at.attempt)
+        return await self._logs.fetch(standing, self._state.workers, at, max_bytes)
 
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         """Pieces of what several tasks of a job have printed, by task index; tasks that do not exist are left out.
@@ -242,10 +232,7 @@ class Controller:
         await self.ping()
         job = self._job(job_id)
         there = {index: at for index, at in wanted.items() if 0 <= index < len(job.tasks)}
-        calls = (
-            self.fetch_task_logs(job_id, index, at.attempt, at.offset, max_bytes, at.tail_lines)
-            for index, at in there.items()
-        )
+        calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
         return dict(zip(there, await asyncio.gather(*calls), strict=True))
 
     async def list_workers(self) -> list[WorkerStatus]:

@@ -17,7 +17,7 @@ from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.log_files import AttemptLog, Piece, logs_directory
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import AttemptOrder
-from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, TaskLog
+from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, LogPosition, TaskLog
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.suggestions import unknown
@@ -75,12 +75,7 @@ class LogService:
             self._memory.remember(last)
 
     async def fetch(
-        self,
-        standing: "LogStanding",
-        workers: Mapping[str, Worker],
-        offset: int,
-        max_bytes: int,
-        tail_lines: int | None,
+        self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
     ) -> TaskLog:
         """A piece from the attempt's host, or if that is not to be had, its last lines."""
         log = standing.log
@@ -90,20 +85,20 @@ class LogService:
         node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
         if node_id is None:
             return self._from_memory(
-                log, offset, "the Controller was restarted and does not find the host that it ran on"
+                log, at.offset, "the Controller was restarted and does not find the host that it ran on"
             )
         worker = workers.get(node_id)
         if worker is None:
-            return self._from_memory(log, offset, "its host is gone")
+            return self._from_memory(log, at.offset, "its host is gone")
         limit = min(max(max_bytes, 1), MOST_BYTES)
-        piece = await self._read(node_id, worker.address, (*key, max(offset, 0), limit, tail_lines))
+        piece = await self._read(node_id, worker.address, (*key, max(at.offset, 0), limit, at.tail_lines))
         if isinstance(piece, Unreachable):
-            return self._from_memory(log, offset, piece.reason)
+            return self._from_memory(log, at.offset, piece.reason)
         if piece is None:
             deleted = standing.log.finished
             said = "its host has no log of it: it never started, or its log was deleted" if deleted else None
             return replace(log, from_host=True, note=said)
-        lost = piece.offset - offset if tail_lines is None else 0
+        lost = piece.offset - at.offset if at.tail_lines is None else 0
         note = f"the {lost} bytes before were deleted on its host: only the newest are kept" if lost > 0 else None
         return replace(log, offset=piece.offset, data=piece.data, end=piece.end, from_host=True, note=note)
 

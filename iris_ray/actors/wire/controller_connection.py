@@ -138,29 +138,15 @@ class ControllerConnection:
 
     # -- logs ------------------------------------------------------------------------------------------------------
 
-    def fetch_task_logs(
-        self,
-        job_id: str,
-        task_index: int,
-        attempt: int | None = None,
-        offset: int = 0,
-        max_bytes: int = 1 << 20,
-        tail_lines: int | None = None,
-    ) -> TaskLog:
-        """Return a piece of what a task has printed.
-
-        Args:
-            job_id, task_index: which task.
-            attempt: its attempt; None for the latest.
-            offset: where the piece begins, in bytes.
-            max_bytes: how long it may be.
-            tail_lines: give the last lines instead, so many.
+    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
+        """Return a piece of what a task has printed, of at most so many bytes.
 
         Raises:
             UnknownNameError: there is no such job, task or attempt.
         """
-        args = job_id, task_index, attempt, offset, max_bytes, tail_lines
-        log: TaskLog = self._ask(lambda controller: controller.fetch_task_logs.remote(*args))
+        log: TaskLog = self._ask(
+            lambda controller: controller.fetch_task_logs.remote(job_id, task_index, at, max_bytes)
+        )
         return log
 
     def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:

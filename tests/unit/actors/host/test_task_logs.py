@@ -50,8 +50,8 @@ class Story:
         self.attempts = attempts  # by attempt, task, piece
         self.attempt, self.told = 1, 0
 
-    def fetch_task_logs(self, job_id: str, task_index: int, attempt: int | None = None, **_: object) -> TaskLog:
-        return self.log(task_index, LogPosition(attempt), 1)
+    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
+        return self.log(task_index, at, max_bytes)
 
     def job_status(self, job_id: str) -> Any:
         self.told += 1

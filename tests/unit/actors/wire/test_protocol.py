@@ -75,7 +75,7 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "job_status": ["job_id"],
         "list_tasks": ["job_id"],
         "task_status": ["job_id", "index"],
-        "fetch_task_logs": ["job_id", "task_index", "attempt", "offset", "max_bytes", "tail_lines"],
+        "fetch_task_logs": ["job_id", "task_index", "at", "max_bytes"],
         "fetch_logs": ["job_id", "wanted", "max_bytes"],
         "note_last_lines": ["batch"],
         "cancel": ["job_id", "reason"],
