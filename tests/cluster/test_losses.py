@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -106,20 +105,11 @@ def test_frozen_host_is_noticed_and_replaced(cluster: SimulatedCluster, trace: T
 
 def test_exception_after_an_announced_preemption_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """Even if the user's code raises because of it, before the host is gone."""
-    directory = trace.directory
-
-    def raise_when_told(facts: dict[str, Any]) -> str:
-        while not (directory / "finish").exists():
-            if facts["attempt"] == 1 and (directory / "told").exists():
-                raise ConnectionError("peer went away")
-            time.sleep(0.02)
-        return facts["slice"]
-
-    ref = run_on_pod_ray.remote(trace.gang(raise_when_told), "v4-16", max_retries_failure=0)
+    ref = run_on_pod_ray.remote(trace.gang_that_raises_when_told(), "v4-16", max_retries_failure=0)
     first = trace.wait_for_tasks(2)
     preemption = cluster.preempt_slice(first[0]["slice"], notice_s=6)
     time.sleep(2)
-    Path(directory, "told").touch()
+    trace.tell()
     second = trace.wait_for_tasks(2, attempt=2)
     assert second[0]["slice"] != first[0]["slice"]
     trace.finish()

@@ -32,20 +32,11 @@ def test_exception_after_a_preemption_that_only_the_metadata_server_announces_co
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
     """Even if the user's code raises because of it, before the hosts are gone; and they get nothing new."""
-    directory = trace.directory
-
-    def raise_when_told(facts: dict[str, Any]) -> str:
-        while not (directory / "finish").exists():
-            if facts["attempt"] == 1 and (directory / "told").exists():
-                raise ConnectionError("peer went away")
-            time.sleep(0.02)
-        return facts["slice"]
-
-    ref = run_on_pod_ray.remote(trace.gang(raise_when_told), "v4-16", max_retries_failure=0)
+    ref = run_on_pod_ray.remote(trace.gang_that_raises_when_told(), "v4-16", max_retries_failure=0)
     doomed = trace.wait_for_tasks(2)[0]["slice"]
     cluster.preempt_slice(doomed, notice_s=1000, heard_by="metadata")
     assert [wait_for_notice(cluster, doomed, worker_id) for worker_id in (0, 1)] == [PREEMPTED] * 2
-    (directory / "told").touch()
+    trace.tell()
     other = trace.wait_for_tasks(2, attempt=2)[0]["slice"]
     assert other != doomed
     trace.finish()

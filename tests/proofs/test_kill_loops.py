@@ -45,16 +45,19 @@ def test_host_killed_at_any_moment_ends_in_the_right_results(
     wait_until(lambda: not any(alive(start["pid"]) for start in trace.starts()), 20)
 
 
-@pytest.mark.usefixtures("cluster")
-def test_controller_killed_again_and_again_costs_no_job_anything(tmp_path: Path, kills: int) -> None:
-    """Every job ends with the right result and the right counts."""
-    crowd = Crowd(tmp_path)
+def kill_controllers_under(crowd: Crowd | CrowdOfTasks, kills: int) -> None:
     for _ in range(kills):
         crowd.fill_up()
         time.sleep(crowd.chance.uniform(0.5, 4.0))
         kill_controller()
         crowd.check_ended()
     crowd.check_all()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_controller_killed_again_and_again_costs_no_job_anything(tmp_path: Path, kills: int) -> None:
+    """Every job ends with the right result and the right counts."""
+    kill_controllers_under(Crowd(tmp_path), kills)
 
 
 @pytest.mark.proof
@@ -64,13 +67,7 @@ def test_controller_killed_again_and_again_costs_no_independent_task_anything(
     """Each task runs as often as its attempts say, and is charged for its own failures alone."""
     for _ in range(2):
         cluster.add_slice("v4-8")
-    crowd = CrowdOfTasks(tmp_path)
-    for _ in range(kills):
-        crowd.fill_up()
-        time.sleep(crowd.chance.uniform(0.5, 4.0))
-        kill_controller()
-        crowd.check_ended()
-    crowd.check_all()
+    kill_controllers_under(CrowdOfTasks(tmp_path), kills)
 
 
 @pytest.mark.proof

@@ -90,6 +90,23 @@ class Trace:
 
         return traced
 
+    def gang_that_raises_when_told(self) -> Callable[[], Any]:
+        """Return a gang's function that raises in its first attempt once `tell` is called; see `gang`."""
+        directory = self.directory
+
+        def raise_when_told(facts: dict[str, Any]) -> str:
+            while not (directory / "finish").exists():
+                if facts["attempt"] == 1 and (directory / "told").exists():
+                    raise ConnectionError("peer went away")
+                time.sleep(0.02)
+            name: str = facts["slice"]
+            return name
+
+        return self.gang(raise_when_told)
+
+    def tell(self) -> None:
+        (self.directory / "told").touch()
+
 
 def slice_of_this_task() -> str:
     """The name of the slice that the calling task runs on."""
