@@ -117,7 +117,7 @@ class IrisClient:
             max_task_failures: failed attempts of all tasks in all, retried ones too, that the job survives. None: it
                 fails with the first task, or gang, whose retries are used up.
             priority: which jobs it goes before.
-            scheduling_timeout: seconds by which every task must have run, or the job is given up.
+            scheduling_timeout: seconds by which a task must have run, or the job is given up; 0 or less: never.
             env: environment variables of the tasks. Those that act when a process starts (``LD_…``, ``PYTHON…``,
                 ``RAY_…`` and their kind, see `task_environment.py`) travel as Ray's ``runtime_env``, whose values Ray's
                 own logs show: no secrets in them.

@@ -92,8 +92,8 @@ class JobSpec:
         max_retries_preemption: further attempts of a gang after lost hosts.
         max_task_failures: failed attempts in the job's whole life, retried ones too, that it survives. None: only a
             gang whose retries are used up fails the job.
-        scheduling_timeout: seconds after submission by which every task must have run, or the job is given up as
-            unschedulable; None: it waits.
+        scheduling_timeout: seconds after submission by which some task must have run, or the job is given up as
+            unschedulable. None, and 0 or less (kept as None): it waits for as long as it takes.
         spares: slices that are held ready beside those that the gang runs on, to take the place of a lost one.
         grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
             free; None: it never does. After a loss it does not wait so long.
@@ -131,6 +131,8 @@ class JobSpec:
                 object.__setattr__(self, name, tuple(value))
         _require_valid(self)
         object.__setattr__(self, "resources", dict(self.resources))
+        if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
+            object.__setattr__(self, "scheduling_timeout", None)
 
     @property
     def requirement(self) -> Requirement:
@@ -167,7 +169,7 @@ def _require_valid(spec: JobSpec) -> None:
         raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
     if spec.grow_after is not None and not _is_amount(spec.grow_after):
         raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
-    if spec.scheduling_timeout is not None and not _is_amount(spec.scheduling_timeout):
+    if spec.scheduling_timeout is not None and not _is_number(spec.scheduling_timeout):
         raise InvalidJobError(
             f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
         )
@@ -216,4 +218,8 @@ def _require_int(who: str, name: str, value: Any, least: int) -> None:
 
 
 def _is_amount(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    return _is_number(value) and 0 <= value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf

@@ -45,7 +45,6 @@ class Gang:
         quick_ends: attempts in a row that ended soon after their start.
         groups_wanted: the number of groups that it ran on before it lost some.
         notice: the notice that its current attempt has, or None.
-        started: whether any attempt ever ran.
         error: the first cause of the latest attempt's end, in words.
     """
 
@@ -63,7 +62,6 @@ class Gang:
     quick_ends: int = 0
     groups_wanted: int = 0
     notice: Notice | None = None
-    started: bool = False
     error: str | None = None
 
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
@@ -106,6 +104,7 @@ class Job:
         pending: positions of the gangs that wait for hosts, in the order in which they are placed.
         failures, preemptions: charged to any of its gangs so far.
         spares_made: how many spares have been made for it; numbers their ids.
+        started: whether any task of it ever ran; such a job waits for as long as it takes.
         error: why its latest attempt, or the job, ended, in words.
     """
 
@@ -119,6 +118,7 @@ class Job:
     failures: int = 0
     preemptions: int = 0
     spares_made: int = 0
+    started: bool = False
     error: str | None = None
 
     @property

@@ -78,7 +78,7 @@ class Cycle:
 
     def _wait(self, job: Job, gang: Gang, available: Availability, failed: FailedPlacement) -> None:
         job_id = job.spec.job_id
-        if not gang.started and (problem := self._impossible.problem_of(job.requirement)) is not None:
+        if not job.started and (problem := self._impossible.problem_of(job.requirement)) is not None:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
             return
         kept = self._keep(job, gang, available)

@@ -31,13 +31,9 @@ class Deadlines:
         return job.spec.coscheduling is not None and self.now < job.gang.returning_until
 
     def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
-        """Return the event that ends a job which did not run within its ``scheduling_timeout``, or None."""
+        """Return the event that ends a job of which nothing ran within its ``scheduling_timeout``, or None."""
         timeout = job.spec.scheduling_timeout
-        waited = self.now - job.submitted_at
-        if timeout is None or waited <= timeout:
-            return None
-        never_ran = next((job.gangs[p] for p in job.pending if not job.gangs[p].started), None)
-        if never_ran is None:
+        if timeout is None or job.started or self.now - job.submitted_at <= timeout:
             return None
         why = f"it did not get to run within its scheduling_timeout of {timeout:g} s"
-        return TaskUnschedulableEvent(job.spec.job_id, never_ran.tasks[0].index, why)
+        return TaskUnschedulableEvent(job.spec.job_id, next(iter(job.pending)), why)

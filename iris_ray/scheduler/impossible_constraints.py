@@ -19,18 +19,32 @@ class ImpossibleConstraints:
         self._found: dict[Requirement, str | None] = {}
 
     def problem_of(self, requirement: Requirement) -> str | None:
-        """Return what is wrong with a constraint that no worker with the attribute can be compared with, or None."""
+        """Return what is wrong with a constraint, or None: no worker that could serve the job can be compared."""
         if requirement not in self._found:
-            self._found[requirement] = next(filter(None, map(self._problem, requirement.constraints)), None)
+            problems = (self._problem(constraint, requirement) for constraint in requirement.constraints)
+            self._found[requirement] = next(filter(None, problems), None)
         return self._found[requirement]
 
-    def _problem(self, constraint: Constraint) -> str | None:
+    def _problem(self, constraint: Constraint, requirement: Requirement) -> str | None:
+        """Return why no host that satisfies the requirement's other constraints can evaluate this one."""
+        others = [other for other in requirement.constraints if other is not constraint]
         error: TypeError | None = None
         for worker in self._workers if constraint.orders else ():
             try:
-                if constraint.key in worker.attributes:
+                if constraint.key in worker.attributes and _satisfies(worker, others):
                     constraint.matches(worker.attributes)
                     return None
             except TypeError as not_comparable:
                 error = not_comparable
         return f"{constraint} can't be evaluated on any host: {error}" if error else None
+
+
+def _satisfies(worker: Worker, constraints: Collection[Constraint]) -> bool:
+    """Return whether a worker satisfies all constraints that it can evaluate."""
+    for constraint in constraints:
+        try:
+            if not constraint.matches(worker.attributes):
+                return False
+        except TypeError:
+            continue
+    return True

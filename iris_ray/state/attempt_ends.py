@@ -42,12 +42,12 @@ class AttemptEnds:
             change.instructions.finished.append(event.job_id)
 
     def unschedulable(self, event: TaskUnschedulableEvent, change: Change) -> None:
-        """Give up a gang that never ran, and its job with it."""
+        """Give up a job of which nothing ever ran, for one of its gangs."""
         job = self._table.jobs.get(event.job_id)
         if job is None or job.state.finished:
             return
         gang = self._table.gang(job, 0 if job.spec.coscheduling else event.task_index)
-        if not gang.pending or gang.started:
+        if not gang.pending or job.started:
             return  # it has run after all
         move_all(job, gang, TaskState.UNSCHEDULABLE, event.reason)
         self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {event.reason}", change)
@@ -154,7 +154,7 @@ class AttemptEnds:
             started: whether any task of the attempt ran.
         """
         self._table.changed(job.spec.job_id)
-        gang.started = gang.started or started
+        job.started = job.started or started
         if started:
             retry_budget.count_quick_end(gang, change.now)
             if retry_budget.is_its_own_doing(gang, cause, self._fleet.workers.get(cause.node_id or "")):

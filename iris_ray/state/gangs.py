@@ -150,7 +150,7 @@ class Gangs:
             change.instructions.finished.append(job.spec.job_id)
 
     def _has_started(self, job: Job, gang: Gang, change: Change) -> None:
-        gang.started = True
+        job.started = True
         gang.running_since = min(gang.running_since, change.now)
         self._table.changed(job.spec.job_id)
 

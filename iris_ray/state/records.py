@@ -12,7 +12,7 @@ from iris_ray.errors import UnknownRecordError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Job
 
-RECORD_VERSION = 3
+RECORD_VERSION = 4
 """Raise it whenever the fields of a class inside a record change; a test compares them with a list."""
 
 _HEADER = b"iris_ray job record %d" % RECORD_VERSION

@@ -64,10 +64,10 @@ class SpareJobs:
         assert spec.spare_for is not None
         self._table.submit(spec, change.now)
         self._table.changed(spec.spare_for.job_id)  # it counts them
-        gang = self._table.jobs[spec.job_id].gang
-        gang.started = True  # like its job; so it is never given up as unschedulable
+        spare = self._table.jobs[spec.job_id]
+        spare.started = True  # like its job; so it is never given up as unschedulable
         if spec.spare_for.purpose is SparePurpose.REPLACEMENT:
-            gang.returning_until = math.inf
+            spare.gang.returning_until = math.inf
 
     def _drop(self, spare: Job, change: Change) -> None:
         """Free what a spare holds at once, since no user code runs there. Its owner keeps the slices warm."""

@@ -113,7 +113,7 @@ class ReferencePlan:
         """Whether one was placed. If not, the job is done with for this time."""
         spec, gangs = job.spec, self.unplaced[job.spec.job_id]
         timeout = spec.scheduling_timeout
-        if timeout is not None and self.now - job.submitted_at > timeout and any(not gang.started for gang in gangs):
+        if timeout is not None and self.now - job.submitted_at > timeout and not job.started:
             self.timed_out.add(spec.job_id)
             return False
         paused = [gang for gang in gangs if gang.not_before > self.now]
@@ -127,7 +127,7 @@ class ReferencePlan:
         if chosen:
             self.take(job, gang, chosen)
             gangs.remove(gang)
-        elif not gang.started and any(is_hopeless(constraint, self.workers) for constraint in spec.constraints):
+        elif not job.started and any(is_hopeless(one, spec.constraints, self.workers) for one in spec.constraints):
             self.unschedulable.add(spec.job_id)
         else:
             self.keep(job, gang, options)
@@ -366,9 +366,15 @@ def is_an_error(constraint: Constraint, attributes: Attributes) -> bool:
     return False
 
 
-def is_hopeless(constraint: Constraint, workers: list[Worker]) -> bool:
-    """Whether it can't be evaluated on any of the workers that have the attribute."""
-    having = [worker for worker in workers if constraint.key in worker.attributes]
+def is_hopeless(constraint: Constraint, all_of_them: tuple[Constraint, ...], workers: list[Worker]) -> bool:
+    """Whether it can't be evaluated on any of the workers that have the attribute and satisfy the other constraints."""
+    others = [other for other in all_of_them if other is not constraint]
+    having = [
+        worker
+        for worker in workers
+        if constraint.key in worker.attributes
+        and all(is_an_error(other, worker.attributes) or satisfies(other, worker.attributes) for other in others)
+    ]
     return bool(having) and all(is_an_error(constraint, worker.attributes) for worker in having)
 
 

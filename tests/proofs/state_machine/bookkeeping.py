@@ -212,7 +212,7 @@ class Bookkeeper:
                     self.account.verdicts[job_id] = JobState.KILLED
             case TaskUnschedulableEvent(job_id, index) if job_id in before and not before[job_id].state.finished:
                 gang = before[job_id].gangs[0 if self.state.jobs[job_id].spec.coscheduling else index]
-                if gang.states[0] is S.PENDING and not gang.started:
+                if gang.states[0] is S.PENDING and not before[job_id].started:
                     self.account.verdicts[job_id] = JobState.UNSCHEDULABLE
             case WorkerBlamedEvent(node_id, job_id, _, by_user_code) if node_id in self.state.workers:
                 self.blame(node_id, job_id, by_user_code)

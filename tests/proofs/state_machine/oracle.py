@@ -169,7 +169,6 @@ class Oracle(Bookkeeper):
         assert now.attempt - was.attempt == (was.states[0] is S.PENDING and now.states[0] is S.ASSIGNED)
         assert now.failures + now.preemptions <= now.attempt
         assert S.PENDING not in now.states or set(now.node_ids) == {None}
-        assert now.started >= was.started
         if ended_by is None:
             return
         for_good = self.account.failed_for_good if ended_by is S.FAILED else self.account.lost_for_good
@@ -405,8 +404,8 @@ class Oracle(Bookkeeper):
         assert len(given_up) == len(set(given_up))
         assert not set(given_up) & (placed.keys() | plan.pending_reasons.keys())
         for event in (*plan.timed_out, *plan.unschedulable):
-            gang = self.state.jobs[event.job_id].gang_of(event.task_index)
-            assert (gang.pending, gang.started) == (True, False)
+            job = self.state.jobs[event.job_id]
+            assert (job.gang_of(event.task_index).pending, job.started) == (True, False)
         for job_id, job in self.state.jobs.items():
             left = set(job.pending) - placed.get(job_id, set())
             assert (job_id in plan.pending_reasons or job_id in given_up) == bool(left), (

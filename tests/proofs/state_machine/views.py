@@ -24,7 +24,6 @@ class GangView(NamedTuple):
     dispatch_failures: int
     not_before: float
     groups: tuple[str, ...]
-    started: bool
     error: str | None
 
     @property
@@ -44,6 +43,7 @@ class JobView(NamedTuple):
     state: JobState
     failures: int
     preemptions: int
+    started: bool
     error: str | None
     gangs: tuple[GangView, ...]
 
@@ -58,14 +58,13 @@ def view(gang: Gang) -> GangView:
         gang.dispatch_failures,
         gang.not_before,
         gang.groups,
-        gang.started,
         gang.error,
     )
 
 
 def view_jobs(state: ControllerState) -> dict[str, JobView]:
     return {
-        job_id: JobView(job.state, job.failures, job.preemptions, job.error, tuple(map(view, job.gangs)))
+        job_id: JobView(job.state, job.failures, job.preemptions, job.started, job.error, tuple(map(view, job.gangs)))
         for job_id, job in state.jobs.items()
     }
 

@@ -97,7 +97,12 @@ def test_job_with_a_budget_of_0_is_taken(option: str) -> None:
     assert getattr(tasks_spec(**changes), option) == 0
 
 
-@pytest.mark.parametrize("value", [-1, -0.5, True, math.nan, math.inf, -math.inf, "60", [60]], ids=repr)
+@pytest.mark.parametrize("value", [0, -1, -0.5])
+def test_scheduling_timeout_of_0_or_less_means_never(value: float) -> None:
+    assert tasks_spec(scheduling_timeout=value).scheduling_timeout is None
+
+
+@pytest.mark.parametrize("value", [True, math.nan, math.inf, -math.inf, "60", [60]], ids=repr)
 def test_job_with_a_bad_scheduling_timeout_is_refused_by_name(value: Any) -> None:
     with pytest.raises(InvalidJobError, match=r"scheduling_timeout.*seconds, or None"):
         tasks_spec(scheduling_timeout=value)

@@ -311,7 +311,7 @@ def test_reason_is_given_for_every_pending_job_and_for_no_other(world: World) ->
     world.submit("impossible", tpu_type="v4-512")
     world.submit("picky", constraints=(LARGE_POOL,))
     world.submit("odd", constraints=(Constraint(TPU_TOPOLOGY, OP.GT, 4),))
-    world.submit("late", slices=(9,), scheduling_timeout=0.0)
+    world.submit("late", slices=(9,), scheduling_timeout=0.05)
     world.submit_tasks("cpus", resources={"CPU": 99.0})
     world.submit("starts", tpu_type="v4-32")
     world.do(JobCancelledEvent(world.submit("cancelled").spec.job_id, "enough"))

@@ -68,7 +68,8 @@ def test_plan_job_with_a_constraint_that_no_host_can_evaluate_is_given_up_in_any
     swap: bool,
 ) -> None:
     world = World()
-    world.add_slice("a")
+    for number in range(4):
+        world.do(labelled("a", number, "v4-32", pool="x"))
     constraints = (Constraint("pool", Op.EXISTS), Constraint("tpu-topology", Op.GT, 4))
     submit_gang(world, "job", constraints=constraints[::-1] if swap else constraints)
     assert [event.job_id for event in world.plan().unschedulable] == ["job"]

@@ -14,7 +14,6 @@ from iris_ray.state.events import (
     JobCancelledEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
-    TaskUnschedulableEvent,
     WorkerFailedEvent,
 )
 from iris_ray.state.instructions import Instructions, StopAttempt
@@ -294,7 +293,7 @@ def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(worl
 # -- capacity -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed", "timed out"])
+@pytest.mark.parametrize("end", ["failed", "failed for good", "succeeded", "cancelled", "dispatch failed"])
 def test_capacity_of_a_task_that_ended_is_taken_until_its_end_is_confirmed(world: World, end: str) -> None:
     retries = 0 if end == "failed for good" else 1
     job = world.start_tasks(replicas=5, max_retries_failure=retries)
@@ -302,7 +301,6 @@ def test_capacity_of_a_task_that_ended_is_taken_until_its_end_is_confirmed(world
         "succeeded": lambda: world.report(job, S.SUCCEEDED, 1),
         "cancelled": lambda: world.do(JobCancelledEvent("job", "enough")),
         "dispatch failed": lambda: world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 1), "no answer", world.now)),
-        "timed out": lambda: world.do(TaskUnschedulableEvent("job", 4, "too late")),
     }
     ends.get(end, lambda: world.report(job, S.FAILED, 1))()
     assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}

@@ -15,11 +15,9 @@ from tests.support.worlds import World, charged, host, task_states
 S = TaskState
 
 
-def test_timeout_gives_up_a_task_that_never_ran_and_ends_the_rest_of_the_job(world: World) -> None:
+def test_timeout_gives_up_a_job_of_which_nothing_ran_and_ends_all_of_it(world: World) -> None:
     job = world.submit_tasks(replicas=6, scheduling_timeout=60.0)
     world.schedule()
-    world.report(job, S.RUNNING, 0)
-    world.report(job, S.SUCCEEDED, 1)
     world.now += 60.0
     assert world.plan().timed_out == []
     world.now += 0.1
@@ -29,11 +27,23 @@ def test_timeout_gives_up_a_task_that_never_ran_and_ends_the_rest_of_the_job(wor
     assert "60 s" in late.reason
     instructions = world.do(late)
     assert instructions.finished == ["job"]
-    assert sorted(stop.attempt.gang for stop in instructions.stop) == [0, 2, 3]
-    assert task_states(job) == [S.KILLED, S.SUCCEEDED, S.KILLED, S.KILLED, S.UNSCHEDULABLE, S.KILLED]
+    assert sorted(stop.attempt.gang for stop in instructions.stop) == [0, 1, 2, 3]
+    assert task_states(job) == [S.KILLED, S.KILLED, S.KILLED, S.KILLED, S.UNSCHEDULABLE, S.KILLED]
     assert (job.state, job.tasks[4].error) == (JobState.UNSCHEDULABLE, late.reason)
-    assert all("job/task-4" in (job.tasks[index].error or "") for index in (0, 2, 3, 5))
+    assert all("job/task-4" in (job.tasks[index].error or "") for index in (0, 1, 2, 3, 5))
     assert world.plan().timed_out == []
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.SUCCEEDED, S.WORKER_FAILED])
+def test_timeout_does_not_concern_a_job_of_which_one_task_ran(world: World, state: TaskState) -> None:
+    job = world.submit_tasks(replicas=6, scheduling_timeout=60.0, max_retries_preemption=1)
+    world.schedule()
+    world.report(job, state, 0)
+    world.now += 1000.0
+    plan = world.plan()
+    assert (plan.timed_out, plan.unschedulable) == ([], [])
+    assert plan.pending_reasons.keys() == {"job"}
+    assert world.do(TaskUnschedulableEvent("job", 5, "too late")) == Instructions()
 
 
 def test_timeout_gives_up_a_gang_that_never_ran(world: World) -> None:
@@ -128,3 +138,12 @@ def test_constraint_that_can_not_be_evaluated_ends_the_job_and_nothing_else(worl
     assert "tpu-topology < 4" in given_up.reason
     world.do(given_up)
     assert (odd.state, task_states(odd)) == (JobState.UNSCHEDULABLE, [S.UNSCHEDULABLE, S.KILLED])
+
+
+def test_job_given_up_holds_its_hosts_until_the_ends_of_its_launches_are_confirmed(world: World) -> None:
+    job = world.submit_tasks(replicas=5, scheduling_timeout=60.0)
+    world.schedule()
+    world.do(TaskUnschedulableEvent("job", 4, "too late"))
+    assert world.busy() == {"a-0", "a-1", "b-0", "b-1"}
+    world.confirm(job, 1, index=1)
+    assert world.busy() == {"a-0", "b-0", "b-1"}
