@@ -218,7 +218,7 @@ def _require_int(who: str, name: str, value: Any, least: int) -> None:
 
 
 def _is_amount(value: Any) -> bool:
-    return _is_number(value) and 0 <= value
+    return _is_number(value) and value >= 0
 
 
 def _is_number(value: Any) -> bool:
