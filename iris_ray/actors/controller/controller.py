@@ -1,8 +1,8 @@
 """The cluster's Controller: one detached actor that sees every TPU host and every job, and decides who runs where.
 
 It holds no user code and nothing of its callers. All decisions are made by the pure core. This module is what may be
-asked of it; the other modules of this room do the work: `event_processor`, `planner`, `dispatcher`, `node_diff`,
-`recovery`, `journal`, `pool_registry`, `log_service`, `maintenance_service`.
+asked of it; the other modules of this room do the work: `event_processor`, `dispatcher`, `node_diff`, `recovery`,
+`journal`, `pool_registry`, `log_service`, `maintenance_service`.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
-from iris_ray.actors.controller.planner import Planner
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.status_views import job_status, task_statuses, worker_status
@@ -46,6 +45,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import TPU_NAME
+from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     Event,
@@ -78,7 +78,7 @@ class Controller:
         self._state = ControllerState()
         self._journal = Journal()
         self._background = BackgroundTasks(self._background_failed)
-        self._planner = Planner(self._state)
+        self._planner = Planner(self._state, look_again_s=NODE_POLL_S)
         self._events = EventProcessor(self._state, self._planner, self._journal, self._background)
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
-from iris_ray.actors.controller.planner import Placement
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
@@ -16,6 +15,7 @@ from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import NotYetError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState
+from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

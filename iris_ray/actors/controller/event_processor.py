@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.planner import Planner
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.errors import DeposedError
+from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import Event, TimePassedEvent

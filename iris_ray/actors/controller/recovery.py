@@ -9,8 +9,8 @@ from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
-from iris_ray.actors.controller.planner import Placement
 from iris_ray.actors.controller.pool_registry import POOL_GONE, PoolRegistry
+from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, SliceHeldEvent, TimePassedEvent

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 
 from iris_ray.actors.controller.dispatcher import Dispatcher
-from iris_ray.actors.controller.planner import Placement
 from iris_ray.actors.wire.answers import Gone
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.model.ids import AttemptId
+from iris_ray.scheduler.planner import Placement
 from iris_ray.state.events import Event, TaskDispatchFailedEvent
 
 ATTEMPT = AttemptId("job", 1)

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from iris_ray.actors.controller.node_table import NODE_POLL_S
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.scheduler.scheduler import Scheduler
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import TaskAssignedEvent
@@ -34,16 +34,23 @@ class Placement:
 class Planner:
     """Asks the scheduler and commits what it proposes.
 
+    Args:
+        state: is planned for, and changed by what is committed.
+        look_again_s: after so many seconds a plan is made anew though nothing has changed: pauses and other time limits
+            may have passed.
+        scheduler: makes the plans.
+
     Attributes:
         pending_reasons: why each pending job waits, by job id, from the latest plan.
         counts: jobs that starved, timed out or turned out to be unschedulable, since this Controller began.
     """
 
-    def __init__(self, state: ControllerState) -> None:
+    def __init__(self, state: ControllerState, look_again_s: float, scheduler: Scheduler | None = None) -> None:
         self.pending_reasons: Mapping[str, PendingReason] = {}
         self.counts: Counter[str] = Counter()
         self._state = state
-        self._scheduler = Scheduler()
+        self._look_again_s = look_again_s
+        self._scheduler = scheduler or Scheduler()
         self._starved: set[str] = set()
         self._planned_for = (0, 0)
         self._planned_at = 0.0
@@ -56,7 +63,7 @@ class Planner:
             instructions: what the commits want done besides is added here.
         """
         state = self._state
-        recent, fleet_version = now < self._planned_at + NODE_POLL_S, self._planned_for[0]
+        recent, fleet_version = now < self._planned_at + self._look_again_s, self._planned_for[0]
         if recent and self._planned_for == (state.fleet.version, state.queue_version):
             return []  # nothing has changed that a plan depends on
         still_waiting = self.pending_reasons if recent and fleet_version == state.fleet.version else None
