@@ -9,6 +9,7 @@
     │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written
     │   ├── InvalidJobError                  a job whose parts don't go together
     │   ├── UnknownNameError                 no such job, task, host or slice; the message names the nearest
+    │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
@@ -59,6 +60,10 @@ class InvalidJobError(InvalidRequestError):
 
 class UnknownNameError(InvalidRequestError):
     """No such job, task, host or slice; the message names the nearest ones that exist."""
+
+
+class InvalidSimulationError(InvalidRequestError):
+    """A fleet, a workload or a trace that can't be simulated as written; the message names the place."""
 
 
 class InvalidFunctionError(InvalidRequestError):

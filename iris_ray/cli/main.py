@@ -18,6 +18,7 @@ from iris_ray.cli.ls import ls
 from iris_ray.cli.options import address_option
 from iris_ray.cli.provision import provision
 from iris_ray.cli.run import run
+from iris_ray.cli.simulate import simulate
 from iris_ray.cli.status import status
 from iris_ray.cli.submit import submit
 from iris_ray.cli.taint import taint, untaint
@@ -29,7 +30,7 @@ SECTIONS: Mapping[str, tuple[click.Command, ...]] = {
     "Run": (run, submit, demo),
     "Jobs": (ls, status, tasks, logs, why, cancel),
     "Slices and hosts": (workers, drain, undrain, taint, untaint),
-    "The cluster": (controller, doctor, provision),
+    "The cluster": (controller, doctor, provision, simulate),
 }
 
 _EPILOG = """

@@ -1,6 +1,7 @@
 """From the state to a plan, and from the plan to committed assignments."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -79,6 +80,10 @@ class Planner:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
         apply_all(state, (*result.timed_out, *result.unschedulable), instructions)
         return placements if done else placements + self.plan(now, instructions)
+
+    def look_again(self) -> None:
+        """Make the next plan anew, though nothing may have changed: a time limit has passed."""
+        self._planned_at = -math.inf
 
     def _commit(self, result: SchedulingResult, instructions: Instructions) -> list[Placement]:
         placements = []

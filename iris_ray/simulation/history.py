@@ -68,6 +68,11 @@ class JobHistory:
     def user(self) -> str:
         return self.spec.user
 
+    def waited_s(self, now: float) -> float:
+        """Return for how many seconds it waited for its first hosts, or has waited by now."""
+        until = now if self.assigned_at is None else self.assigned_at
+        return max(0.0, min(until, now if self.ended_at is None else self.ended_at) - self.submitted_at)
+
     @property
     def band(self) -> PriorityBand:
         return self.spec.priority

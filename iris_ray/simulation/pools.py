@@ -63,6 +63,7 @@ class SimulatedPools:
         agenda: the clock, and what is to happen later.
         state: read only; what happens comes to it as events.
         apply: takes these events.
+        look_at: has a plan made at a time.
         history: is told what happens.
         timings: how long everything takes.
 
@@ -75,6 +76,7 @@ class SimulatedPools:
         agenda: Agenda,
         state: ControllerState,
         apply: Callable[[Iterable[Event]], None],
+        look_at: Callable[[float], None],
         history: History,
         timings: Timings,
     ) -> None:
@@ -82,6 +84,7 @@ class SimulatedPools:
         self._agenda = agenda
         self._state = state
         self._apply = apply
+        self._look_at = look_at
         self._history = history
         self._timings = timings
         self._work: dict[str, SimulatedJob] = {}
@@ -252,6 +255,11 @@ class SimulatedPools:
         self._apply([*events, AttemptEndConfirmedEvent(attempt.id)])
         self._history.freed(attempt.id, self._agenda.now)
         self._leave(attempt)
+        job = self._state.jobs.get(attempt.id.job_id)
+        if job is not None and (gang := job.gang_of(attempt.id.gang)).pending:
+            for when in (gang.not_before, gang.returning_until):
+                if when > self._agenda.now:
+                    self._look_at(when)
 
     def _leave(self, attempt: Attempt) -> None:
         """Keep the slices of an attempt warm for a while. Those that broke are released at once."""

@@ -16,7 +16,7 @@ from iris_ray.state import ControllerState
 from iris_ray.state.events import Event, JobCancelledEvent, JobSubmittedEvent, TimePassedEvent
 from iris_ray.state.instructions import Instructions
 
-LOOK_AGAIN_S = 30.0
+LOOK_AGAIN_S = 60.0
 
 
 class Simulation:
@@ -28,7 +28,7 @@ class Simulation:
         plan_every_s: plans are made at multiples of so many seconds only, for speed; 0: after whatever happens, as the
             Controller does.
         look_again_s: how long the latest plan holds while jobs wait and nothing happens. The Controller looks twice a
-            second.
+            second. Pauses and timeouts end at their time anyway.
         check_every: after so many events the state checks its invariants, for tests; 0: never.
 
     Attributes:
@@ -50,9 +50,11 @@ class Simulation:
         self.state = ControllerState()
         self.agenda = Agenda()
         self.history = History()
-        self.pools = SimulatedPools(self.agenda, self.state, self.apply, self.history, timings or Timings())
-        self.hosts = SimulatedHosts(self.agenda, self.state.fleet, self.apply, self.history, self.pools)
         self._planner = Planner(self.state, look_again_s, Scheduler(backfill_bound_s))
+        self.pools = SimulatedPools(
+            self.agenda, self.state, self.apply, self.look_at, self.history, timings or Timings()
+        )
+        self.hosts = SimulatedHosts(self.agenda, self.state.fleet, self.apply, self.history, self.pools)
         self._plan_every_s = plan_every_s
         self._look_again_s = look_again_s
         self._check_every = check_every
@@ -100,6 +102,10 @@ class Simulation:
             self._take_turn()
         self.agenda.now = end
 
+    def look_at(self, when: float) -> None:
+        """Have a plan made at that time, whether anything happens or not."""
+        self.agenda.at(when, self._planner.look_again)
+
     def apply(self, events: Iterable[Event]) -> None:
         """Change the state."""
         state, history, instructions = self.state, self.history, self._instructions
@@ -129,7 +135,7 @@ class Simulation:
         self.pools.carry_out(instructions, placements)
         if self._planner.pending_reasons and self._looks_at <= self.now:
             self._looks_at = self.now + self._look_again_s
-            self.agenda.at(self._looks_at, _nothing)
+            self.look_at(self._looks_at)
 
     def _note(self, placement: Placement) -> None:
         job, gang = placement.job, placement.gang
@@ -145,6 +151,8 @@ class Simulation:
         self.pools.accept(job)
         self.history.submitted(job.spec, self.now)
         self.apply([JobSubmittedEvent(job.spec, self.now)])
+        if job.spec.scheduling_timeout is not None:
+            self.look_at(self.now + job.spec.scheduling_timeout + 1.0)
 
     def _submit_next(self, jobs: Iterator[tuple[float, SimulatedJob]]) -> None:
         if (following := next(jobs, None)) is not None:
@@ -156,7 +164,3 @@ class Simulation:
         if (job := next(backlog, None)) is not None:
             self._backlogs[job.spec.job_id] = backlog
             self.submit(job)
-
-
-def _nothing() -> None:
-    """Happens when it is time to look again."""

@@ -1,0 +1,183 @@
+"""From a description in TOML to a study. ``docs/simulating.md`` lists all names."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from iris_ray.errors import InvalidRequestError, InvalidSimulationError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.simulation.hosts import CPUS
+from iris_ray.simulation.sections import DAY, HOUR, MINUTE, Section
+from iris_ray.simulation.simulation import LOOK_AGAIN_S
+from iris_ray.simulation.study import Backlog, HostKind, Policy, SliceKind, Study
+from iris_ray.simulation.timings import Timings
+from iris_ray.simulation.traces import FORMATS, TraceRules, arrivals, read_trace
+from iris_ray.simulation.workload import Arrival, JobStream, RunTimes, merged
+
+ReadLines = Callable[[str], Iterable[str]]
+
+_STUDY = (
+    "days", "seed", "plan_every_s", "look_again_s", "timings", "slices", "hosts", "jobs", "traces", "policies",
+)  # fmt: skip
+_SLICES = (
+    "type", "count", "cpus", "preempted_every_h", "notice_s", "away_h", "host_dies_every_d", "repair_h",
+)  # fmt: skip
+_HOSTS = ("count", "cpus", "dies_every_d", "repair_h")
+_JOBS = (
+    "name", "users", "band", "per_day", "waiting", "type", "num_slices", "replicas", "cpus", "run_h", "run_h_p90",
+    "save_every_min", "heed_notices",
+)  # fmt: skip
+_TRACES = ("file", "format", "name", "type", "band", "save_every_min", "heed_notices")
+_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s")
+_BANDS = tuple(band.name.lower() for band in PriorityBand)
+
+
+def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
+    """Return the study that a description asks for.
+
+    Args:
+        description: what the TOML file says.
+        read_lines: returns the lines of a trace file, by the name that the description has.
+
+    Raises:
+        InvalidSimulationError: a value is missing or makes no sense; the message has its place.
+    """
+    whole = Section(description, "", _STUDY)
+    slices = tuple(map(_slices, whole.tables("slices", _SLICES)))
+    hosts = tuple(map(_hosts, whole.tables("hosts", _HOSTS)))
+    if not slices and not hosts:
+        raise InvalidSimulationError("there are no hosts; add [[slices]] or [[hosts]]")
+    jobs = whole.tables("jobs", _JOBS)
+    streams = [(one, _stream(one, number)) for number, one in enumerate(jobs)]
+    traces = whole.tables("traces", _TRACES)
+    return Study(
+        seconds=whole.positive("days", unit=DAY),
+        seed=whole.integer("seed", 0),
+        slices=slices,
+        hosts=hosts,
+        streams=tuple(stream for one, stream in streams if "waiting" not in one),
+        backlogs=tuple(backlog for one, stream in streams if "waiting" in one for backlog in _backlogs(one, stream)),
+        traced=tuple(merged(_trace(one, number, slices, hosts, read_lines) for number, one in enumerate(traces))),
+        policies=tuple(map(_policy, whole.tables("policies", _POLICIES))) or (Policy(name="default"),),
+        timings=_timings(whole),
+        plan_every_s=whole.number("plan_every_s", 0.0),
+        look_again_s=whole.positive("look_again_s", LOOK_AGAIN_S),
+    )
+
+
+def _slices(one: Section) -> SliceKind:
+    return SliceKind(
+        tpu_type=_tpu_type(one),
+        count=one.integer("count", least=1),
+        cpus=one.positive("cpus", CPUS),
+        preempted_every_s=one.positive("preempted_every_h", math.inf, HOUR),
+        notice_s=one.number("notice_s") if "notice_s" in one else None,
+        away_s=one.number("away_h", HOUR, unit=HOUR),
+        host_dies_every_s=one.positive("host_dies_every_d", math.inf, DAY),
+        repair_s=one.number("repair_h", HOUR, unit=HOUR),
+    )
+
+
+def _hosts(one: Section) -> HostKind:
+    return HostKind(
+        count=one.integer("count", least=1),
+        cpus=one.positive("cpus"),
+        dies_every_s=one.positive("dies_every_d", math.inf, DAY),
+        repair_s=one.number("repair_h", HOUR, unit=HOUR),
+    )
+
+
+def _stream(one: Section, number: int) -> JobStream:
+    if ("per_day" in one) == ("waiting" in one):
+        raise InvalidSimulationError(
+            f"{one.at('per_day')}: give how many come in a day, or waiting = how many of each user always wait"
+        )
+    median_s = one.positive("run_h", unit=HOUR)
+    return JobStream(
+        name=one.text("name", f"job{number + 1}"),
+        per_day=one.positive("per_day", 1.0),
+        run=RunTimes(median_s, max(median_s, one.positive("run_h_p90", median_s, HOUR))),
+        users=_users(one),
+        band=_band(one),
+        tpu_type=_tpu_type(one) if "type" in one else None,
+        num_slices=one.weighted("num_slices", 1, _slice_counts, 'slice counts such as [1, 2], or {"1" = 7, "2" = 3}'),
+        replicas=one.integer("replicas", 1, least=1),
+        cpus=one.positive("cpus", 1.0),
+        save_every_s=one.positive("save_every_min", math.inf, MINUTE),
+        heeds_notices=one.flag("heed_notices", True),
+    )
+
+
+def _users(one: Section) -> tuple[tuple[str, float], ...]:
+    """Return users with their weights, from their number, their names, or a table of weights by name."""
+    value = one.weighted("users", "user", lambda user: user, "a number of users, their names, or weights by name")
+    (first, _), *more = value
+    if isinstance(first, int) and not more:
+        return tuple((f"user-{number}", 1.0) for number in range(one.integer("users", least=1)))
+    if not all(isinstance(user, str) and user for user, _ in value):
+        raise one.refuse("users", "a number of users, their names, or weights by name")
+    return value
+
+
+def _backlogs(one: Section, stream: JobStream) -> list[Backlog]:
+    waiting = one.integer("waiting", least=1)
+    return [
+        Backlog(stream=replace(stream, users=((user, 1.0),)), user=user, waiting=waiting) for user, _ in stream.users
+    ]
+
+
+def _trace(
+    one: Section, number: int, slices: Iterable[SliceKind], hosts: Iterable[HostKind], read_lines: ReadLines
+) -> list[Arrival]:
+    source, tpu_type = one.text("file"), _tpu_type(one)
+    rules = TraceRules(
+        name=one.text("name", f"trace{number + 1}"),
+        tpu_type=tpu_type,
+        band=_band(one),
+        save_every_s=one.positive("save_every_min", math.inf, MINUTE),
+        heeds_notices=one.flag("heed_notices", True),
+        max_slices=sum(kind.count for kind in slices if kind.tpu_type == tpu_type),
+        max_cpus=max((kind.cpus for kind in hosts), default=0.0),
+    )
+    return arrivals(read_trace(read_lines(source), one.choice("format", tuple(FORMATS)), source), rules)
+
+
+def _policy(one: Section) -> Policy:
+    return Policy(
+        name=one.text("name"),
+        spares=one.integer("spares", 0),
+        heed_notices=one.flag("heed_notices", True),
+        backfill_bound_s=one.number("backfill_bound_s", BACKFILL_BOUND_S),
+    )
+
+
+def _timings(whole: Section) -> Timings:
+    names = tuple(field.name for field in fields(Timings))
+    table, usual = whole.table("timings", tuple(f"{name}_s" for name in names)), Timings()
+    return Timings(**{name: table.number(f"{name}_s", getattr(usual, name)) for name in names})
+
+
+def _tpu_type(one: Section) -> str:
+    name = one.text("type")
+    try:
+        return get_tpu_config(name).name
+    except InvalidRequestError as error:
+        raise InvalidSimulationError(f"{one.at('type')}: {error}") from None
+
+
+def _band(one: Section) -> PriorityBand:
+    return PriorityBand[one.choice("band", _BANDS, PriorityBand.INTERACTIVE.name.lower()).upper()]
+
+
+def _slice_counts(written: object) -> tuple[int, ...]:
+    """Return the slice counts that would do a job, from 2, "2", [2, 4] or "2,4"."""
+    if isinstance(written, str):
+        written = [int(part) for part in written.split(",")]
+    try:
+        return parse_num_slices(written)  # type: ignore[arg-type]  # it checks
+    except InvalidRequestError as error:
+        raise ValueError(str(error)) from None
