@@ -3,7 +3,7 @@
 import difflib
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from iris_ray.errors import InvalidSimulationError
 
@@ -128,7 +128,7 @@ class Section:
         return Section(self._table.get(name, {}), self.at(name), known)
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 

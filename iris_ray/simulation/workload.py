@@ -97,5 +97,5 @@ def merged(streams: Iterable[Iterable[Arrival]]) -> Iterator[Arrival]:
 def _pick(weighted: Sequence[tuple[_T, float]], chance: Random) -> _T:
     if len(weighted) == 1:
         return weighted[0][0]
-    items, weights = zip(*weighted, strict=True)
-    return chance.choices(items, weights)[0]
+    ((item, _),) = chance.choices(weighted, [weight for _, weight in weighted])
+    return item

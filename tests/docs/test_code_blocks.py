@@ -5,6 +5,7 @@ code that runs before the block.
 
 - Without such a comment: as a script on a simulated cluster, in a process of its own, as a reader would run it.
 - ``same as examples/X.py``: the block is a part of that example, which `tests/cluster/test_examples.py` runs.
+- ``alone``: as a script in a process of its own, without a cluster.
 - ``notice``: as a script of a task that has had a notice; it must say that it has saved.
 """
 
@@ -43,7 +44,7 @@ def write_script(block: Block, directory: Path) -> Path:
 
 def test_every_block_has_a_test() -> None:
     assert PYTHON, "no document was found"
-    known = [*those(""), *those("notice"), *those(SAME_AS.pattern)]
+    known = [*those(""), *those("alone"), *those("notice"), *those(SAME_AS.pattern)]
     assert [f"{block}: {block.how}" for block in PYTHON if block not in known] == []
 
 
@@ -69,6 +70,13 @@ def test_block_runs_on_a_cluster(block: Block, cluster: "SimulatedCluster", tmp_
         env=os.environ | {"RAY_ADDRESS": cluster.address, "JAX_PLATFORMS": "cpu"},
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", those("alone"), ids=str)
+def test_block_runs_without_a_cluster(block: Block, tmp_path: Path) -> None:
+    script = [sys.executable, str(write_script(block, tmp_path))]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("block", those("notice"), ids=str)
