@@ -1,6 +1,6 @@
 """One host as the scheduler sees it. Pure data; only the `Fleet` changes it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
@@ -15,6 +15,9 @@ TPU_NAME = "tpu-name"
 TPU_WORKER_ID = "tpu-worker-id"
 TPU_TOPOLOGY = "tpu-topology"
 TPU_VM_COUNT = "tpu-vm-count"
+
+UNITS = 10_000
+"""Of one resource: Ray counts in ten-thousandths."""
 
 Resources = Mapping[str, float]
 Occupant = tuple[str, AttemptId]
@@ -65,44 +68,63 @@ class Worker:
     slice_name: str | None = field(init=False)
     host_index: int | None = field(init=False)
     duplicate: bool = field(init=False, default=False)
+    _used: dict[str, int] = field(init=False, repr=False)  # in whole units, since sums of fractions would drift
 
     def __post_init__(self) -> None:
         self.slice_name = string_attribute(self.attributes, TPU_NAME)
         number = self.attributes.get(TPU_WORKER_ID)
         self.host_index = number.value if number and _is_host_index(number.value) else None
+        self._used = {}
+        for resources in self.occupants.values():
+            for resource, amount in resources.items():
+                self._used[resource] = self._used.get(resource, 0) + _units(amount)
         self._recount()
 
     def occupy(self, occupant: Occupant, resources: Resources) -> None:
         """Give resources to an occupant."""
+        self._count(self.occupants.pop(occupant, {}), -1)
         self.occupants[occupant] = resources
-        self._recount()
+        self._count(resources, 1)
 
     def vacate(self, occupant: Occupant) -> None:
         """Free what an occupant held: its end is confirmed."""
-        self.occupants.pop(occupant, None)
+        self._count(self.occupants.pop(occupant, {}), -1)
         self.ending.discard(occupant)
-        self._recount()
 
     def free_soon(self) -> Mapping[str, float]:
         """Return what will be free once the ends of all ended occupants are confirmed."""
-        return self._free_beside(set(self.occupants) - self.ending) if self.ending else self.free
+        used = dict(self._used)
+        for occupant in self.ending:
+            for resource, amount in self.occupants.get(occupant, {}).items():
+                used[resource] -= _units(amount)
+        return self._free_beside(used) if self.ending else self.free
 
-    def _free_beside(self, occupants: Iterable[Occupant]) -> dict[str, float]:
-        # Summed up again each time, because adding and subtracting fractions would drift.
-        free = dict(self.resources)
-        for occupant in occupants:
-            for resource, amount in self.occupants[occupant].items():
-                free[resource] = rounded(free.get(resource, 0.0) - amount)
-        return free
+    def _count(self, resources: Resources, sign: int) -> None:
+        """Add to what is used, or subtract from it. The cost does not depend on how many occupants there are."""
+        if resources:
+            for resource, amount in resources.items():
+                self._used[resource] = self._used.get(resource, 0) + sign * _units(amount)
+            self._recount()
 
     def _recount(self) -> None:
-        free = self.free = self._free_beside(self.occupants)
+        free = self.free = self._free_beside(self._used)
         self.chips_idle = free.get(TPU, 0.0) == self.resources.get(TPU, 0.0)
+
+    def _free_beside(self, used: Mapping[str, int]) -> dict[str, float]:
+        free = dict(self.resources)
+        for resource, units in used.items():
+            if units:
+                free[resource] = rounded(free.get(resource, 0.0) - units / UNITS)
+        return free
 
     @property
     def name(self) -> str:
         """Its name in messages."""
         return f"host {self.node_id}" if self.host_index is None else f"host {self.host_index}"
+
+
+def _units(amount: float) -> int:
+    return round(amount * UNITS)
 
 
 def rounded(amount: float) -> float:
