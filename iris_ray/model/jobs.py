@@ -39,6 +39,8 @@ class Gang:
         dispatch_failures: launches that never started, since the last one that did.
         not_before: the gang is not scheduled earlier; seconds on the caller's clock.
         waiting_since: when it last entered the queue, on the same clock.
+        requeued: its place among the requeues of its job, 0 if it was never requeued: what was requeued later waits
+            behind what was requeued before.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
         returning_until: until then it goes before all waiting gangs, since it ran a moment ago; seconds.
         running_since: when the first task of its latest attempt began to run; infinite before that; seconds.
@@ -56,6 +58,7 @@ class Gang:
     dispatch_failures: int = 0
     not_before: float = 0.0
     waiting_since: float = 0.0
+    requeued: int = 0
     groups: tuple[str, ...] = ()
     returning_until: float = 0.0
     running_since: float = 0.0
@@ -102,9 +105,12 @@ class Job:
         gangs: one if it is coscheduled, else one for every task.
         counts: how many tasks are in each state.
         pending: positions of the gangs that wait for hosts, in the order in which they are placed.
+        attempt: the highest of its gangs' attempts.
+        requeues: how often one of its gangs was requeued.
         failures, preemptions: charged to any of its gangs so far.
         spares_made: how many spares have been made for it; numbers their ids.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
+        over: the state in which it has ended, or None.
         error: why its latest attempt, or the job, ended, in words.
     """
 
@@ -115,10 +121,13 @@ class Job:
     gangs: list[Gang]
     counts: Counter[TaskState]
     pending: dict[int, None]
+    attempt: int = 0
+    requeues: int = 0
     failures: int = 0
     preemptions: int = 0
     spares_made: int = 0
     started: bool = False
+    over: JobState | None = None
     error: str | None = None
 
     @property
@@ -129,8 +138,17 @@ class Job:
 
     @property
     def tasks(self) -> list[Task]:
-        """All tasks by index."""
+        """All tasks by index. The list is made anew; `task` and `size` cost the same for any job."""
         return [task for gang in self.gangs for task in gang.tasks]
+
+    @property
+    def size(self) -> int:
+        """How many tasks it has."""
+        return len(self.gang.tasks) if self.spec.coscheduling else len(self.gangs)
+
+    def task(self, index: int) -> Task:
+        """Return a task by its index."""
+        return self.gang.tasks[index] if self.spec.coscheduling else self.gangs[index].tasks[0]
 
     def gang_of(self, task_index: int) -> Gang:
         """Return the gang that a task belongs to."""
@@ -142,7 +160,9 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """The job's state, derived from the counts of its tasks' states."""
+        """The job's state, derived from the counts of its tasks' states until it is over."""
+        if self.over is not None:
+            return self.over
         counts = self.counts
         if len(counts) == 1:
             return _ALONE[next(iter(counts))]

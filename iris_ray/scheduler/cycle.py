@@ -18,11 +18,21 @@ from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
 
 
-class Cycle:
-    """One pass over the queue. `scheduler.py` describes its steps."""
+TASKS_PER_GANG = 10
+"""A gang of so many tasks is about twice the work of a single task."""
 
-    def __init__(self, fleet: Fleet, cache: CandidateCache, deadlines: Deadlines) -> None:
+
+class Cycle:
+    """One pass over the queue, or its beginning. `scheduler.py` describes its steps.
+
+    Args:
+        fleet, cache, deadlines: what the plan is made from.
+        most: the plan ends after so many gangs, or `TASKS_PER_GANG` times as many tasks; None: at the queue's end.
+    """
+
+    def __init__(self, fleet: Fleet, cache: CandidateCache, deadlines: Deadlines, most: int | None) -> None:
         self._fleet = fleet
+        self._most = most
         self._cache = cache
         self._deadlines = deadlines
         self._plan = Plan()
@@ -36,14 +46,22 @@ class Cycle:
         """Return the plan. Call it once."""
         queue = FairQueue(pending, usage, self._fleet.totals, self._deadlines)
         for job in queue:
-            if (granted := self._try(job)) is not None:
-                queue.granted(job, granted)
+            if (granted := self._try(job)) is None:
+                continue
+            if self._is_full():
+                self._result.complete = False
+                break
+            queue.granted(job, granted)
         return self._result
 
     @property
     def requirements(self) -> int:
         """How many different requirements the plan has read candidates of."""
         return len(self._available)
+
+    def _is_full(self) -> bool:
+        most = self._most
+        return most is not None and max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG) >= most
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
         """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
@@ -87,8 +105,10 @@ class Cycle:
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
         # Nothing is kept for a paused task that is a gang by itself: it would be in the way of its job's other tasks.
-        kept = self._keep(job, gang, self._available_to(job.requirement)) if job.spec.coscheduling else ()
-        self._result.pending_reasons.setdefault(job.spec.job_id, paused(job, pause_s, gang.error, kept))
+        reasons, job_id = self._result.pending_reasons, job.spec.job_id
+        if job_id not in reasons:
+            kept = self._keep(job, gang, self._available_to(job.requirement)) if job.spec.coscheduling else ()
+            reasons[job_id] = paused(job, pause_s, gang.error, kept)
 
     def _keep(self, job: Job, gang: Gang, available: Availability) -> tuple[str, ...]:
         names = keep_groups(job, gang, available, self._fleet, self._deadlines, self._plan)

@@ -14,12 +14,14 @@ class Plan:
         kept: node_id → the job that the host is kept for; no other job gets it.
         takers: node_id → the job that takes resources of the host, or that it is kept for.
         touched: the workers of all of these, in the order in which it happened.
+        tasks: how many tasks were given resources.
     """
 
     taken: dict[str, Resources] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     takers: dict[str, str] = field(default_factory=dict)
     touched: list[Worker] = field(default_factory=list)
+    tasks: int = 0
 
     def take(self, worker: Worker, demand: Resources, job_id: str) -> None:
         """Give resources of a worker to a job."""
@@ -29,6 +31,7 @@ class Plan:
         self.taken[worker.node_id] = demand
         self.takers[worker.node_id] = job_id
         self.touched.append(worker)
+        self.tasks += 1
 
     def keep(self, worker: Worker, job_id: str) -> None:
         """Keep a worker for a job."""

@@ -40,18 +40,23 @@ class Planner:
         look_again_s: after so many seconds a plan is made anew though nothing has changed: pauses and other time limits
             may have passed.
         scheduler: makes the plans.
+        most_placed: gangs that one plan places at most, see `Scheduler.find_assignments`; None: all that it can.
 
     Attributes:
-        pending_reasons: why each pending job waits, by job id, from the latest plan.
+        pending_reasons: why each pending job waits, by job id, from the latest plan that has looked at it.
+        unfinished: whether the latest plan ended before the queue did, and another one is to go on.
         counts: jobs that starved, timed out or turned out to be unschedulable, since this Controller began.
     """
 
-    def __init__(self, state: ControllerState, look_again_s: float, scheduler: Scheduler | None = None) -> None:
+    def __init__(self, state: ControllerState, look_again_s: float, scheduler: Scheduler | None = None, most_placed: int | None = None) -> None:
         self.pending_reasons: Mapping[str, PendingReason] = {}
+        self.unfinished = False
         self.counts: Counter[str] = Counter()
         self._state = state
         self._look_again_s = look_again_s
         self._scheduler = scheduler or Scheduler()
+        self._most_placed = most_placed
+        self._looked_at: Mapping[str, PendingReason] = {}  # those of the pending reasons that are of the latest plan
         self._starved: set[str] = set()
         self._planned_for = (0, 0)
         self._planned_at = 0.0
@@ -65,13 +70,16 @@ class Planner:
         """
         state = self._state
         recent, fleet_version = now < self._planned_at + self._look_again_s, self._planned_for[0]
-        if recent and self._planned_for == (state.fleet.version, state.queue_version):
+        versions = state.fleet.version, state.queue_version
+        if recent and not self.unfinished and self._planned_for == versions:
             return []  # nothing has changed that a plan depends on
-        still_waiting = self.pending_reasons if recent and fleet_version == state.fleet.version else None
+        still_waiting = self._looked_at if recent and fleet_version == state.fleet.version else None
         if still_waiting is None:
             self._planned_at = now
-        result = self._scheduler.find_assignments(state.pending(), state.fleet, state.usage, now, still_waiting)
-        self.pending_reasons = result.pending_reasons
+        result = self._scheduler.find_assignments(
+            state.pending(), state.fleet, state.usage, now, still_waiting, self._most_placed
+        )
+        self._note_reasons(result)
         self._count(result)
         queue_version = state.queue_version
         placements = self._commit(result, instructions)
@@ -79,7 +87,14 @@ class Planner:
         if done:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
         apply_all(state, (*result.timed_out, *result.unschedulable), instructions)
-        return placements if done else placements + self.plan(now, instructions)
+        self.unfinished = not result.complete
+        return placements if done or self.unfinished else placements + self.plan(now, instructions)
+
+    def _note_reasons(self, result: SchedulingResult) -> None:
+        """Keep the reasons of jobs that an unfinished plan has not reached."""
+        self._looked_at = result.pending_reasons
+        not_reached = {} if result.complete else self.pending_reasons
+        self.pending_reasons = {**not_reached, **result.pending_reasons}
 
     def look_again(self) -> None:
         """Make the next plan anew, though nothing may have changed: a time limit has passed."""
@@ -98,7 +113,7 @@ class Planner:
     def _count(self, result: SchedulingResult) -> None:
         """Log and count what did not go as its owner hoped, once for each job."""
         starved = [job_id for job_id in result.starving if job_id not in self._starved]
-        self._starved = set(result.starving)
+        self._starved = {*result.starving} if result.complete else {*self._starved, *result.starving}
         for job_id in starved:
             logger.warning("%s starves: %s", job_id, result.pending_reasons[job_id])
         for event in (*result.timed_out, *result.unschedulable):

@@ -12,10 +12,12 @@ class SchedulingResult:
 
     Attributes:
         assignments: what to start: events for the state.
-        pending_reasons: job id → why the job waits, for every other pending job.
+        pending_reasons: job id → why the job waits, for every other pending job that the plan has looked at.
         timed_out: jobs that did not run within their ``scheduling_timeout``: events for the state.
         unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
         starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
+        complete: whether the plan went through the whole queue. Otherwise it placed as much as it was asked to, and
+            once that is committed, the next plan goes on.
     """
 
     assignments: list[AssignedEvent] = field(default_factory=list)
@@ -23,3 +25,4 @@ class SchedulingResult:
     timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
     unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
     starving: list[str] = field(default_factory=list)
+    complete: bool = True

@@ -51,6 +51,7 @@ class Scheduler:
         usage: Usage,
         now: float,
         pending_reasons: Mapping[str, PendingReason] | None = None,
+        most: int | None = None,
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
 
@@ -61,14 +62,15 @@ class Scheduler:
             now: seconds on the clock of the events.
             pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since. If all new
                 jobs can be placed, the jobs with a reason keep it and are not tried again.
+            most: how many gangs to place; None: all that can be placed. A plan that ends there is not ``complete``.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
         if pending_reasons:
-            result = self._place_new(pending, fleet, usage, deadlines, pending_reasons)
+            result = self._place_new(pending, fleet, usage, deadlines, pending_reasons, most)
             if result is not None:
                 return result
-        cycle = Cycle(fleet, self._cache, deadlines)
+        cycle = Cycle(fleet, self._cache, deadlines, most)
         result = cycle.run(pending, usage)
         self._cache.trim(cycle.requirements)
         return result
@@ -84,6 +86,7 @@ class Scheduler:
         usage: Usage,
         deadlines: Deadlines,
         pending_reasons: Mapping[str, PendingReason],
+        most: int | None,
     ) -> SchedulingResult | None:
         """Return a plan in which waiting jobs keep their reasons, or None if the plan needs a look at all jobs.
 
@@ -98,7 +101,7 @@ class Scheduler:
                 unchanged[job.spec.job_id] = reason
         if not unchanged or any(reason.kept for reason in pending_reasons.values()):
             return None  # which groups are kept for a job depends on all others
-        result = Cycle(fleet, self._cache, deadlines).run(tried, usage)
+        result = Cycle(fleet, self._cache, deadlines, most).run(tried, usage)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None

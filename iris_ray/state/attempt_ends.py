@@ -50,6 +50,7 @@ class AttemptEnds:
         if not gang.pending or job.started:
             return  # it has run after all
         move_all(job, gang, TaskState.UNSCHEDULABLE, event.reason)
+        self._table.gang_changed(job, gang)
         self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {event.reason}", change)
         job.error = event.reason
         change.instructions.finished.append(event.job_id)
@@ -90,8 +91,9 @@ class AttemptEnds:
     def worker_lost(self, worker: Worker, reason: str, change: Change) -> None:
         """End the attempts that ran on a lost worker."""
         for task_id, attempt in worker.occupants:
-            self._allocations.let_go(self._table.jobs[attempt.job_id], worker.node_id, attempt)
-            self._table.changed(attempt.job_id)
+            job = self._table.jobs[attempt.job_id]
+            self._allocations.let_go(job, worker.node_id, attempt)
+            self._table.gang_changed(job, job.gangs[attempt.gang])
             if (found := self._table.live(attempt)) is not None:
                 job, gang = found
                 task = next(task for task in gang.tasks if task.task_id == task_id)
@@ -137,7 +139,17 @@ class AttemptEnds:
         if gang.attempt == attempt.number and any(task.state in ACTIVE for task in gang.tasks):
             raise IllegalTransitionError(f"{attempt} still has active tasks; it can't be free")
         if self._allocations.end(job, attempt):
-            self._table.changed(attempt.job_id)
+            self._table.gang_changed(job, gang)
+
+    def complete_end(self, job: Job, change: Change) -> None:
+        """Kill those gangs of a job that its record has from before the job's end, since its writer died meanwhile."""
+        left = [gang for gang in job.gangs if gang.placed or gang.pending] if job.state.finished else ()
+        for gang in left:
+            gang.notice = None
+            move_all(job, gang, TaskState.KILLED, job.error)
+        if left:
+            job.pending.clear()
+            change.instructions.finished.append(job.spec.job_id)
 
     # -- shared --------------------------------------------------------------------------------------------------
 
@@ -153,7 +165,7 @@ class AttemptEnds:
             change: collects the instructions.
             started: whether any task of the attempt ran.
         """
-        self._table.changed(job.spec.job_id)
+        self._table.gang_changed(job, gang)
         job.started = job.started or started
         if started:
             retry_budget.count_quick_end(gang, change.now)
@@ -187,6 +199,7 @@ class AttemptEnds:
             if gang.placed:
                 self._end_attempt(job, gang, reason, change)
             move_all(job, gang, TaskState.KILLED, reason)
+            self._table.gang_changed(job, gang)
         job.pending.clear()
 
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:

@@ -223,8 +223,11 @@ class ControllerState:
         return self._table.queue_version
 
     @property
-    def unrecorded(self) -> set[str]:
-        """Ids of jobs that have changed, or are forgotten, since the caller last cleared this set."""
+    def unrecorded(self) -> dict[str, set[int]]:
+        """Ids of jobs that have changed, or are forgotten, since the caller last cleared it.
+
+        Each comes with the numbers of the chunks of its record that have changed.
+        """
         return self._table.unrecorded
 
     def record(self, job_id: str) -> JobRecord | None:

@@ -67,7 +67,7 @@ class GangNotices:
         if any((notice.kind, notice.deadline) == (told.kind, told.deadline) for notice in left):
             return
         gang.notice = None
-        self._table.changed(job.spec.job_id)
+        self._table.gang_changed(job, gang)
         if left:
             self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
 
@@ -79,7 +79,7 @@ class GangNotices:
         if job.spec.spare_for is not None:
             return
         gang.notice = notice
-        self._table.changed(job.spec.job_id)
+        self._table.gang_changed(job, gang)
         change.instructions.notices.append(NotifyGang(job.current_attempt(gang), notice))
 
     def tell_of_its_hosts(self, job: Job, gang: Gang, change: Change) -> None:

@@ -85,6 +85,7 @@ class Gangs:
 
     def _assign(self, job: Job, gang: Gang, groups: tuple[str, ...], node_ids: tuple[str, ...], change: Change) -> None:
         gang.attempt += 1
+        job.attempt = max(job.attempt, gang.attempt)
         gang.groups = groups
         gang.running_since = math.inf
         allocation = []
@@ -152,7 +153,7 @@ class Gangs:
     def _has_started(self, job: Job, gang: Gang, change: Change) -> None:
         job.started = True
         gang.running_since = min(gang.running_since, change.now)
-        self._table.changed(job.spec.job_id)
+        self._table.gang_changed(job, gang)
 
     # -- coming back -----------------------------------------------------------------------------------------------
 
@@ -161,6 +162,7 @@ class Gangs:
         job = record.job
         if job.spec.job_id in self._table.jobs:
             return
+        self._ends.complete_end(job, change)
         self._table.restore(job)
         if job.spec.spare_for is not None:
             self._spares.restored(job)

@@ -34,7 +34,7 @@ def check_state(
     _check_usage(jobs, usage, allocations)
     for job_id, job in jobs.items():
         over = job.state.finished
-        assert (job_id in finished) == over, f"{job_id}: finished or not?"
+        assert (job_id in finished) == over == (job.over is not None), f"{job_id}: finished or not?"
         _check_counts(job)
         waiting = [] if over else [i for i, gang in enumerate(job.gangs) if gang.pending]
         assert sorted(job.pending) == waiting, f"{job_id}: the queue has {list(job.pending)} of it, not {waiting}"

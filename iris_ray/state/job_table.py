@@ -9,6 +9,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.allocations import Allocations
+from iris_ray.state.records import chunk_of, chunks_in, is_large
 from iris_ray.state.stories import Stories
 from iris_ray.state.transitions import new_tasks
 
@@ -22,7 +23,8 @@ class JobTable:
         jobs: all of them.
         pending: those that have gangs waiting for hosts.
         finished: ids of those that have ended, the first to finish first.
-        unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared this set.
+        unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared it; each with the
+            numbers of the chunks of its record that have changed.
         queue_version: counts the changes to the queue.
         stories: the latest events of each job.
     """
@@ -31,7 +33,7 @@ class JobTable:
         self.jobs: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
         self.finished: dict[str, None] = {}
-        self.unrecorded: set[str] = set()
+        self.unrecorded: dict[str, set[int]] = {}
         self.queue_version = 0
         self.stories = Stories()
         self._submitted = 0
@@ -82,7 +84,7 @@ class JobTable:
         else:
             gangs = [Gang([task], waiting_since=now) for task in new_tasks(spec.job_id, spec.replicas)]
         self._submitted += 1
-        self.jobs[spec.job_id] = self.pending[spec.job_id] = Job(
+        job = self.jobs[spec.job_id] = self.pending[spec.job_id] = Job(
             spec=spec,
             number=self._submitted,
             submitted_at=now,
@@ -91,6 +93,7 @@ class JobTable:
             counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
             pending=dict.fromkeys(range(len(gangs))),
         )
+        self.all_changed(job)
         self.queue_changed(spec.job_id)
 
     def restore(self, job: Job) -> None:
@@ -102,11 +105,21 @@ class JobTable:
             self.finished[job_id] = None
         elif job.pending:
             self.pending[job_id] = job
-        self.changed(job_id)
+        self.all_changed(job)
 
     def changed(self, job_id: str) -> None:
-        """Note that a job must be recorded again."""
-        self.unrecorded.add(job_id)
+        """Note that a job must be recorded again, but for its gangs."""
+        self.unrecorded.setdefault(job_id, set())
+
+    def gang_changed(self, job: Job, gang: Gang) -> None:
+        """Note that a gang, or what its attempts hold, must be recorded again."""
+        chunks = self.unrecorded.setdefault(job.spec.job_id, set())
+        if is_large(job):
+            chunks.add(chunk_of(gang.position))
+
+    def all_changed(self, job: Job) -> None:
+        """Note that a job must be recorded again with all its gangs, or that it is forgotten."""
+        self.unrecorded.setdefault(job.spec.job_id, set()).update(chunks_in(job))
 
     def queue_changed(self, job_id: str) -> None:
         """Note that the queue has changed by a gang of this job."""
@@ -114,9 +127,12 @@ class JobTable:
         self.changed(job_id)
 
     def waits(self, job: Job, gang: Gang) -> None:
-        """Put a gang into the queue."""
+        """Put a gang into the queue again, behind the others of its job."""
+        job.requeues += 1
+        gang.requeued = job.requeues
         job.pending[gang.position] = None
         self.pending[job.spec.job_id] = job
+        self.gang_changed(job, gang)
         self.queue_changed(job.spec.job_id)
 
     def waits_no_more(self, job: Job, gang: Gang) -> None:
@@ -124,17 +140,19 @@ class JobTable:
         job.pending.pop(gang.position, None)
         if not job.pending:
             self.pending.pop(job.spec.job_id, None)
-        self.changed(job.spec.job_id)
+        self.gang_changed(job, gang)
 
     def has_finished(self, job_id: str) -> None:
         """Note that a job has finished."""
+        job = self.jobs[job_id]
+        job.over = job.state
         self.finished[job_id] = None
         self.pending.pop(job_id, None)
         self.queue_changed(job_id)
 
     def remove(self, job_id: str) -> None:
         """Forget a job that has not finished: a spare that is dropped."""
-        del self.jobs[job_id]
+        self.all_changed(self.jobs.pop(job_id))
         self.pending.pop(job_id, None)
         self.stories.forget(job_id)
         self.queue_changed(job_id)
@@ -145,6 +163,6 @@ class JobTable:
         if excess > 0:
             for job_id in list(islice(self.finished, excess)):
                 if not allocations.of(job_id):
-                    del self.finished[job_id], self.jobs[job_id]
+                    del self.finished[job_id]
                     self.stories.forget(job_id)
-                    self.changed(job_id)
+                    self.all_changed(self.jobs.pop(job_id))

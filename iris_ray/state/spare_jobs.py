@@ -58,7 +58,7 @@ class SpareJobs:
                 self._make(spec, change)
             if job is not None and job.gang.is_to_grow and not self._spares.room_is_ready(job, self._table.jobs):
                 job.gang.notice = None  # its pool asks before it moves
-                self._table.changed(job.spec.job_id)
+                self._table.gang_changed(job, job.gang)
 
     def _make(self, spec: JobSpec, change: Change) -> None:
         assert spec.spare_for is not None

@@ -70,9 +70,9 @@ class EventProcessor:
         self.deposed = str(error)
 
     async def _run(self, dispatcher: Dispatcher) -> None:
-        """Plan, record, carry out, until nothing new has come meanwhile."""
+        """Plan, record, carry out, until nothing new has come meanwhile and the whole queue is planned."""
         try:
-            while self._recorded is not None:
+            while self._recorded is not None or self._planner.unfinished:
                 placements = self._planner.plan(time.time(), self._instructions)
                 orders = [(dispatcher.order(one.job, one.gang), one) for one in placements]
                 recorded, self._recorded = self._recorded, None
@@ -86,11 +86,12 @@ class EventProcessor:
                 dispatcher.carry_out(instructions)
                 for order, placement in orders:
                     dispatcher.dispatch(order, placement)
-                recorded.set_result(None)
+                if recorded is not None:
+                    recorded.set_result(None)
         finally:
             self._running = False
 
-    def _refuse(self, error: DeposedError, recorded: "asyncio.Future[None]") -> None:
+    def _refuse(self, error: DeposedError, recorded: "asyncio.Future[None] | None") -> None:
         for waited_for in (recorded, self._recorded):
             if waited_for is not None:
                 waited_for.set_exception(error)

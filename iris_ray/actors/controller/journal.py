@@ -9,7 +9,8 @@ the next epoch and does not acknowledge.
 
 =================== ===================================================================================
 ``epoch/<n>``       the n-th Controller has begun; the numbers have no gaps
-``job/<n>/<id>``    a `JobRecord`
+``job/<n>/<id>``    a `JobRecord`; that of a large job without its gangs
+``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<owner>``    the handle of a SlicePoolManager, and the incarnation of its process
@@ -21,7 +22,9 @@ import asyncio
 import contextlib
 import json
 import logging
-from collections.abc import Mapping
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
@@ -37,6 +40,12 @@ from iris_ray.state.records import JobRecord
 logger = logging.getLogger(__name__)
 
 WRITE_AGAIN_S = 0.5
+TURN_S = 0.02
+"""For so long records are made without a pause."""
+CHUNKS_AT_ONCE = 16
+"""Of a large job, which takes about as long."""
+SIDE_BY_SIDE = 64
+"""Values that are written at a time."""
 EPOCHS_KEPT = 1000
 """By the key of the next epoch a Controller that was frozen finds out; so it stays, however many have come since."""
 
@@ -52,6 +61,7 @@ class Journal:
         self.epoch = 0
         self._store = ClusterStore()
         self._taints: dict[str, dict[str, Taint]] = {}
+        self._pools: dict[str, bytes | None] = {}  # what is known of pools and was not collected yet
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
 
     def begin(self) -> tuple[list[JobRecord], list[TaintedEvent]]:
@@ -74,9 +84,10 @@ class Journal:
         last, completed = -1, self._last_complete()
         while last != completed:  # else another one has taken over while this one read, and cleared it away
             last = completed
-            jobs, taints_then = self._store.items(f"job/{last}/"), self._store.items(f"taints/{last}")
+            jobs, gangs = self._store.items(f"job/{last}/"), self._store.items(f"gangs/{last}/")
+            taints_then = self._store.items(f"taints/{last}")
             completed = self._last_complete()
-        records = map(JobRecord.from_bytes, jobs.values())
+        records = _records(jobs, gangs)
         taints = json.loads(taints_then.get(f"taints/{last}", b"{}"))
         return (
             sorted(records, key=lambda record: record.job.number),
@@ -94,6 +105,7 @@ class Journal:
         for epoch in {*self._numbers("epoch/"), *self._numbers("complete/")} - {self.epoch}:
             if epoch < self.epoch:
                 self._store.delete_all(f"job/{epoch}/")
+                self._store.delete_all(f"gangs/{epoch}/")
         for kind, kept in (("taints/", 0), ("complete/", 0), ("epoch/", EPOCHS_KEPT)):
             for number in self._numbers(kind):
                 if number < self.epoch - kept:
@@ -103,50 +115,69 @@ class Journal:
         """Record everything that has changed since the last time, side by side; try until it is done.
 
         One call at a time, so that no older record comes after a newer one. Pools come before their jobs, which a
-        successor would otherwise take for those of a pool that is gone.
+        successor would otherwise take for those of a pool that is gone. The gangs of large jobs come after these jobs.
 
         Raises:
             DeposedError: another Controller has begun, and may have read the journal before this was written.
         """
-        self._collect(state)
+        await self._collect(state)
         while self._pending:
             batch, self._pending = self._pending, {}
-            pools = {key: value for key, value in batch.items() if key.startswith("pool/")}
-            jobs = {key: value for key, value in batch.items() if key not in pools}
             try:
-                await self._put(pools)
-                await self._put(jobs)
+                for step in _in_order(batch):
+                    await self._put(step)
                 deposed = await self._store.has(f"epoch/{self.epoch + 1}")
             except Exception as error:
                 logger.warning("what has been decided can't be recorded; trying again: %s", error)
                 self._pending = batch | self._pending
                 await asyncio.sleep(WRITE_AGAIN_S)
-                self._collect(state)
+                await self._collect(state)
                 continue
             if deposed:
                 raise DeposedError(f"Controller {self.epoch} was replaced; another one has taken over")
             return
 
     async def _put(self, values: Mapping[str, bytes | None]) -> None:
-        """Side by side; raises what went wrong first, once all are through."""
-        puts = (self._store.set(key, value) for key, value in values.items())
-        for failure in await asyncio.gather(*puts, return_exceptions=True):
-            if failure is not None:
-                raise failure
+        """Side by side, `SIDE_BY_SIDE` at a time; raises what went wrong first, once these are through."""
+        keys = list(values)
+        for start in range(0, len(keys), SIDE_BY_SIDE):
+            puts = (self._store.set(key, values[key]) for key in keys[start : start + SIDE_BY_SIDE])
+            for failure in await asyncio.gather(*puts, return_exceptions=True):
+                if failure is not None:
+                    raise failure
 
-    def _collect(self, state: ControllerState) -> None:
+    async def _collect(self, state: ControllerState) -> None:
+        """Take what has changed until now, and make the records of it in pieces: others get their turn in between.
+
+        A record may then be newer than this moment. What is known of pools is of this moment, or it could be written
+        before something that came first.
+        """
+        self._pending |= self._pools
+        self._pools = {}
         if state.fleet.taints != self._taints:
             found = state.fleet.taints.items()
             plain = {target: {name: (t.reason, t.until) for name, t in named.items()} for target, named in found}
             self._pending[f"taints/{self.epoch}"] = json.dumps(plain).encode()
             self._taints = {target: dict(named) for target, named in found}
-        for job_id in state.unrecorded:
-            record = state.record(job_id)
-            self._pending[f"job/{self.epoch}/{job_id}"] = None if record is None else record.to_bytes()
-            if record is None:
-                with contextlib.suppress(Exception):  # they are never looked up again
-                    self._store.delete_all(endpoint_key(job_id, ""))
+        changed = dict(state.unrecorded)
         state.unrecorded.clear()
+        turn_ends = time.monotonic() + TURN_S
+        for job_id, chunks in changed.items():
+            for some in _in_parts(sorted(chunks)) if job_id in state.jobs else [sorted(chunks)]:
+                self._collect_job(state, job_id, some)
+                if time.monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + TURN_S
+
+    def _collect_job(self, state: ControllerState, job_id: str, chunks: list[int]) -> None:
+        """Make what has changed of a job's record, or note that the job is forgotten."""
+        record = state.record(job_id)
+        self._pending[f"job/{self.epoch}/{job_id}"] = None if record is None else record.head()
+        parts = dict.fromkeys(chunks) if record is None else dict(record.chunks(chunks))
+        self._pending |= {f"gangs/{self.epoch}/{number}/{job_id}": part for number, part in parts.items()}
+        if record is None:
+            with contextlib.suppress(Exception):  # they are never looked up again
+                self._store.delete_all(endpoint_key(job_id, ""))
 
     def pools(self) -> dict[str, tuple[ActorHandle, str]]:
         """The pools that an earlier Controller knew, by owner, each with the incarnation of its process."""
@@ -160,10 +191,41 @@ class Journal:
 
     def note_pool(self, owner: str, pool: tuple[ActorHandle, str] | None) -> None:
         """Have a pool recorded with the next writing, with the incarnation of its process; None: have it deleted."""
-        self._pending[f"pool/{owner}"] = None if pool is None else cloudpickle.dumps(pool)
+        self._pools[f"pool/{owner}"] = None if pool is None else cloudpickle.dumps(pool)
 
     def _last_complete(self) -> int:
         return max(self._numbers("complete/"), default=0)
 
     def _numbers(self, kind: str) -> list[int]:
         return [int(key.removeprefix(kind)) for key in self._store.keys(kind)]
+
+
+def _in_order(batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
+    """Yield what is written first, then what is written after it, and so on."""
+    steps: dict[str, dict[str, bytes | None]] = {"pool": {}, "job": {}, "gangs": {}}
+    for key, value in batch.items():
+        kind = key.partition("/")[0]
+        steps[kind if kind in steps else "job"][key] = value
+    return filter(None, steps.values())
+
+
+def _in_parts(chunks: list[int]) -> Iterator[list[int]]:
+    """Yield all of them, a few at a time, and at least once."""
+    for start in range(0, max(1, len(chunks)), CHUNKS_AT_ONCE):
+        yield chunks[start : start + CHUNKS_AT_ONCE]
+
+
+def _records(jobs: Mapping[str, bytes], gangs: Mapping[str, bytes]) -> list[JobRecord]:
+    """Put the values of jobs together, by the ends of their keys."""
+    chunks: defaultdict[str, dict[int, bytes]] = defaultdict(dict)
+    for key, value in gangs.items():
+        _, _, number, job_id = key.split("/", 3)
+        chunks[job_id][int(number)] = value
+    found = []
+    for key, head in jobs.items():
+        _, _, job_id = key.split("/", 2)
+        if (record := JobRecord.joined(head, chunks[job_id])) is not None:
+            found.append(record)
+        else:
+            logger.warning("%s was being submitted or forgotten when its Controller ended; it is left out", job_id)
+    return found

@@ -268,16 +268,16 @@ def test_independent_tasks_come_back_each_as_it_was(world: World) -> None:
 def test_record_says_what_has_changed_and_what_is_forgotten(world: World) -> None:
     state = world.state
     job = world.submit()
-    assert state.unrecorded == {"job"}
+    assert state.unrecorded == {"job": set()}
     state.unrecorded.clear()
     world.plan()
     assert not state.unrecorded
     for change in (world.schedule, lambda: world.report_all(job, S.RUNNING), lambda: world.report(job, S.FAILED)):
         change()
-        assert state.unrecorded == {"job"}
+        assert state.unrecorded == {"job": set()}
         state.unrecorded.clear()
     world.confirm(job)
-    assert state.unrecorded == {"job"}
+    assert state.unrecorded == {"job": set()}
     assert state.record("nobody") is None
 
 
@@ -312,11 +312,11 @@ def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> 
 
 FIELDS = {
     "JobRecord": ["job", "allocations"],
-    "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "failures", "preemptions",
-            "spares_made", "started", "error"],
+    "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
+            "failures", "preemptions", "spares_made", "started", "over", "error"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "dispatch_failures", "not_before",
-             "waiting_since", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted", "notice",
-             "error"],
+             "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
+             "notice", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error"],
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
                 "constraints", "preferences", "tolerations", "resources", "max_retries_failure",

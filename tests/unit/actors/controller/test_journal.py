@@ -227,7 +227,7 @@ def test_records_that_another_one_clears_away_while_they_are_read_are_found_in_i
     second.begin()
 
     def second_takes_over() -> None:
-        world.state.unrecorded.add("job")
+        world.state.unrecorded["job"] = set()
         loop = asyncio.new_event_loop()
         loop.run_until_complete(second.take_over(world.state))
         loop.close()

@@ -1,0 +1,213 @@
+"""Jobs of many tasks: what is recorded of them, and what a successor makes of records from different moments."""
+
+from collections.abc import Callable
+from itertools import chain, combinations
+
+import pytest
+
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state import records
+from iris_ray.state.controller_state import apply_all
+from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent
+from iris_ray.state.records import GANGS_PER_CHUNK
+from tests.support.recorded import Part, Recorded, changed_parts
+from tests.support.worlds import World, cpu_host, task_states
+
+S = TaskState
+
+
+def submit(world: World, replicas: int, **changes: object) -> Job:
+    return world.submit_tasks("job", replicas, resources={"CPU": 1.0}, **changes)
+
+
+@pytest.fixture
+def world() -> World:
+    """Room for eight tasks."""
+    world = World()
+    world.do(cpu_host("h"))
+    return world
+
+
+def successor(recorded: Recorded) -> World:
+    new = World()
+    new.do(cpu_host("h"))
+    apply_all(new.state, map(JobRestoredEvent, recorded.records()))
+    new.state.check()
+    return new
+
+
+def test_after_a_change_of_one_task_only_its_chunk_is_written_again(world: World) -> None:
+    count = 3 * GANGS_PER_CHUNK
+    job = submit(world, count)
+    assert world.state.unrecorded == {"job": {0, 1, 2}}
+    changed_parts(world.state)
+    world.schedule()
+    assert changed_parts(world.state).keys() == {("job", None), ("job", 0)}
+    world.report(job, S.RUNNING, 5)
+    world.report(job, S.SUCCEEDED, 5)
+    world.confirm(job, index=5)
+    parts = changed_parts(world.state)
+    assert parts.keys() == {("job", None), ("job", 0)}
+    world.schedule()
+    assert sum(len(part or b"") for part in parts.values()) < 10_000
+    world.state.check()
+
+
+def test_large_job_comes_back_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks that wait have left the queue and come again: their order is not that of their numbers."""
+    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
+    recorded = Recorded()
+    job = submit(world, 20, max_retries_failure=3)
+    world.schedule()
+    for index in (6, 2, 4):
+        world.report(job, S.RUNNING, index)
+        world.report(job, S.FAILED, index)
+        recorded.write_all(world.state)
+    world.confirm(job, index=2)
+    recorded.write_all(world.state)
+    assert list(job.pending) == [*range(8, 20), 6, 2, 4]
+    again = successor(recorded).state.jobs["job"]
+    assert again == job
+    assert list(again.pending) == list(job.pending)
+    world.state.check()
+
+
+def test_task_that_comes_again_is_behind_the_others_after_a_restart_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
+    recorded = Recorded()
+    job = submit(world, 10, max_retries_failure=3)
+    world.schedule()
+    world.report(job, S.FAILED, 0)
+    recorded.write_all(world.state)
+    new = successor(recorded)
+    job = new.state.jobs["job"]
+    new.report(job, S.FAILED, 1)
+    assert list(job.pending) == [8, 9, 0, 1]
+    new.state.check()
+
+
+def test_job_that_is_forgotten_takes_all_its_chunks_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
+    monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 0)
+    recorded = Recorded()
+    submit(world, 10)
+    recorded.write_all(world.state)
+    assert len(recorded.parts) == 5
+    world.do(JobCancelledEvent("job", "enough"))
+    recorded.write_all(world.state)
+    assert recorded.parts == {}
+    submit(world, 2)
+    recorded.write_all(world.state)
+    assert recorded.parts.keys() == {("job", None)}
+    assert len(successor(recorded).state.jobs["job"].gangs) == 2
+    world.state.check()
+
+
+def test_smaller_job_of_the_same_id_does_not_get_the_gangs_of_the_one_that_is_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
+    monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 0)
+    recorded = Recorded()
+    submit(world, 10)
+    recorded.write_all(world.state)
+    world.do(JobCancelledEvent("job", "enough"))
+    submit(world, 4)
+    recorded.write_all(world.state)
+    assert recorded.parts.keys() == {("job", None), ("job", 0), ("job", 1)}
+    assert successor(recorded).state.jobs["job"] == world.state.jobs["job"]
+    world.state.check()
+
+
+def a_task_fails_for_good(world: World) -> None:
+    world.report(world.state.jobs["job"], S.RUNNING, 1)
+    world.report(world.state.jobs["job"], S.FAILED, 1)
+
+
+STORIES: dict[str, Callable[[World], object]] = {
+    "the plan is carried out": lambda w: w.schedule(),
+    "cancelled": lambda w: w.do(JobCancelledEvent("job", "enough")),
+    "failed": lambda w: (w.schedule(), a_task_fails_for_good(w)),
+    "cancelled while it runs": lambda w: (w.schedule(), w.do(JobCancelledEvent("job", "enough"))),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_successor_comes_to_a_legal_state_from_values_of_different_moments(
+    world: World, monkeypatch: pytest.MonkeyPatch, story: str
+) -> None:
+    """Its predecessor died when some of the values were written. The head always comes before the chunks."""
+    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
+    before = Recorded()
+    submit(world, 10)
+    before.write_all(world.state)
+    STORIES[story](world)
+    parts = changed_parts(world.state)
+    head, *chunks = parts
+    assert head == ("job", None)
+    some = chain.from_iterable(combinations(chunks, count) for count in range(len(chunks) + 1))
+    states = {came_to(before, {part: parts[part] for part in (head, *written)}) for written in some}
+    if (end := world.state.jobs["job"].state).finished:
+        assert states == {end}
+    else:
+        assert states == {JobState.PENDING, JobState.RUNNING}
+    world.state.check()
+
+
+def came_to(before: Recorded, written: dict[Part, bytes | None]) -> JobState:
+    """Return the state of the job as a successor finds it, which then goes on until nothing waits or runs."""
+    recorded = Recorded(dict(before.parts))
+    for part, value in written.items():
+        recorded.write(part, value)
+    new = successor(recorded)
+    job = new.state.jobs["job"]
+    found = job.state
+    new.schedule()
+    new.do(JobCancelledEvent("job", "that is all"))
+    for gang in job.gangs:
+        new.confirm(job, gang.attempt, gang.position)
+    assert job.state.finished
+    assert new.busy() == set()
+    assert not new.state.usage
+    new.state.check()
+    return found
+
+
+def test_job_whose_end_was_written_in_part_is_at_its_end_and_its_pool_is_told(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
+    recorded = Recorded()
+    submit(world, 10)
+    world.schedule()
+    recorded.write_all(world.state)
+    world.do(JobCancelledEvent("job", "enough"))
+    parts = changed_parts(world.state)
+    for part in (("job", None), ("job", 1)):
+        recorded.write(part, parts[part])
+    new = World()
+    new.do(cpu_host("h"))
+    instructions = apply_all(new.state, map(JobRestoredEvent, recorded.records()))
+    assert instructions.finished == ["job"]
+    assert [stop.attempt for stop in instructions.stop] == [AttemptId("job", 1, index) for index in range(8)]
+    assert set(task_states(new.state.jobs["job"])) == {S.KILLED}
+    assert new.state.pending() == []
+    new.state.check()
+
+
+@pytest.mark.parametrize("missing", [0, 1, 3])
+def test_job_of_which_a_chunk_is_missing_is_left_out(
+    world: World, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    """It was never acknowledged, or is being forgotten. A finished one must not begin again."""
+    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
+    recorded = Recorded()
+    submit(world, 10)
+    recorded.write_all(world.state)
+    del recorded.parts["job", missing]
+    assert recorded.records() == []
+    world.state.check()
