@@ -1,46 +1,115 @@
 """What the Controller remembers of tasks' output, for when a host is gone."""
 
-from collections import OrderedDict
+import heapq
+import sys
 from dataclasses import dataclass, field
+from itertools import islice
 
 from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines
 
+ATTEMPT_BYTES = 240
+"""What an attempt takes besides its lines: its key, where it ran, and its share of a dictionary that has room left."""
+JOB_BYTES = 400
+"""What a job takes besides its attempts."""
+
+_Attempt = tuple[str, int, bytes]
+"""Node id, how many bytes it has printed in all, the last of them."""
+
 
 @dataclass(slots=True)
+class _JobMemory:
+    """The attempts of one job's tasks, the one that was heard of last at the end, by `_key`."""
+
+    attempts: dict[int, _Attempt] = field(default_factory=dict)
+    held_bytes: int = JOB_BYTES
+
+    def put(self, key: int, attempt: _Attempt) -> None:
+        self.forget(key)
+        self.attempts[key] = attempt
+        self.held_bytes += ATTEMPT_BYTES + len(attempt[2])
+
+    def forget(self, key: int) -> None:
+        if (attempt := self.attempts.pop(key, None)) is not None:
+            self.held_bytes -= ATTEMPT_BYTES + len(attempt[2])
+
+    def forget_oldest(self) -> None:
+        """Forget an eighth of the attempts, at least one."""
+        for key in list(islice(self.attempts, len(self.attempts) // 8 + 1)):
+            self.forget(key)
+
+
 class LogMemory:
     """Where attempts of tasks ran, and the last lines of each: what is left when a host is gone. Bounded.
 
+    If there are too many, the jobs that take most of the memory forget their oldest attempts. So a job with very many
+    tasks does not make the memory forget all others.
+
     Args:
-        most_places: attempts of tasks whose host is remembered; the oldest are forgotten first.
-        most_bytes: of last lines in all.
+        most_bytes: how much memory it may take, the overhead of Python's objects included.
+
+    Attributes:
+        held_bytes: how much it takes.
     """
 
-    most_places: int = 200_000
-    most_bytes: int = 64 << 20
-    _places: OrderedDict[AttemptOfTask, str] = field(default_factory=OrderedDict)
-    _last: OrderedDict[AttemptOfTask, LastLines] = field(default_factory=OrderedDict)
-    _bytes: int = 0
+    def __init__(self, most_bytes: int = 64 << 20) -> None:
+        self._most_bytes = most_bytes
+        self._jobs: dict[str, _JobMemory] = {}
+        self.held_bytes = 0
 
     def placed(self, job_id: str, task_index: int, attempt: int, node_id: str) -> None:
-        """That attempt of that task runs there."""
-        self._places[job_id, task_index, attempt] = node_id
-        while len(self._places) > self.most_places:
-            self._places.popitem(last=False)
+        """Note that an attempt of a task runs there."""
+        known = self._find((job_id, task_index, attempt))
+        self._put((job_id, task_index, attempt), (sys.intern(node_id), *(known[1:] if known else (0, b""))))
 
     def remember(self, last: LastLines) -> None:
         """Take the last lines of an attempt, in place of earlier ones of the same."""
         key = last.job_id, last.task_index, last.attempt
-        old = self._last.pop(key, None)
-        if old is not None and old.end > last.end:
-            last = old  # messages overtake each other
-        self._bytes += len(last.data) - (len(old.data) if old else 0)
-        self._last[key] = last
-        self.placed(*key, last.node_id)
-        while self._bytes > self.most_bytes:
-            self._bytes -= len(self._last.popitem(last=False)[1].data)
+        known = self._find(key)
+        if known is None or known[1] <= last.end:  # else the messages have overtaken each other
+            self._put(key, (sys.intern(last.node_id), last.end, last.data))
 
     def node_of(self, key: AttemptOfTask) -> str | None:
-        return self._places.get(key)
+        """Return the host that an attempt ran on."""
+        found = self._find(key)
+        return found[0] if found else None
 
     def last_lines(self, key: AttemptOfTask) -> LastLines | None:
-        return self._last.get(key)
+        """Return the last lines of an attempt that came here, if any did."""
+        found = self._find(key)
+        return LastLines(*key, *found) if found and found[1] else None
+
+    def _find(self, key: AttemptOfTask) -> _Attempt | None:
+        job = self._jobs.get(key[0])
+        return job.attempts.get(_key(key)) if job else None
+
+    def _put(self, key: AttemptOfTask, attempt: _Attempt) -> None:
+        job = self._jobs.get(key[0])
+        if job is None:
+            job = self._jobs[key[0]] = _JobMemory()
+            self.held_bytes += job.held_bytes
+        self.held_bytes -= job.held_bytes
+        job.put(_key(key), attempt)
+        self.held_bytes += job.held_bytes
+        if self.held_bytes > self._most_bytes:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Forget what is oldest in the largest jobs, until an eighth is free: so it is rarely done."""
+        largest = [(-job.held_bytes, place, job_id) for place, (job_id, job) in enumerate(self._jobs.items())]
+        heapq.heapify(largest)
+        while self.held_bytes > self._most_bytes // 8 * 7 and largest:
+            before, place, job_id = largest[0]
+            job = self._jobs[job_id]
+            job.forget_oldest()
+            if job.attempts:
+                heapq.heapreplace(largest, (-job.held_bytes, place, job_id))
+                self.held_bytes += before + job.held_bytes
+            else:
+                heapq.heappop(largest)
+                del self._jobs[job_id]
+                self.held_bytes += before
+
+
+def _key(key: AttemptOfTask) -> int:
+    _, task_index, attempt = key
+    return task_index << 32 | attempt

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -16,7 +17,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import NoticeKind
-from iris_ray.state import ControllerState
+from iris_ray.state import ControllerState, records
 from iris_ray.state.events import (
     AssignedEvent,
     AttemptEndConfirmedEvent,
@@ -43,7 +44,6 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.fleet import SUSPICION_S
 from iris_ray.state.instructions import Instructions
-from iris_ray.state.records import JobRecord
 from tests.proofs.state_machine.account import Account
 from tests.proofs.state_machine.oracle import Oracle
 from tests.proofs.state_machine.strategies import (
@@ -66,6 +66,7 @@ from tests.proofs.state_machine.strategies import (
     make_spec,
 )
 from tests.proofs.state_machine.views import view, view_all
+from tests.support.recorded import Recorded
 from tests.support.worlds import World, host
 
 S = TaskState
@@ -83,6 +84,9 @@ class RandomEvents(RuleBasedStateMachine):
         self.unsent: list[Event] = []  # what the scheduler decided a while ago
         self.joined = 0
         self.looks_often = True
+        self.recorded = Recorded()
+        self.small_chunks = mock.patch.object(records, "GANGS_PER_CHUNK", 2)
+        self.small_chunks.start()
         for place in PLACES:
             self.join(place)
 
@@ -97,6 +101,7 @@ class RandomEvents(RuleBasedStateMachine):
     def apply(self, event: Event) -> Instructions | None:
         """Apply an event and check all that it may change; None if it is refused."""
         instructions = self.oracle.apply(event)
+        self.recorded.write_all(self.state)
         if instructions is not None:
             self.history.append(event)
         return instructions
@@ -434,10 +439,10 @@ class RandomEvents(RuleBasedStateMachine):
             new.handle_event(SliceHeldEvent(name, owner))
         stopped: set[AttemptId] = set()
         told: dict[AttemptId, tuple[NoticeKind, float]] = {}
-        for job_id in old.jobs:
-            record = old.record(job_id)
-            assert record is not None
-            instructions = new.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+        written = self.recorded.records()
+        assert [record.job.spec.job_id for record in written] == list(old.jobs)
+        for record in written:
+            instructions = new.handle_event(JobRestoredEvent(record))
             assert not instructions.finished
             assert not instructions.dropped
             told |= {n.attempt: (n.notice.kind, n.notice.deadline) for n in instructions.notices}
@@ -527,6 +532,12 @@ class RandomEvents(RuleBasedStateMachine):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
+        try:
+            self.every_job_ends()
+        finally:
+            self.small_chunks.stop()
+
+    def every_job_ends(self) -> None:
         """Once hosts are there and nothing else goes wrong, every job ends."""
         self.repair()
         patience = 2 + sum(len(job.gangs) for job in self.state.jobs.values())

@@ -101,5 +101,5 @@ def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
         for job_id, job in state.jobs.items()
         for position, gang in enumerate(job.gangs)
     }
-    queue = sorted(job.number for job in state.pending())
+    queue = sorted((job.number, list(job.pending)) for job in state.pending())
     return view_jobs(state), (workers, dict(state.holders), usage, queue, memory, deepcopy(state.fleet.taints))

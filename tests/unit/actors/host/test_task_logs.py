@@ -1,6 +1,8 @@
 """What the Controller remembers of what tasks print, and how clients follow it. No cluster."""
 
+import pickle
 import time
+import tracemalloc
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +19,64 @@ from tests.support.task_logs import lines
 # -- what is remembered ------------------------------------------------------------------------------------------------
 
 
-def last(index: int, data: bytes, end: int = 100) -> LastLines:
-    return LastLines("job", index, 1, f"node-{index}", end, data)
+def last(index: int, data: bytes, end: int = 100, job_id: str = "job") -> LastLines:
+    return LastLines(job_id, index, 1, f"node-{index}", end, data)
 
 
 def test_memory_is_bounded_and_forgets_the_oldest() -> None:
-    memory = LogMemory(most_places=5, most_bytes=1000)
-    for index in range(100):
+    memory = LogMemory(most_bytes=50_000)
+    for index in range(1000):
         memory.remember(last(index, b"x" * 100))
         memory.remember(last(index, b"y" * 100))
-    kept = [index for index in range(100) if memory.last_lines(("job", index, 1))]
-    assert kept == list(range(90, 100))
-    assert [index for index in range(100) if memory.node_of(("job", index, 1))] == list(range(95, 100))
+        assert memory.held_bytes <= 50_000
+    kept = [index for index in range(1000) if memory.last_lines(("job", index, 1))]
+    assert kept == list(range(kept[0], 1000))
+    assert 100 < len(kept) < 150
+    assert [index for index in range(1000) if memory.node_of(("job", index, 1))] == kept
+
+
+@pytest.mark.parametrize(("jobs", "tasks"), [(1, 5000), (50, 100), (2000, 1)])
+def test_memory_counts_what_it_really_takes(jobs: int, tasks: int) -> None:
+    """Each message comes from another process and shares nothing with others."""
+    memory = LogMemory(1 << 40)
+    tracemalloc.start()
+    try:
+        for number in range(jobs * tasks):
+            where = f"train-{number // tasks:08x}", number % tasks, 1, f"{number % 100:056x}"
+            memory.remember(pickle.loads(pickle.dumps(LastLines(*where, 1000 + number, b"step 1000 loss 0.1\n"))))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken <= memory.held_bytes <= 2 * taken
+
+
+def test_job_with_very_many_tasks_does_not_make_the_memory_forget_others() -> None:
+    memory = LogMemory(most_bytes=50_000)
+    for index in range(10):
+        memory.remember(last(index, b"few", job_id="small"))
+    for index in range(10_000):
+        memory.remember(last(index, b"many", job_id="large"))
+    assert all(memory.last_lines(("small", index, 1)) for index in range(10))
+    assert memory.last_lines(("large", 9_999, 1))
+
+
+def test_very_many_jobs_forget_the_oldest_of_them() -> None:
+    memory = LogMemory(most_bytes=50_000)
+    for number in range(1000):
+        memory.remember(last(0, b"x", job_id=f"job-{number}"))
+    kept = [number for number in range(1000) if memory.node_of((f"job-{number}", 0, 1))]
+    assert kept == list(range(kept[0], 1000))
+    assert memory.held_bytes <= 50_000
+
+
+def test_memory_knows_where_an_attempt_ran_before_it_prints_and_afterwards() -> None:
+    memory, key = LogMemory(), ("job", 0, 1)
+    memory.placed(*key, "there")
+    assert memory.node_of(key) == "there"
+    assert memory.last_lines(key) is None
+    memory.remember(LastLines(*key, "there", 5, b"hello"))
+    memory.placed(*key, "there")  # an order is repeated
+    assert memory.last_lines(key) == LastLines(*key, "there", 5, b"hello")
 
 
 def test_memory_keeps_the_newer_of_two_that_overtook_each_other() -> None:
