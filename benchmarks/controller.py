@@ -43,6 +43,7 @@ from iris_ray.actors.controller.node_table import (
 )
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView
 from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.actors.wire.status import PAGE, JobStatus
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
@@ -299,7 +300,14 @@ class Subject:
         return ray.get(calls)
 
     def jobs(self, state: JobState) -> int:
-        return sum(job.state is state for job in ray.get(self.actor.list_jobs.remote()))
+        return sum(job.state is state for job in self.all_jobs())
+
+    def all_jobs(self) -> list[JobStatus]:
+        """Page by page."""
+        jobs: list[JobStatus] = asked_until_answered(self.actor.list_jobs)
+        while jobs and len(jobs) % PAGE == 0:
+            jobs += asked_until_answered(self.actor.list_jobs, jobs[-1].number)
+        return jobs
 
 
 def cpu_s(process: psutil.Process) -> float:
@@ -380,7 +388,7 @@ def measure_recovery(subject: Subject) -> None:
     for _ in range(scale.kills):
         time.sleep(2.0)
         killed = end(subject.process)
-        jobs = asked_until_answered(subject.actor.list_jobs)
+        jobs = subject.all_jobs()
         answered = time.time()
         running = [job for job in jobs if job.state is JobState.RUNNING]
         assert sum(sum(job.tasks.values()) for job in running) == tasks, f"{len(running)} jobs run"
@@ -426,10 +434,10 @@ def end(process: psutil.Process) -> float:
     return killed
 
 
-def asked_until_answered(method: Any) -> Any:
+def asked_until_answered(method: Any, *args: Any) -> Any:
     while True:
         try:
-            return ray.get(method.remote())
+            return ray.get(method.remote(*args))
         except RayError:
             time.sleep(0.01)
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from iris_ray.actors.host.line_throttle import LineThrottle
 from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
+from iris_ray.actors.wire.task_log import MOST_LOGS, LogPosition, TaskLog, printable
 
 PIECE_BYTES = 1 << 20
 BACKLOG_BYTES = 4 << 20
@@ -103,14 +103,16 @@ def stream_logs(
             if index not in readers:
                 shared_by = count if task_index is None else None
                 readers[index] = _TaskReader(job_id, index, attempt, tail_lines, follow, shared_by)
-        wanted = {index: reader.position for index, reader in readers.items() if not reader.done and index < count}
-        logs = controller.fetch_logs(job_id, wanted, PIECE_BYTES // max(1, len(wanted)))
-        came = False
-        for index, log in logs.items():
-            for line in readers[index].take(log, time.monotonic()):
-                came = True
-                yield line
-        left = [reader for index, reader in readers.items() if not reader.done and index in logs]
+        wanted = [reader for index, reader in readers.items() if not reader.done and index < count]
+        came, left = False, []
+        for start in range(0, len(wanted), MOST_LOGS):
+            some = {reader.index: reader.position for reader in wanted[start : start + MOST_LOGS]}
+            for index, log in controller.fetch_logs(job_id, some, PIECE_BYTES // len(some)).items():
+                for line in readers[index].take(log, time.monotonic()):
+                    came = True
+                    yield line
+                if not readers[index].done:
+                    left.append(readers[index])
         if not left and (status.state.finished or not follow or attempt is not None):
             return
         if not any(reader.behind for reader in left):

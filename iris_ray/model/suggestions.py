@@ -5,16 +5,31 @@ from collections.abc import Iterable
 
 from iris_ray.errors import UnknownNameError
 
+MOST_COMPARED = 500
+"""Names that are compared closely; a hundred take a millisecond."""
+
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
     """The error for a name that does not exist, with the nearest ones that do."""
     there_are = list(known)
+    compared = there_are if len(there_are) <= MOST_COMPARED else _likely(name, there_are)
     near = (
-        difflib.get_close_matches(name, there_are, n=3, cutoff=0.5)
-        or [n for n in there_are if name and name in n][:3]
-        or [n for n in there_are if difflib.get_close_matches(name, [n.rpartition("-")[0]], cutoff=0.6)][-3:]
+        difflib.get_close_matches(name, compared, n=3, cutoff=0.5)
+        or [n for n in compared if name and name in n][:3]
+        or [n for n in compared if difflib.get_close_matches(name, [n.rpartition("-")[0]], cutoff=0.6)][-3:]
     )
     if near:
         return UnknownNameError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")
     some = ", ".join(there_are[:5]) + (", …" if len(there_are) > 5 else "")
     return UnknownNameError(f"there is no {what} {name!r}; there {'are ' + some if some else 'are none at all'}")
+
+
+def unknown_number(what: str, number: int, known: range) -> UnknownNameError:
+    """The error for a number that nothing has; ``known`` are those that something has."""
+    there_are = f"there are {known[0]} to {known[-1]}" if known else "there is none at all"
+    return UnknownNameError(f"there is no {what} with the number {number}; {there_are}")
+
+
+def _likely(name: str, known: list[str]) -> list[str]:
+    """Return the last names that begin like this one or contain it, at most `MOST_COMPARED`."""
+    return [n for n in known if n[:3] == name[:3] or (name and name in n)][-MOST_COMPARED:]

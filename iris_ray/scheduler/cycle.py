@@ -17,7 +17,6 @@ from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
 
-
 TASKS_PER_GANG = 10
 """A gang of so many tasks is about twice the work of a single task."""
 

@@ -5,12 +5,12 @@ events bring the time, and what is to be done outside comes back as `Instruction
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.notices import is_as_urgent
 from iris_ray.model.workers import Worker
 from iris_ray.state.allocations import Allocations
@@ -250,6 +250,11 @@ class ControllerState:
     def attempts_of(self, owner: str) -> list[AttemptId]:
         """Return one owner's attempts whose end is still to be confirmed."""
         return self._allocations.of_owner(self.jobs, owner)
+
+    def placed_gangs(self, job: Job) -> Iterator[Gang]:
+        """Return the gangs of a job that have hosts, without a look at the others."""
+        gangs = (job.gangs[attempt.gang] for attempt in self._allocations.of(job.spec.job_id))
+        return (gang for gang in gangs if gang.placed)
 
     def holds_capacity(self, attempt: AttemptId) -> bool:
         """Return whether the attempt's end is still to be confirmed."""

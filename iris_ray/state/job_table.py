@@ -1,7 +1,6 @@
 """All jobs, with the indexes over them: waiting, finished, changed since they were last recorded."""
 
 from collections import Counter
-from itertools import islice
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
@@ -14,6 +13,9 @@ from iris_ray.state.stories import Stories
 from iris_ray.state.transitions import new_tasks
 
 FINISHED_JOBS_KEPT = 1000
+FINISHED_BYTES_KEPT = 128 << 20
+TASK_BYTES = 1000
+"""What a task and its gang take of memory at most, besides the words about their end."""
 
 
 class JobTable:
@@ -22,7 +24,7 @@ class JobTable:
     Attributes:
         jobs: all of them.
         pending: those that have gangs waiting for hosts.
-        finished: ids of those that have ended, the first to finish first.
+        finished: ids of those that have ended, the first to finish first; each with the memory that the job takes.
         unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared it; each with the
             numbers of the chunks of its record that have changed.
         queue_version: counts the changes to the queue.
@@ -32,11 +34,12 @@ class JobTable:
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
-        self.finished: dict[str, None] = {}
+        self.finished: dict[str, int] = {}
         self.unrecorded: dict[str, set[int]] = {}
         self.queue_version = 0
         self.stories = Stories()
         self._submitted = 0
+        self._finished_bytes = 0
 
     # -- finding ---------------------------------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class JobTable:
         self.jobs[job_id] = job
         self._submitted = max(self._submitted, job.number)
         if job.state.finished:
-            self.finished[job_id] = None
+            self._note_finished(job)
         elif job.pending:
             self.pending[job_id] = job
         self.all_changed(job)
@@ -146,7 +149,7 @@ class JobTable:
         """Note that a job has finished."""
         job = self.jobs[job_id]
         job.over = job.state
-        self.finished[job_id] = None
+        self._note_finished(job)
         self.pending.pop(job_id, None)
         self.queue_changed(job_id)
 
@@ -158,11 +161,27 @@ class JobTable:
         self.queue_changed(job_id)
 
     def forget_old(self, allocations: Allocations) -> None:
-        """Forget the jobs that finished first, beyond `FINISHED_JOBS_KEPT`, once their attempts hold nothing."""
-        excess = len(self.finished) - FINISHED_JOBS_KEPT
-        if excess > 0:
-            for job_id in list(islice(self.finished, excess)):
-                if not allocations.of(job_id):
-                    del self.finished[job_id]
-                    self.stories.forget(job_id)
-                    self.all_changed(self.jobs.pop(job_id))
+        """Forget the jobs that finished first, beyond what is kept, once their attempts hold nothing.
+
+        `FINISHED_JOBS_KEPT` are kept if they take no more than `FINISHED_BYTES_KEPT`; the last one always is.
+        """
+        count, taken = len(self.finished), self._finished_bytes
+        for job_id, size in list(self.finished.items())[:-1]:
+            if count <= FINISHED_JOBS_KEPT and taken <= FINISHED_BYTES_KEPT:
+                return
+            count, taken = count - 1, taken - size
+            if not allocations.of(job_id):
+                self._finished_bytes -= self.finished.pop(job_id)
+                self.stories.forget(job_id)
+                self.all_changed(self.jobs.pop(job_id))
+
+    def _note_finished(self, job: Job) -> None:
+        if job.spec.job_id not in self.finished:
+            size = self.finished[job.spec.job_id] = _memory_of(job)
+            self._finished_bytes += size
+
+
+def _memory_of(job: Job) -> int:
+    """Return how many bytes of memory a finished job takes, roughly. Words that tasks share count once."""
+    words = {id(task.error): len(task.error) for gang in job.gangs for task in gang.tasks if task.error}
+    return TASK_BYTES * job.size + 4 * sum(words.values())

@@ -7,11 +7,13 @@ asked of it; the other modules of this room do the work: `event_processor`, `dis
 
 import asyncio
 import gc
+import heapq
 import logging
 import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import ray
@@ -28,13 +30,13 @@ from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.recovery import come_back
-from iris_ray.actors.controller.status_views import job_status, task_statuses, worker_status
+from iris_ray.actors.controller.status_views import job_status, task_status, worker_status
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import JobView
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
-from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
-from iris_ray.actors.wire.task_log import LastLines, LogPosition, TaskLog
+from iris_ray.actors.wire.status import PAGE, JobStatus, Place, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskLog
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
@@ -43,7 +45,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.suggestions import unknown, unknown_number
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
@@ -151,7 +153,7 @@ class Controller:
         if job is None:
             return "the Controller does not know it"
         if not job.pending:
-            return f"it is being started on {', '.join(job_status(job, None).groups)}"
+            return f"it is being started on {', '.join(job_status(job, self._state, None).groups)}"
         return str(self._planner.pending_reasons.get(job_id, "it will be looked at in a moment"))
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
@@ -178,10 +180,10 @@ class Controller:
 
     # -- called by people ------------------------------------------------------------------------------------------
 
-    async def list_jobs(self) -> list[JobStatus]:
-        """All jobs that are known, the oldest first."""
+    async def list_jobs(self, after: int = 0) -> list[JobStatus]:
+        """A page of the jobs that are known, the oldest first: those that come after the one with this number."""
         await self.ping()
-        return [job_status(job, self._planner.pending_reasons.get(job_id)) for job_id, job in self._state.jobs.items()]
+        return [self._status(job) for job in islice((j for j in self._state.jobs.values() if j.number > after), PAGE)]
 
     async def job_status(self, job_id: str) -> JobStatus:
         """How one job stands.
@@ -190,12 +192,13 @@ class Controller:
             UnknownNameError: there is no such job.
         """
         await self.ping()
-        return job_status(self._job(job_id), self._planner.pending_reasons.get(job_id))
+        return self._status(self._job(job_id))
 
-    async def list_tasks(self, job_id: str) -> list[TaskStatus]:
-        """The tasks of a job, by index; raises like `job_status`."""
+    async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
+        """A page of the tasks of a job: those that come after this index; raises like `job_status`."""
         await self.ping()
-        return list(task_statuses(self._job(job_id), self._state))
+        job = self._job(job_id)
+        return [task_status(job, index, self._state) for index in range(job.size)[after + 1 :][:PAGE]]
 
     async def task_status(self, job_id: str, index: int) -> TaskStatus:
         """How one task stands.
@@ -203,10 +206,11 @@ class Controller:
         Raises:
             UnknownNameError: there is no such job, or it has no such task.
         """
-        found = {task.task_index: task for task in await self.list_tasks(job_id)}
-        if index not in found:
-            raise unknown(f"task of {job_id}", str(index), map(str, found))
-        return found[index]
+        await self.ping()
+        job = self._job(job_id)
+        if index not in range(job.size):
+            raise unknown_number(f"task of {job_id}", index, range(job.size))
+        return task_status(job, index, self._state)
 
     async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
         """A piece of what a task has printed.
@@ -226,21 +230,24 @@ class Controller:
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         """Pieces of what several tasks of a job have printed, by task index; tasks that do not exist are left out.
 
+        At most `MOST_LOGS` tasks are read; those beyond are left out, too, and to be asked for again.
+
         Raises:
             UnknownNameError: there is no such job or attempt.
         """
         await self.ping()
         job = self._job(job_id)
-        there = {index: at for index, at in wanted.items() if 0 <= index < len(job.tasks)}
+        there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS))
         calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
         return dict(zip(there, await asyncio.gather(*calls), strict=True))
 
-    async def list_workers(self) -> list[WorkerStatus]:
-        """All live hosts, by slice and number."""
+    async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
+        """A page of the live hosts, by slice and number: those that come after this place."""
         await self.ping()
-        now = time.time()
-        found = [worker_status(worker, self._state, now) for worker in self._state.workers.values()]
-        return sorted(found, key=lambda w: (w.slice_name or "", w.host_index or 0, w.node_id))
+        now, workers = time.time(), self._state.workers.values()
+        places = {(w.slice_name or "", w.host_index or 0, w.node_id): w for w in workers}
+        page = heapq.nsmallest(PAGE, (place for place in places if place > after))
+        return [worker_status(places[place], self._state, now) for place in page]
 
     async def cancel(self, job_id: str, reason: str) -> JobStatus:
         """End a job, wherever it stands; how it stood before. Raises like `job_status`."""
@@ -295,6 +302,9 @@ class Controller:
             "address": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
         }
+
+    def _status(self, job: Job) -> JobStatus:
+        return job_status(job, self._state, self._planner.pending_reasons.get(job.spec.job_id))
 
     def _job(self, job_id: str) -> Job:
         job = self._state.jobs.get(job_id)

@@ -20,7 +20,7 @@ from iris_ray.actors.wire.messages import AttemptOrder
 from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, LogPosition, TaskLog
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.suggestions import unknown_number
 from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
 
@@ -29,6 +29,8 @@ MOST_BYTES = 4 << 20
 READ_TIMEOUT_S = 20.0
 MOST_ASKED = 32
 """Hosts that are asked for the files of an attempt of which it is not known where it ran."""
+SEARCHES_AT_ONCE = 2
+"""For such attempts. Each goes through all hosts."""
 IDLE_S = 60.0
 
 
@@ -62,6 +64,7 @@ class LogService:
     def __init__(self) -> None:
         self._memory = LogMemory()
         self._readers: dict[str, _Reader] = {}
+        self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
         self._sweeper: asyncio.Task[None] | None = None
 
     def placed(self, order: AttemptOrder) -> None:
@@ -113,6 +116,10 @@ class LogService:
 
     async def _find(self, key: AttemptOfTask, job: Job, workers: Mapping[str, Worker]) -> str | None:
         """The host that has files of an attempt, of those that are there; the likely ones are asked."""
+        async with self._searches:
+            return await self._ask_hosts(key, job, workers)
+
+    async def _ask_hosts(self, key: AttemptOfTask, job: Job, workers: Mapping[str, Worker]) -> str | None:
         need = job.requirement
         number = key[1] % need.replicas if need.whole_groups else None
         known = [c for c in need.constraints if not c.orders]
@@ -180,15 +187,15 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
     Raises:
         UnknownNameError: there is no such task or attempt.
     """
-    job_id, tasks = job.spec.job_id, job.tasks
-    if not 0 <= task_index < len(tasks):
-        raise unknown(f"task of {job_id} with the index", str(task_index), map(str, range(len(tasks))))
+    job_id = job.spec.job_id
+    if task_index not in range(job.size):
+        raise unknown_number(f"task of {job_id}", task_index, range(job.size))
     gang = job.gang_of(task_index)
     latest = gang.attempt
     if attempt is None:
         attempt = latest
     elif not 0 < attempt <= latest:
-        raise unknown(f"attempt of {job_id} with the number", str(attempt), map(str, range(1, latest + 1)))
+        raise unknown_number(f"attempt of {job_id}/task-{task_index}", attempt, range(1, latest + 1))
     over = job.state.finished or attempt < latest
     log = TaskLog(
         job_id=job_id,
@@ -198,4 +205,4 @@ def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int
         latest_attempt=latest,
         job_finished=job.state.finished,
     )
-    return LogStanding(log, tasks[task_index].node_id if attempt == latest else None, job)
+    return LogStanding(log, job.task(task_index).node_id if attempt == latest else None, job)

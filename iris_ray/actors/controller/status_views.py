@@ -1,18 +1,17 @@
 """How the Controller describes its jobs, tasks and hosts to people."""
 
-from collections.abc import Iterator
-
 from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.jobs import Gang, Job, Task
+from iris_ray.model.jobs import Job
 from iris_ray.model.workers import TPU_TOPOLOGY, Worker, string_attribute
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
 
 
-def job_status(job: Job, waiting: PendingReason | None) -> JobStatus:
+def job_status(job: Job, state: ControllerState, waiting: PendingReason | None) -> JobStatus:
     spec = job.spec
     return JobStatus(
+        number=job.number,
         job_id=spec.job_id,
         name=spec.name or spec.job_id,
         user=spec.user,
@@ -20,26 +19,21 @@ def job_status(job: Job, waiting: PendingReason | None) -> JobStatus:
         device=spec.device,
         state=job.state,
         submitted_at=job.submitted_at,
-        attempt=max(gang.attempt for gang in job.gangs),
+        attempt=job.attempt,
         failures=job.failures,
         preemptions=job.preemptions,
         max_retries_failure=spec.max_retries_failure,
         max_retries_preemption=spec.max_retries_preemption,
         tasks=dict(job.counts),
-        groups=tuple(dict.fromkeys(name for gang in job.gangs if gang.placed for name in gang.groups)),
+        groups=tuple(dict.fromkeys(name for gang in state.placed_gangs(job) for name in gang.groups)),
         error=job.error,
         waiting=waiting,
     )
 
 
-def task_statuses(job: Job, state: ControllerState) -> Iterator[TaskStatus]:
-    """Of all tasks, by index."""
-    for gang in job.gangs:
-        for number, task in enumerate(gang.tasks):
-            yield _task_status(gang, number, task, state.workers.get(task.node_id or ""))
-
-
-def _task_status(gang: Gang, number: int, task: Task, worker: Worker | None) -> TaskStatus:
+def task_status(job: Job, index: int, state: ControllerState) -> TaskStatus:
+    gang, task = job.gang_of(index), job.task(index)
+    worker, number = state.workers.get(task.node_id or ""), index - gang.position
     per_group = len(gang.tasks) // len(gang.groups) if gang.groups else 0
     return TaskStatus(
         task_id=task.task_id,

@@ -4,11 +4,12 @@ Ray and tenacity are imported when they are needed, so that the command line is 
 """
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import iris_ray
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
-from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import PAGE, JobStatus, Place, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 
@@ -29,6 +30,8 @@ GONE = (
     f"the Controller is gone and has not come back for {RESTART_S:g} s; jobs that run go on. The next job starts"
     " another one, and so does: iris-ray controller start"
 )
+
+T, C = TypeVar("T"), TypeVar("C")
 
 _Call = Callable[[Any], Any]
 """From the Controller's actor handle to the reference of an answer."""
@@ -105,8 +108,7 @@ class ControllerConnection:
 
     def list_jobs(self) -> list[JobStatus]:
         """Return all jobs that it knows, the oldest first."""
-        jobs: list[JobStatus] = self._ask(lambda controller: controller.list_jobs.remote())
-        return jobs
+        return self._all_pages(lambda controller, after: controller.list_jobs.remote(after), 0, lambda job: job.number)
 
     def job_status(self, job_id: str) -> JobStatus:
         """Return how one job stands.
@@ -119,8 +121,9 @@ class ControllerConnection:
 
     def list_tasks(self, job_id: str) -> list[TaskStatus]:
         """Return the tasks of a job, by index; raises like `job_status`."""
-        tasks: list[TaskStatus] = self._ask(lambda controller: controller.list_tasks.remote(job_id))
-        return tasks
+        return self._all_pages(
+            lambda controller, after: controller.list_tasks.remote(job_id, after), -1, lambda task: task.task_index
+        )
 
     def task_status(self, job_id: str, index: int) -> TaskStatus:
         """Return how one task stands.
@@ -162,8 +165,8 @@ class ControllerConnection:
 
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number."""
-        workers: list[WorkerStatus] = self._ask(lambda controller: controller.list_workers.remote())
-        return workers
+        none: Place = ("", -1, "")
+        return self._all_pages(lambda controller, after: controller.list_workers.remote(after), none, lambda w: w.place)
 
     def taint(self, target: str, taint: str, reason: str) -> list[str]:
         """Keep jobs that don't tolerate the taint away from a host or slice; returns the node ids of those hosts.
@@ -197,6 +200,22 @@ class ControllerConnection:
             wait=tenacity.wait_fixed(_NAME_POLL_S),
             retry_error_callback=lambda _: None,
         )(find_controller)
+
+    def _all_pages(self, page: Callable[[Any, C], Any], after: C, key: Callable[[T], C]) -> list[T]:
+        """Return what comes after something in a list of the Controller, which gives it page by page.
+
+        Args:
+            page: from the Controller's actor handle and where to begin to the reference of an answer.
+            after: what comes before the first one.
+            key: what to begin after to get what follows one of them.
+        """
+        found: list[T] = []
+        while True:
+            more: list[T] = self._ask(partial(page, after=after))
+            found += more
+            if len(more) < PAGE:
+                return found
+            after = key(more[-1])
 
     def _ask(self, call: _Call) -> Any:
         """Return the answer, or raise the error of the Controller; ask again while none answers."""

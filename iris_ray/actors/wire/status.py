@@ -7,12 +7,16 @@ from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.scheduler.pending_reason import PendingReason
 
+PAGE = 500
+"""The Controller lists so many jobs, tasks or hosts in one answer. If it has as many, there may be more."""
+
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """How a job stands.
 
     Attributes:
+        number: its number in the order of submission.
         job_id, name, user, priority, device: as submitted.
         state: derived from its tasks.
         submitted_at: seconds since the epoch.
@@ -25,6 +29,7 @@ class JobStatus:
         waiting: why it waits; None if nothing of it does.
     """
 
+    number: int
     job_id: str
     name: str
     user: str
@@ -117,3 +122,12 @@ class WorkerStatus:
     tasks: tuple[str, ...]
     unavailable: str | None
     holder: str | None
+
+    @property
+    def place(self) -> "Place":
+        """What hosts are sorted by."""
+        return self.slice_name or "", self.host_index or 0, self.node_id
+
+
+Place = tuple[str, int, str]
+"""A host's slice and its number there, and its node id."""

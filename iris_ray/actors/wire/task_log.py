@@ -87,5 +87,8 @@ class LastLines:
     data: bytes
 
 
+MOST_LOGS = 100
+"""Tasks whose logs the Controller reads in one answer."""
+
 AttemptOfTask = tuple[str, int, int]
 """Job id, task index, attempt."""

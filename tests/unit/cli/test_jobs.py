@@ -4,6 +4,8 @@ import re
 
 import pytest
 
+from iris_ray.actors.controller import controller
+from iris_ray.actors.wire import controller_connection
 from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
@@ -45,6 +47,20 @@ def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: Cont
     listed = world.iris("ls", "--all").stdout
     for job in ("train", "again", "of-bob"):
         assert job in listed
+
+
+def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "PAGE", 2)
+    monkeypatch.setattr(controller_connection, "PAGE", 2)
+    first = world.start("train", slices=(3,))
+    jobs = [first, *(world.submit(f"job-{number}") for number in range(4))]
+    assert [job["job_id"] for job in world.json("ls")] == jobs
+    assert [task["task_index"] for task in world.json("tasks", first)] == list(range(6))
+    hosts = [host["node_id"] for view in world.json("workers") for host in view["hosts"]]
+    assert len(set(hosts)) == len(hosts) == 7, "those of the slices, and the head"
+    assert len(world.jobs()) == 2, "one page"
 
 
 def test_everybody_sees_who_has_the_slices_and_who_waits_for_whom(world: ControllerInProcess) -> None:

@@ -90,19 +90,27 @@ def test_task_that_comes_again_is_behind_the_others_after_a_restart_too(
     new.state.check()
 
 
+def forget_job(world: World) -> None:
+    """It ends, and so does the next one."""
+    for job_id in ("job", "next"):
+        if job_id not in world.state.jobs:
+            world.submit_tasks(job_id)
+        world.do(JobCancelledEvent(job_id, "enough"))
+
+
 def test_job_that_is_forgotten_takes_all_its_chunks_with_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
-    monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 0)
+    monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 1)
     recorded = Recorded()
     submit(world, 10)
     recorded.write_all(world.state)
     assert len(recorded.parts) == 5
-    world.do(JobCancelledEvent("job", "enough"))
+    forget_job(world)
     recorded.write_all(world.state)
-    assert recorded.parts == {}
+    assert recorded.parts.keys() == {("next", None)}
     submit(world, 2)
     recorded.write_all(world.state)
-    assert recorded.parts.keys() == {("job", None)}
+    assert recorded.parts.keys() == {("next", None), ("job", None)}
     assert len(successor(recorded).state.jobs["job"].gangs) == 2
     world.state.check()
 
@@ -111,16 +119,48 @@ def test_smaller_job_of_the_same_id_does_not_get_the_gangs_of_the_one_that_is_fo
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
-    monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 0)
+    monkeypatch.setattr("iris_ray.state.job_table.FINISHED_JOBS_KEPT", 1)
     recorded = Recorded()
     submit(world, 10)
     recorded.write_all(world.state)
-    world.do(JobCancelledEvent("job", "enough"))
+    forget_job(world)
     submit(world, 4)
     recorded.write_all(world.state)
-    assert recorded.parts.keys() == {("job", None), ("job", 0), ("job", 1)}
+    assert recorded.parts.keys() == {("next", None), ("job", None), ("job", 0), ("job", 1)}
     assert successor(recorded).state.jobs["job"] == world.state.jobs["job"]
     world.state.check()
+
+
+def test_finished_jobs_are_forgotten_by_what_they_take_of_memory(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few large ones, or very many small ones; but never the one that finished last."""
+    monkeypatch.setattr("iris_ray.state.job_table.FINISHED_BYTES_KEPT", 50_000)
+
+    def ends(job_id: str, tasks: int, reason: str = "enough") -> list[str]:
+        world.submit_tasks(job_id, tasks)
+        world.do(JobCancelledEvent(job_id, reason))
+        world.state.check()
+        return list(world.state.jobs)
+
+    assert ends("a", 20) == ["a"]
+    assert ends("b", 20) == ["a", "b"]
+    assert ends("c", 20) == ["b", "c"]
+    assert ends("d", 100) == ["d"]
+    assert ends("e", 1) == ["e"]
+    assert ends("f", 2, reason="x" * 20_000) == ["f"], "the words count, too"
+    assert ends("g", 1) == ["g"]
+    changed_parts(world.state)
+    new = World()
+    for number in range(4):
+        job_id = f"later-{number}"
+        ends(job_id, 20)
+        record = world.state.record(job_id)
+        assert record is not None
+        new.do(JobRestoredEvent(record))
+    assert list(new.state.jobs) == [f"later-{number}" for number in range(4)]
+    new.submit_tasks("last", 20)
+    new.do(JobCancelledEvent("last", "enough"))
+    assert list(new.state.jobs) == ["later-3", "last"]
+    new.state.check()
 
 
 def a_task_fails_for_good(world: World) -> None:

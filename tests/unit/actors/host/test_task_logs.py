@@ -11,7 +11,7 @@ import pytest
 
 from iris_ray.actors.controller.log_memory import LogMemory
 from iris_ray.actors.host.line_throttle import LineThrottle
-from iris_ray.actors.wire.task_log import LastLines, LogPosition, TaskLog
+from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskLog
 from iris_ray.client import log_stream
 from iris_ray.client.log_stream import LogLine, stream_logs
 from tests.support.task_logs import lines
@@ -161,6 +161,22 @@ def test_following_all_tasks_marks_every_line() -> None:
 def test_one_attempt_alone_ends_with_it() -> None:
     story = Story([[[b"one\n"]], [[b"two\n"]]])
     assert [line.data for line in stream_logs(story, "job", 0, attempt=1)] == [b"one"]
+
+
+def test_logs_of_very_many_tasks_are_asked_for_a_few_tasks_at_a_time() -> None:
+    count = 3 * MOST_LOGS + 1
+    story = Story([[[b"one\n", b"two\n"]] * count])
+    asked: list[int] = []
+    answer = story.fetch_logs
+
+    def fetch_logs(job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        asked.append(len(wanted))
+        return answer(job_id, wanted, max_bytes)
+
+    story.fetch_logs = fetch_logs  # type: ignore[method-assign]
+    found = list(stream_logs(story, "job"))
+    assert max(asked) == MOST_LOGS
+    assert {line.task_index for line in found if not line.note} == set(range(count))
 
 
 def test_without_following_what_is_there_is_given_and_no_more() -> None:

@@ -46,7 +46,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolView, Notice
     travelling = *orders, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields) == (3, METHODS, FIELDS)
+    assert (PROTOCOL_VERSION, methods, fields) == (4, METHODS, FIELDS)
 
 
 def field_names(cls: Any) -> list[str]:
@@ -70,10 +70,10 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "provider_words": ["node_ids"],
         "demand": [],
         "about": [],
-        "list_jobs": [],
-        "list_workers": [],
+        "list_jobs": ["after"],
+        "list_workers": ["after"],
         "job_status": ["job_id"],
-        "list_tasks": ["job_id"],
+        "list_tasks": ["job_id", "after"],
         "task_status": ["job_id", "index"],
         "fetch_task_logs": ["job_id", "task_index", "at", "max_bytes"],
         "fetch_logs": ["job_id", "wanted", "max_bytes"],
