@@ -1,6 +1,7 @@
 """What to say about a name that nothing has."""
 
 import difflib
+from bisect import bisect
 from collections.abc import Iterable
 
 from iris_ray.errors import UnknownNameError
@@ -31,5 +32,7 @@ def unknown_number(what: str, number: int, known: range) -> UnknownNameError:
 
 
 def _likely(name: str, known: list[str]) -> list[str]:
-    """Return the last names that begin like this one or contain it, at most `MOST_COMPARED`."""
-    return [n for n in known if n[:3] == name[:3] or (name and name in n)][-MOST_COMPARED:]
+    """Return the names around this one in the alphabet: they begin like it for longest."""
+    alphabetical = sorted(known)
+    place = bisect(alphabetical, name)
+    return alphabetical[max(0, place - MOST_COMPARED // 2) : place + MOST_COMPARED // 2]

@@ -1,5 +1,6 @@
 """How the command line is used: help, typos, exit codes, no cluster. Without Ray."""
 
+import difflib
 import os
 import re
 import shlex
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import click
 import pytest
@@ -174,6 +176,22 @@ def test_type_is_taken_as_second_argument_and_as_an_option(given: list[str]) -> 
 )
 def test_nearest_job_is_found_by_its_name_too(name: str, meant: str) -> None:
     assert f"did you mean {meant}?" in str(unknown("job", name, ["train-1a2b3c4d", "big-22", "other-7"]))
+
+
+def test_name_is_compared_closely_with_a_few_of_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close look at 10,000 names takes a second, in which the Controller would answer nobody."""
+    compared: list[int] = []
+    closely = difflib.get_close_matches
+
+    def counted(name: str, names: list[str], **options: Any) -> list[str]:
+        compared.append(len(names))
+        return closely(name, names, **options)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    jobs = [f"{kind}-{number:08x}" for number in range(5000) for kind in ("train", "evaluate")]
+    assert "did you mean train-00000387 or " in str(unknown("job", "train-00000387x", jobs))
+    assert "there are" in str(unknown("job", "other", jobs))
+    assert sum(compared) < 1000
 
 
 @pytest.mark.parametrize("command", [["ls"], ["why", "x"], ["workers"], ["controller", "status"], ["drain", "x"]])
