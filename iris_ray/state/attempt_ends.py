@@ -199,8 +199,8 @@ class AttemptEnds:
             if gang.placed:
                 self._end_attempt(job, gang, reason, change)
             move_all(job, gang, TaskState.KILLED, reason)
-            self._table.gang_changed(job, gang)
         job.pending.clear()
+        self._table.all_changed(job)
 
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
         if gang.placed:  # else all tasks have returned, and their results are lost

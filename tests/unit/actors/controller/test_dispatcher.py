@@ -2,8 +2,12 @@
 
 import asyncio
 from collections.abc import Iterable
+from itertools import pairwise
 from types import SimpleNamespace
 
+import pytest
+
+from iris_ray.actors.controller import dispatcher as module
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.wire.answers import Gone
 from iris_ray.actors.wire.background import BackgroundTasks
@@ -11,6 +15,7 @@ from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.model.ids import AttemptId
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state.events import Event, TaskDispatchFailedEvent
+from iris_ray.state.instructions import Instructions, StopAttempt
 
 ATTEMPT = AttemptId("job", 1)
 ORDER = AttemptOrder(ATTEMPT, ((HostPlace("node", "10.0.0.1", "slice", 0),),), {"TPU": 4.0}, 1, "pool")
@@ -51,3 +56,34 @@ def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() ->
     assert isinstance(failed, TaskDispatchFailedEvent)
     assert (failed.attempt, failed.error) == (ATTEMPT, "the job's pool is gone (ActorDiedError)")
     assert not errors
+
+
+def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with a call, and nobody else is answered while calls are made."""
+    monkeypatch.setattr(module, "CALLS_IN_A_TURN", 3)
+    stopped: list[int] = []
+    turns: list[int] = []
+
+    class Pool:
+        async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
+            stopped.append(attempt.gang)
+
+    async def stop_all() -> None:
+        background = BackgroundTasks()
+        job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
+        dispatcher = Dispatcher(
+            SimpleNamespace(holds_capacity=lambda attempt: attempt.gang not in stopped, jobs={"job": job}),  # type: ignore[arg-type]
+            SimpleNamespace(epoch=1),  # type: ignore[arg-type]
+            {"owner": Pool()},  # type: ignore[arg-type]
+            SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+            lambda events: None,
+            background,
+        )
+        dispatcher.carry_out(Instructions(stop=[StopAttempt(AttemptId("job", 1, i), "enough") for i in range(10)]))
+        while len(background):
+            turns.append(len(stopped))
+            await asyncio.sleep(0)
+
+    asyncio.run(stop_all())
+    assert stopped == list(range(10))
+    assert max(after - before for before, after in pairwise(turns)) <= 3
