@@ -31,6 +31,8 @@ from typing import Any
 
 import psutil
 
+from iris_ray.actors.controller.log_memory import LogMemory
+from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
@@ -302,6 +304,91 @@ def print_event(rounds: int) -> None:
     )
 
 
+# -- a large job -------------------------------------------------------------------------------------------------------
+
+CPU_HOST = {"CPU": 100.0}
+MOST_PLACED = 200
+"""By one plan of the Controller."""
+
+
+def started_job(tasks: int) -> ControllerState:
+    """A job of single tasks, of which a fifth run: there is no room for more."""
+    state = ControllerState()
+    for number in range(tasks // 500):
+        state.handle_event(WorkerRegisteredEvent(f"w{number}", "10.0.0.1", {}, dict(CPU_HOST)))
+    spec = JobSpec(job_id="large", owner="owner", user="user", replicas=tasks, resources={"CPU": 1.0})
+    state.handle_event(JobSubmittedEvent(spec, 0.0))
+    assignments = cycle(state, scheduler=running).assignments
+    for assignment in assignments:
+        state.handle_event(assignment)
+    for number in range(len(assignments)):
+        state.handle_event(TaskStateChangedEvent(AttemptId("large", 1, number), number, TaskState.RUNNING))
+    state.unrecorded.clear()
+    return state
+
+
+def records_of_changes(state: ControllerState) -> int:
+    """Make the records of everything that has changed; their size in bytes."""
+    size = 0
+    for job_id, chunks in state.unrecorded.items():
+        record = state.record(job_id)
+        assert record is not None
+        size += len(record.head()) + sum(len(part or b"") for _, part in record.chunks(chunks))
+    state.unrecorded.clear()
+    return size
+
+
+def one_task_ends(state: ControllerState, number: int) -> tuple[float, float, int]:
+    """Return the seconds from a task's end to the committed plan, those for the records, and their bytes."""
+    start = time.process_time()
+    state.handle_event(TaskStateChangedEvent(AttemptId("large", 1, number), number, TaskState.SUCCEEDED))
+    state.handle_event(AttemptEndConfirmedEvent(AttemptId("large", 1, number)))
+    for assignment in cycle(state).assignments:
+        state.handle_event(assignment)
+    planned = time.process_time()
+    size = records_of_changes(state)
+    return planned - start, time.process_time() - planned, size
+
+
+def whole_plan(tasks: int) -> list[float]:
+    """Return the seconds of each piece of the plan, commit included, that places a whole job on an empty fleet."""
+    state = bare(0)
+    for number in range(tasks // 100):
+        state.handle_event(WorkerRegisteredEvent(f"w{number}", "10.0.0.1", {}, dict(CPU_HOST)))
+    spec = JobSpec(job_id="large", owner="owner", user="user", replicas=tasks, resources={"CPU": 1.0})
+    state.handle_event(JobSubmittedEvent(spec, 0.0))
+    pieces = []
+    while state.pending():
+        start = time.process_time()
+        plan = running.find_assignments(state.pending(), state.fleet, state.usage, NOW, None, MOST_PLACED)
+        for assignment in plan.assignments:
+            state.handle_event(assignment)
+        pieces.append(time.process_time() - start)
+    return pieces
+
+
+def print_large_job(rounds: int) -> None:
+    """The same changes of a small job and of a large one, side by side."""
+    sizes = 1000, 50_000
+    states = {tasks: started_job(tasks) for tasks in sizes}
+    samples: dict[int, list[tuple[float, float, int]]] = {tasks: [] for tasks in sizes}
+    for number in range(rounds):
+        for tasks, state in states.items():
+            samples[tasks].append(one_task_ends(state, number * 7))
+    print("\n| A task ends while others of its job wait | To the committed plan, ms | Its records, ms | Their bytes |")
+    print("|---|---:|---:|---:|")
+    middles = {tasks: tuple(map(statistics.median, zip(*samples[tasks], strict=True))) for tasks in sizes}
+    for tasks, (planned, recorded, size) in middles.items():
+        print(f"| {tasks:,} tasks | {1000 * planned:.2f} | {1000 * recorded:.2f} | {size:,.0f} |")
+    small, large = (sum(middles[tasks][:2]) for tasks in sizes)
+    print(f"\nFifty times the tasks: {large / small:.1f} × the time from a change to its records.")
+    pieces = whole_plan(50_000)
+    print(
+        f"50,000 tasks that all fit are placed in {sum(pieces):.1f} s of CPU time, in {len(pieces)} pieces of"
+        f" {1000 * statistics.median(pieces):.0f} ms, at most {1000 * max(pieces):.0f} ms."
+    )
+
+
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
@@ -332,7 +419,22 @@ def _received(event: Any) -> Any:
     return pickle.loads(pickle.dumps(event))
 
 
+def log_memory_b(tasks: int) -> tuple[float, float]:
+    """Return the bytes for each task that has printed a line: real ones, and those that are counted."""
+    process = psutil.Process()
+    memory = LogMemory(most_bytes=1 << 40)
+    before = process.memory_info().rss
+    for number in range(tasks):
+        memory.remember(
+            _received(LastLines("train-1a2b3c4d", number, 1, f"{number % 500:056x}", 1000, b"step 9, loss 0.1\n"))
+        )
+    return (process.memory_info().rss - before) / tasks, memory.held_bytes / tasks
+
+
 def print_memory() -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        real, counted = pool.submit(log_memory_b, 1_000_000).result()
+    print(f"Last lines of 1,000,000 tasks, one each, if unbounded: {real:.0f} MB, and {counted:.0f} MB are counted.")
     for gangs, cpu_jobs in ((6250, 0), (3125, 50_000)):
         spawn = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
@@ -406,6 +508,7 @@ def main() -> None:
     gc.disable()
     print_cycles(tuple(s for s in SCENARIOS if not options.quick or s.hosts <= 10_000), options.rounds)
     print_event(50)
+    print_large_job(50)
     if not options.quick:
         print_memory()
     if options.plot:
