@@ -31,7 +31,8 @@ GONE = (
     " another one, and so does: iris-ray controller start"
 )
 
-T, C = TypeVar("T"), TypeVar("C")
+T = TypeVar("T")
+C = TypeVar("C")
 
 _Call = Callable[[Any], Any]
 """From the Controller's actor handle to the reference of an answer."""
@@ -108,7 +109,7 @@ class ControllerConnection:
 
     def list_jobs(self) -> list[JobStatus]:
         """Return all jobs that it knows, the oldest first."""
-        return self._all_pages(lambda controller, after: controller.list_jobs.remote(after), 0, lambda job: job.number)
+        return self._all_pages(lambda after, controller: controller.list_jobs.remote(after), 0, lambda job: job.number)
 
     def job_status(self, job_id: str) -> JobStatus:
         """Return how one job stands.
@@ -122,7 +123,7 @@ class ControllerConnection:
     def list_tasks(self, job_id: str) -> list[TaskStatus]:
         """Return the tasks of a job, by index; raises like `job_status`."""
         return self._all_pages(
-            lambda controller, after: controller.list_tasks.remote(job_id, after), -1, lambda task: task.task_index
+            lambda after, controller: controller.list_tasks.remote(job_id, after), -1, lambda task: task.task_index
         )
 
     def task_status(self, job_id: str, index: int) -> TaskStatus:
@@ -166,7 +167,7 @@ class ControllerConnection:
     def list_workers(self) -> list[WorkerStatus]:
         """Return all live hosts, by slice and number."""
         none: Place = ("", -1, "")
-        return self._all_pages(lambda controller, after: controller.list_workers.remote(after), none, lambda w: w.place)
+        return self._all_pages(lambda after, controller: controller.list_workers.remote(after), none, lambda w: w.place)
 
     def taint(self, target: str, taint: str, reason: str) -> list[str]:
         """Keep jobs that don't tolerate the taint away from a host or slice; returns the node ids of those hosts.
@@ -201,17 +202,17 @@ class ControllerConnection:
             retry_error_callback=lambda _: None,
         )(find_controller)
 
-    def _all_pages(self, page: Callable[[Any, C], Any], after: C, key: Callable[[T], C]) -> list[T]:
+    def _all_pages(self, page: Callable[[C, Any], Any], after: C, key: Callable[[T], C]) -> list[T]:
         """Return what comes after something in a list of the Controller, which gives it page by page.
 
         Args:
-            page: from the Controller's actor handle and where to begin to the reference of an answer.
+            page: from where to begin and the Controller's actor handle to the reference of an answer.
             after: what comes before the first one.
             key: what to begin after to get what follows one of them.
         """
         found: list[T] = []
         while True:
-            more: list[T] = self._ask(partial(page, after=after))
+            more: list[T] = self._ask(partial(page, after))
             found += more
             if len(more) < PAGE:
                 return found

@@ -83,7 +83,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:
     job = world.submit_tasks("many", 10, resources={"CPU": 1.0})
-    planner, counts = Planner(world.state), []
+    planner, counts = Planner(world.state), list[int]()
     while not counts or planner.unfinished:
         counts.append(len(planner.plan(world.now, Instructions())))
     assert counts == [3, 3, 2]
