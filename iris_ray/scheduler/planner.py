@@ -48,7 +48,13 @@ class Planner:
         counts: jobs that starved, timed out or turned out to be unschedulable, since this Controller began.
     """
 
-    def __init__(self, state: ControllerState, look_again_s: float, scheduler: Scheduler | None = None, most_placed: int | None = None) -> None:
+    def __init__(
+        self,
+        state: ControllerState,
+        look_again_s: float,
+        scheduler: Scheduler | None = None,
+        most_placed: int | None = None,
+    ) -> None:
         self.pending_reasons: Mapping[str, PendingReason] = {}
         self.unfinished = False
         self.counts: Counter[str] = Counter()

@@ -62,6 +62,9 @@ from iris_ray.state.events import (
 
 logger = logging.getLogger(__name__)
 
+MOST_PLACED = 200
+"""Gangs that one plan places at most: others are answered between two plans."""
+
 TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 """Reports whose time is the Controller's: clocks of other hosts mean nothing here."""
 
@@ -80,7 +83,7 @@ class Controller:
         self._state = ControllerState()
         self._journal = Journal()
         self._background = BackgroundTasks(self._background_failed)
-        self._planner = Planner(self._state, look_again_s=NODE_POLL_S)
+        self._planner = Planner(self._state, look_again_s=NODE_POLL_S, most_placed=MOST_PLACED)
         self._events = EventProcessor(self._state, self._planner, self._journal, self._background)
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()

@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from iris_ray.actors.controller import planner as module
-from iris_ray.actors.controller.planner import Planner
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.scheduler import SchedulingResult
+from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import AssignedEvent
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, cpu_host
@@ -73,9 +72,8 @@ def test_plan_ends_sooner_if_its_gangs_have_many_tasks() -> None:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Room for eight tasks; a Controller's plan places three at most."""
-    monkeypatch.setattr(module, "MOST_PLACED", 3)
+def world() -> World:
+    """Room for eight tasks."""
     world = World()
     world.do(cpu_host("h"))
     return world
@@ -83,7 +81,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:
     job = world.submit_tasks("many", 10, resources={"CPU": 1.0})
-    planner, counts = Planner(world.state), list[int]()
+    planner, counts = Planner(world.state, 1.0, most_placed=3), list[int]()
     while not counts or planner.unfinished:
         counts.append(len(planner.plan(world.now, Instructions())))
     assert counts == [3, 3, 2]
@@ -95,7 +93,7 @@ def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:
 
 def test_reason_of_a_job_that_a_plan_has_not_reached_is_that_of_the_plan_before(world: World) -> None:
     world.submit_tasks("large", 1, resources={"CPU": 100.0})
-    planner = Planner(world.state)
+    planner = Planner(world.state, 1.0, most_placed=3)
     planner.plan(world.now, Instructions())
     world.submit_tasks("first", 4, resources={"CPU": 1.0}, priority=PriorityBand.PRODUCTION)
     world.do(cpu_host("other", cpus=1.0))
