@@ -112,6 +112,12 @@ class SimulatedPools:
         for job_id in instructions.finished:
             self._forget(job_id)
 
+    def finish(self, job_id: str) -> None:
+        """Have all tasks of a job that run return now."""
+        for attempt in [attempt for attempt in self._live.values() if attempt.id.job_id == job_id]:
+            if attempt.began_at <= self._agenda.now:
+                self._returned(attempt)
+
     def slice_broke(self, name: str) -> None:
         """Note that a host of a slice is lost: no process is kept there."""
         owner = self._warm.pop(name, None)

@@ -60,6 +60,7 @@ class Simulation:
         self._check_every = check_every
         self._instructions = Instructions()  # what the latest events want done
         self._backlogs: dict[str, Iterator[SimulatedJob]] = {}  # id of a job that waits → its user's next ones
+        self._changed = False  # whether events have come since the latest plan
         self._told = 0.0  # how late it is, as far as the state knows
         self._looks_at = 0.0
 
@@ -93,12 +94,16 @@ class Simulation:
         event = JobCancelledEvent(job_id, "cancelled by its user")
         self.agenda.at(self.now if at is None else at, self.apply, (event,))
 
+    def finish(self, job_id: str, at: float | None = None) -> None:
+        """Have all tasks of a job that run return, now unless told."""
+        self.agenda.at(self.now if at is None else at, self.pools.finish, job_id)
+
     # -- the course of time ----------------------------------------------------------------------------------------
 
     def run_until(self, end: float) -> None:
         """Let time pass, in seconds since the beginning."""
-        while self.agenda.next_at <= end:
-            self.agenda.run_until(min(end, self._turn_at(self.agenda.next_at)))
+        while (when := self.now if self._changed else self.agenda.next_at) <= end:
+            self.agenda.run_until(min(end, self._turn_at(when)))
             self._take_turn()
         self.agenda.now = end
 
@@ -115,6 +120,7 @@ class Simulation:
         for event in events:
             instructions.add(state.handle_event(event))
             history.events += 1
+            self._changed = True
             if self._check_every and history.events % self._check_every == 0:
                 state.check()
 
@@ -126,6 +132,7 @@ class Simulation:
     def _take_turn(self) -> None:
         """Plan, commit, carry out."""
         self.apply(())
+        self._changed = False
         self.history.plans += 1
         placements = self._planner.plan(self.now, self._instructions)
         instructions, self._instructions = self._instructions, Instructions()

@@ -1,36 +1,12 @@
 """What happens to jobs in virtual time, second by second."""
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from iris_ray.model.lifecycle import JobState
-from iris_ray.simulation import SimulatedJob, Simulation
-from iris_ray.simulation.history import AttemptHistory
-from iris_ray.simulation.jobs import slice_spec, tasks_spec
-from iris_ray.simulation.timings import Timings
-
-HOUR = 3600.0
-TIMINGS = Timings(launch=10.0, warm_launch=1.0, failed_launch=30.0, stop=5.0, exit=2.0, reclaim=3.0, keep_warm=60.0)
-
-
-def cluster(slices: int = 1, **options: Any) -> Simulation:
-    """A cluster with v4-16 slices, of two hosts each. Its state is checked after every event."""
-    simulation = Simulation(TIMINGS, check_every=1, **options)
-    simulation.hosts.add_slices("v4-16", slices)
-    return simulation
-
-
-def job(job_id: str, slices: int | list[int] = 1, run_s: float = HOUR, **changes: Any) -> SimulatedJob:
-    """A gang on v4-16 slices. Changes are of the job where it has such a value, else of its spec."""
-    own = {name: changes.pop(name) for name in list(changes) if name in SimulatedJob.__dataclass_fields__}
-    return SimulatedJob(slice_spec(job_id, "v4-16", slices, **changes), run_s, **own)
-
-
-def attempts(simulation: Simulation, job_id: str) -> list[AttemptHistory]:
-    return [attempt for attempt in simulation.history.attempts if attempt.id.job_id == job_id]
+from iris_ray.simulation import Simulation
+from tests.support.simulations import HOUR, TIMINGS, attempts, endless, gang, slices, tasks
 
 
 def course(simulation: Simulation, job_id: str) -> list[tuple[str, float, float | None, float | None, float | None]]:
@@ -48,8 +24,8 @@ def states(simulation: Simulation) -> dict[str, JobState]:
 
 
 def test_a_job_is_launched_runs_and_leaves_its_slice() -> None:
-    simulation = cluster()
-    simulation.submit(job("one"), at=100.0)
+    simulation = slices()
+    simulation.submit(gang("one"), at=100.0)
     simulation.run_until(2 * HOUR)
     assert course(simulation, "one") == [("success", 100.0, 110.0, 3710.0, 3712.0)]
     assert states(simulation) == {"one": JobState.SUCCEEDED}
@@ -61,9 +37,9 @@ def test_a_job_is_launched_runs_and_leaves_its_slice() -> None:
 
 
 def test_the_next_job_starts_when_the_slice_is_free() -> None:
-    simulation = cluster()
-    simulation.submit(job("one"))
-    simulation.submit(job("two"))
+    simulation = slices()
+    simulation.submit(gang("one"))
+    simulation.submit(gang("two"))
     simulation.run_until(HOUR)
     assert "in use by one" in simulation.why("two")
     simulation.run_until(3 * HOUR)
@@ -71,8 +47,8 @@ def test_the_next_job_starts_when_the_slice_is_free() -> None:
 
 
 def test_a_gang_on_half_of_its_slices_takes_twice_as_long() -> None:
-    simulation = cluster()
-    simulation.submit(job("flexible", [1, 2]))
+    simulation = slices()
+    simulation.submit(gang("flexible", [1, 2]))
     simulation.run_until(3 * HOUR)
     assert course(simulation, "flexible") == [("success", 0.0, 10.0, 7210.0, 7212.0)]
 
@@ -80,7 +56,7 @@ def test_a_gang_on_half_of_its_slices_takes_twice_as_long() -> None:
 def test_tasks_without_tpu_run_one_by_one() -> None:
     simulation = Simulation(TIMINGS, check_every=1)
     simulation.hosts.add_hosts(2, cpus=4.0)
-    simulation.submit(SimulatedJob(tasks_spec("tasks", replicas=3, cpus=3.0), HOUR))
+    simulation.submit(tasks("tasks", replicas=3, cpus=3.0))
     simulation.run_until(3 * HOUR)
     assert [one.assigned_at for one in attempts(simulation, "tasks")] == [0.0, 0.0, 3612.0]
     assert states(simulation) == {"tasks": JobState.SUCCEEDED}
@@ -88,10 +64,10 @@ def test_tasks_without_tpu_run_one_by_one() -> None:
 
 
 def test_slices_of_one_pool_are_warm_for_its_next_job_and_another_pool_reclaims_them() -> None:
-    simulation = cluster()
-    simulation.submit(job("one", owner="ann", keep_warm_s=600.0))
-    simulation.submit(job("two", owner="ann", keep_warm_s=600.0), at=3700.0)
-    simulation.submit(job("three", owner="bob"), at=7500.0)
+    simulation = slices()
+    simulation.submit(gang("one", owner="ann", keep_warm_s=600.0))
+    simulation.submit(gang("two", owner="ann", keep_warm_s=600.0), at=3700.0)
+    simulation.submit(gang("three", owner="bob"), at=7500.0)
     simulation.run_until(4 * HOUR)
     assert course(simulation, "two")[0][:3] == ("success", 3700.0, 3701.0)
     assert course(simulation, "three")[0][:3] == ("success", 7500.0, 7513.0)
@@ -99,20 +75,28 @@ def test_slices_of_one_pool_are_warm_for_its_next_job_and_another_pool_reclaims_
 
 
 def test_a_cancelled_job_ends_and_frees_its_slice() -> None:
-    simulation = cluster()
-    simulation.submit(job("one"))
+    simulation = slices()
+    simulation.submit(gang("one"))
     simulation.cancel("one", at=1000.0)
     simulation.run_until(HOUR)
     assert course(simulation, "one") == [("stopped", 0.0, 10.0, 1000.0, 1005.0)]
     assert simulation.history.jobs["one"].state == "KILLED"
 
 
+def test_a_job_returns_when_it_is_told() -> None:
+    simulation = slices()
+    simulation.submit(gang("one", run_s=1e9))
+    simulation.finish("one", at=500.0)
+    simulation.run_until(HOUR)
+    assert course(simulation, "one") == [("success", 0.0, 10.0, 500.0, 502.0)]
+
+
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_preempted_gang_goes_on_from_its_last_save() -> None:
-    simulation = cluster(2)
-    simulation.submit(job("one", save_every_s=600.0))
+    simulation = slices(2)
+    simulation.submit(gang("one", save_every_s=600.0))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0")
     simulation.run_until(2 * HOUR)
     # It had worked for 1,990 s, and saved 1,800 of them.
@@ -126,8 +110,8 @@ def test_a_preempted_gang_goes_on_from_its_last_save() -> None:
 
 
 def test_a_gang_that_heeds_its_notice_loses_nothing() -> None:
-    simulation = cluster(2)
-    simulation.submit(job("one", save_s=20.0))
+    simulation = slices(2)
+    simulation.submit(gang("one", save_s=20.0))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0", 60.0)
     simulation.run_until(2 * HOUR)
     # It saves until 2,020 and goes on elsewhere once its processes are gone.
@@ -140,8 +124,8 @@ def test_a_gang_that_heeds_its_notice_loses_nothing() -> None:
 
 @pytest.mark.parametrize("behaviour", [{"heeds_notices": False}, {"save_s": 90.0}], ids=["does not", "too slow"])
 def test_a_gang_that_does_not_heed_its_notice_loses_all_since_its_last_save(behaviour: dict[str, Any]) -> None:
-    simulation = cluster(2)
-    simulation.submit(job("one", **behaviour))
+    simulation = slices(2)
+    simulation.submit(gang("one", **behaviour))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0", 60.0)
     simulation.run_until(2 * HOUR)
     assert [one.outcome for one in attempts(simulation, "one")] == ["stopped", "success"]
@@ -149,8 +133,8 @@ def test_a_gang_that_does_not_heed_its_notice_loses_all_since_its_last_save(beha
 
 
 def test_a_slice_that_lost_a_host_is_used_again_when_it_is_whole() -> None:
-    simulation = cluster()
-    simulation.submit(job("one"))
+    simulation = slices()
+    simulation.submit(gang("one"))
     simulation.agenda.at(1000.0, simulation.hosts.lose, ["v4-16-0-host-1"], "it died", 500.0)
     simulation.run_until(1200.0)
     assert "host 1 of 2 is missing" in simulation.why("one")
@@ -165,8 +149,8 @@ def test_a_slice_that_lost_a_host_is_used_again_when_it_is_whole() -> None:
 
 
 def test_a_spare_takes_over_at_once() -> None:
-    simulation = cluster(2)
-    simulation.submit(job("one", spares=1))
+    simulation = slices(2)
+    simulation.submit(gang("one", spares=1))
     simulation.agenda.at(2000.0, simulation.hosts.preempt, "v4-16-0")
     simulation.run_until(2 * HOUR)
     assert course(simulation, "one")[1][:3] == ("success", 2000.0, 2001.0)
@@ -174,9 +158,9 @@ def test_a_spare_takes_over_at_once() -> None:
 
 
 def test_a_gang_on_few_slices_moves_to_more() -> None:
-    simulation = cluster(2)
-    simulation.submit(job("first", run_s=1000.0))
-    simulation.submit(job("grows", [1, 2], grow_after=100.0), at=1.0)
+    simulation = slices(2)
+    simulation.submit(gang("first", run_s=1000.0))
+    simulation.submit(gang("grows", [1, 2], grow_after=100.0), at=1.0)
     simulation.run_until(3 * HOUR)
     assert [(one.outcome, len(one.groups)) for one in attempts(simulation, "grows")] == [("moved", 1), ("success", 2)]
     assert sum(one.lost_s for one in attempts(simulation, "grows")) == 0.0
@@ -186,16 +170,16 @@ def test_a_gang_on_few_slices_moves_to_more() -> None:
 
 
 def test_a_job_that_fails_is_tried_as_often_as_it_may() -> None:
-    simulation = cluster()
-    simulation.submit(job("fails", fails_after_s=100.0, max_retries_failure=2))
+    simulation = slices()
+    simulation.submit(gang("fails", fails_after_s=100.0, max_retries_failure=2))
     simulation.run_until(HOUR)
     assert [one.outcome for one in attempts(simulation, "fails")] == ["failure"] * 3
     assert simulation.history.jobs["fails"].state == "FAILED"
 
 
 def test_launches_that_fail_pause_and_come_again() -> None:
-    simulation = cluster(look_again_s=1.0)
-    simulation.submit(job("hopeless", launch_fails=True))
+    simulation = slices(look_again_s=1.0)
+    simulation.submit(gang("hopeless", launch_fails=True))
     simulation.run_until(100.0)
     found = attempts(simulation, "hopeless")
     assert [one.outcome for one in found[:2]] == ["no launch"] * 2
@@ -205,27 +189,23 @@ def test_launches_that_fail_pause_and_come_again() -> None:
 # -- many jobs ---------------------------------------------------------------------------------------------------------
 
 
-def endless(user: str, **changes: Any) -> Iterator[SimulatedJob]:
-    return (job(f"{user}-{number}", user=user, **changes) for number in itertools.count())
-
-
 def test_a_user_with_an_endless_queue_always_has_jobs_that_wait() -> None:
-    simulation = cluster(2)
-    simulation.keep_waiting(endless("ann", run_s=600.0), waiting=3)
+    simulation = slices(2)
+    simulation.keep_waiting(endless("ann", minutes=(10, 10)), waiting=3)
     simulation.run_until(HOUR)
     assert len(simulation.state.pending()) == 3
     assert len(simulation.history.attempts) == 2 * 6
 
 
 def test_jobs_of_a_trace_come_at_their_times() -> None:
-    simulation = cluster(3)
+    simulation = slices(3)
     simulation.submit_all((100.0 * number, one) for number, one in zip(range(3), endless("ann"), strict=False))
     simulation.run_until(HOUR)
     assert [one.assigned_at for one in simulation.history.attempts] == [0.0, 100.0, 200.0]
 
 
 def test_plans_at_intervals_only_start_jobs_later() -> None:
-    simulation = cluster(plan_every_s=60.0)
-    simulation.submit(job("one"), at=61.0)
+    simulation = slices(plan_every_s=60.0)
+    simulation.submit(gang("one"), at=61.0)
     simulation.run_until(2 * HOUR)
     assert course(simulation, "one") == [("success", 120.0, 130.0, 3730.0, 3732.0)]
