@@ -12,6 +12,7 @@ import click
 from iris_ray.cli.address import remember_address
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
+from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -61,6 +62,10 @@ class JobFlags:
     max_retries_preemption: int
     spares: int
     stall_timeout: float | None
+    constraints: tuple[Constraint, ...]
+    preferences: tuple[Constraint, ...]
+    tolerations: tuple[str, ...]
+    scheduling_timeout: float | None
     env: dict[str, str]
     working_dir: str | None
 
@@ -73,6 +78,10 @@ class JobFlags:
             "max_retries_preemption": self.max_retries_preemption,
             "spares": self.spares,
             "stall_timeout": self.stall_timeout,
+            "constraints": self.constraints,
+            "preferences": self.preferences,
+            "tolerations": self.tolerations,
+            "scheduling_timeout": self.scheduling_timeout,
         }
 
     def for_ray(self) -> dict[str, Any]:
@@ -103,6 +112,10 @@ def environment_variables(_: click.Context, __: click.Parameter, values: Sequenc
     return found
 
 
+def conditions(_: click.Context, __: click.Parameter, values: Sequence[str]) -> tuple[Constraint, ...]:
+    return tuple(map(Constraint.parse, values))
+
+
 def priority_band(_: click.Context, __: click.Parameter, value: str) -> PriorityBand:
     return PriorityBand[value.upper()]
 
@@ -124,6 +137,14 @@ _JOB_OPTIONS = (
                  help="Slices to hold ready, each to replace a lost one."),
     click.option("--stall-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
                  help="Start again if no task calls iris_ray.heartbeat() for so long."),
+    click.option("--constraint", "constraints", multiple=True, callback=conditions, metavar="CONDITION",
+                 help="What every host must satisfy: zone=us-a, 'gen>=4', 'zone in (a, b)', key, '!key'; repeatable."),
+    click.option("--prefer", "preferences", multiple=True, callback=conditions, metavar="CONDITION",
+                 help="What is better satisfied; may be repeated."),
+    click.option("--tolerate", "tolerations", multiple=True, metavar="NAME",
+                 help="Also where this taint keeps others away; may be repeated."),
+    click.option("--scheduling-timeout", type=float, metavar="SECONDS",
+                 help="Give the job up if no task of it has run by then."),
     click.option("--env", "-e", multiple=True, callback=environment_variables, metavar="NAME[=VALUE]",
                  help="An environment variable of the tasks; may be repeated."),
     click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",

@@ -36,8 +36,6 @@ from iris_ray.task.job_info import get_job_info
 @click.option("--memory-gb", type=float, default=0.0, metavar="N", help="Memory of each task.")
 @click.option("--max-task-failures", type=click.IntRange(0), metavar="N",
               help="Failed attempts of all tasks together that it survives, retried ones included.")  # fmt: skip
-@click.option("--tolerate", multiple=True, metavar="NAME",
-              help="Also where this taint keeps others away; may be repeated.")  # fmt: skip
 @click.option("--follow", "-f", is_flag=True, help="Stay, and print its tasks' output until it ends.")
 @json_option
 @address_option
@@ -49,7 +47,6 @@ def submit(
     cpu: float,
     memory_gb: float,
     max_task_failures: int | None,
-    tolerate: tuple[str, ...],
     follow: bool,
     as_json: bool,
 ) -> None:
@@ -88,7 +85,6 @@ def submit(
             resources=need,
             coscheduling=groups,
             max_task_failures=max_task_failures,
-            tolerations=tolerate,
             keep_warm=0,
             detached=True,
             **options.for_job(),

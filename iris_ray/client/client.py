@@ -88,7 +88,7 @@ class IrisClient:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    @takes(JobOptions)
+    @takes(JobOptions, max_retries_failure=0, max_retries_preemption=100)
     def submit(
         self,
         remote_fn: Callable[[], Any] | Any,
@@ -113,9 +113,11 @@ class IrisClient:
             constraints: what every host must satisfy.
             preferences: what is better satisfied.
             tolerations: names of taints that do not keep the job away.
-            max_retries_preemption, max_retries_failure: further attempts of a gang, or of a single task.
-            max_task_failures: failed attempts of all tasks in all, retried ones too, that the job survives. None: it
-                fails with the first task, or gang, whose retries are used up.
+            max_retries_preemption, max_retries_failure: further attempts of a gang, or of a single task. Unlike
+                `run_on_pod`, a job that is submitted has no further attempt after a failure unless it asks for some.
+            max_task_failures: failed attempts of all tasks in all, retried ones too, that the job survives; its
+                results then have errors in the places of failed tasks. None: it fails with the first task, or gang,
+                whose retries are used up.
             priority: which jobs it goes before.
             scheduling_timeout: seconds by which a task must have run, or the job is given up; 0 or less: never.
             env: environment variables of the tasks. Those that act when a process starts (``LD_…``, ``PYTHON…``,

@@ -48,10 +48,13 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         if error is not None:
             self.set_exception(error)
         else:
-            self.set_result(done.result())
+            self.set_result([_as_the_users(result) for result in done.result()])
 
     def results(self, timeout: float | None = None) -> list[Any]:
         """Wait for the job's end, and return one result per task, by index.
+
+        If the job succeeds though tasks failed, which ``max_task_failures`` allows, an error stands in the place of
+        each result that is missing.
 
         Args:
             timeout: seconds; None waits for ever.
@@ -150,6 +153,11 @@ def job_id_of(job: JobHandle | str) -> str:
     if not isinstance(job, (JobHandle, str)):
         raise UnknownNameError(f"a job is named by its id or its handle, not by a {type(job).__name__}")
     return job if isinstance(job, str) else job.job_id
+
+
+def _as_the_users(result: Any) -> Any:
+    """Return a task's result; an error that stands in its place becomes an instance of the user's exception, too."""
+    return result.as_instanceof_cause() if isinstance(result, RayTaskError) else result
 
 
 def require_number(what: str, number: object) -> None:

@@ -34,6 +34,12 @@ def run_on_pod(
         tpu_type: such as "v4-32" or "v5litepod-16".
         num_slices: how many slices, or the numbers of slices that the function can use: ``[2, 4]`` starts on 4 if they
             are free now, else on 2.
+        constraints: what every host must satisfy besides the type, such as
+            ``[Constraint("zone", ConstraintOp.EQ, "us-central2-b")]``.
+        preferences: what is better satisfied; the slices that satisfy most go first.
+        tolerations: names of taints that do not keep the job away.
+        priority: the band; jobs of a higher one go first.
+        scheduling_timeout: seconds by which a task must have run, or the job is given up; None, and 0 or less: never.
         max_retries_preemption: further attempts after lost hosts.
         max_retries_failure: further attempts after errors and crashes of the function.
         keep_warm: seconds that the slices and their processes are kept for the next call; 0 gives them back at once.
@@ -55,6 +61,7 @@ def run_on_pod(
         ray.exceptions.RayTaskError: the function's own error, also an instance of the exception that it raised.
         TaskSetupError: the runtime environment or a module of ``preload`` can't be had on the hosts.
         TaskCrashedError: a task process died without an exception, more often than allowed.
+        JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
         PreemptedTooManyTimesError: a RuntimeError.
 
     Example::

@@ -17,6 +17,11 @@ KEEP_WARM_S = 60.0
 class GangOptions(TypedDict, total=False):
     """What every member of the ``run_on_pod`` family takes; `run_on_pod` explains each."""
 
+    constraints: Sequence[Constraint]
+    preferences: Sequence[Constraint]
+    tolerations: Sequence[str]
+    priority: PriorityBand
+    scheduling_timeout: float | None
     keep_warm: float
     preload: Sequence[str]
     spares: int
@@ -34,12 +39,7 @@ class RunOptions(GangOptions, total=False):
 class JobOptions(RunOptions, total=False):
     """`RunOptions`, and what only `IrisClient.submit` takes, which explains each."""
 
-    constraints: Sequence[Constraint]
-    preferences: Sequence[Constraint]
-    tolerations: Sequence[str]
     max_task_failures: int | None
-    priority: PriorityBand
-    scheduling_timeout: float | None
     env: Mapping[str, str] | None
 
 

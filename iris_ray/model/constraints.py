@@ -96,6 +96,10 @@ class ConstraintOp(Enum):
     IN = "in"
 
 
+_NEVER = ((ConstraintOp.GT, math.inf), (ConstraintOp.LT, -math.inf), (ConstraintOp.LT, ""))
+"""Comparisons that no value satisfies."""
+
+
 def _is_among(have: AttributeValue, asked: tuple[AttributeValue, ...]) -> bool:
     return have in asked
 
@@ -122,7 +126,8 @@ class Constraint:
             for IN. A plain str, int, float or bool becomes an `AttributeValue`.
 
     Raises:
-        InvalidConstraintError: a comparison has no value, EXISTS or NOT_EXISTS has one, or an ordering has a bool.
+        InvalidConstraintError: a comparison has no value, EXISTS or NOT_EXISTS has one, an ordering has a bool, or no
+            value satisfies it.
     """
 
     key: str
@@ -156,6 +161,30 @@ class Constraint:
             object.__setattr__(self, "value", value)
             if isinstance(value.value, bool) and self.op not in (ConstraintOp.EQ, ConstraintOp.NE):
                 raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op.name} can't order by a bool")
+            if (self.op, value.value) in _NEVER:
+                raise InvalidConstraintError(f"constraint on {self.key!r}: nothing is {self.op.value} {value.value!r}")
+
+    @staticmethod
+    def parse(text: str) -> "Constraint":
+        """Return the constraint that somebody wrote like a label selector of Kubernetes.
+
+        ``zone=us-a``, ``zone!=us-a``, ``gen>=4``, ``zone in (us-a, us-b)``, ``zone`` (it has one), ``!zone`` (it has
+        none). Values are read as `AttributeValue.parse` does.
+
+        Raises:
+            InvalidConstraintError: it is none of these.
+        """
+        if found := re.fullmatch(r"\s*(!?)\s*([^\s!=<>()]+)\s*", text):
+            return Constraint(found[2], ConstraintOp.NOT_EXISTS if found[1] else ConstraintOp.EXISTS)
+        if found := re.fullmatch(r"\s*([^\s!=<>()]+)\s+in\s*\(([^()]*)\)\s*", text):
+            values = [AttributeValue.parse(value.strip()) for value in found[2].split(",") if value.strip()]
+            return Constraint(found[1], ConstraintOp.IN, values)
+        if found := re.fullmatch(r"\s*([^\s!=<>()]+)\s*(==?|!=|>=|<=|>|<)\s*([^\s=<>].*?)\s*", text):
+            op = ConstraintOp.EQ if found[2] == "=" else ConstraintOp(found[2])
+            return Constraint(found[1], op, AttributeValue.parse(found[3]))
+        raise InvalidConstraintError(
+            f"{text!r} is no condition; write zone=us-a, zone!=us-a, gen>=4, 'zone in (us-a, us-b)', zone or !zone"
+        )
 
     @property
     def orders(self) -> bool:

@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from iris_ray.errors import InvalidJobError
-from iris_ray.model.constraints import Constraint
+from iris_ray.model.constraints import TAINT_PREFIX, Constraint
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
@@ -184,6 +184,11 @@ def _require_valid(spec: JobSpec) -> None:
         value = getattr(spec, name)
         if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
             raise InvalidJobError(f"{who}: {name} is {value!r}; give a tuple of {example}")
+    for name in spec.tolerations:
+        if not name or name.startswith(TAINT_PREFIX):
+            raise InvalidJobError(
+                f"{who}: tolerations has {name!r}, which no taint is called; give its name without {TAINT_PREFIX!r}"
+            )
     if not isinstance(spec.coscheduling, CoschedulingConfig | None):
         raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
     if not isinstance(spec.resources, Mapping) or not all(isinstance(name, str) for name in spec.resources):

@@ -160,6 +160,21 @@ def test_failures_of_all_tasks_together_end_the_job_though_each_has_retries_left
     assert (status.state, status.failures) == (JobState.FAILED, 3)
 
 
+@pytest.mark.proof
+def test_results_of_the_other_tasks_come_back_if_the_job_survives_the_failure_of_one(client: IrisClient) -> None:
+    def fail_or_not() -> int:
+        index: int = me()[1]
+        if index == 1:
+            raise ValueError("no")
+        return index
+
+    job = client.submit(fail_or_not, resources=ResourceSpec(replicas=2), max_task_failures=1)
+    first, error = job.results(120)
+    assert first == 0
+    assert isinstance(error, ValueError)
+    assert job.wait().state is JobState.SUCCEEDED
+
+
 def test_job_handle_is_a_future(client: IrisClient) -> None:
     jobs = [client.submit(me, f"f{i}") for i in range(2)]
     done, _ = wait(jobs, timeout=120)

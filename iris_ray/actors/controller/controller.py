@@ -147,7 +147,7 @@ class Controller:
         if job is None:
             return None
         found, state = job.gangs[gang], job.gang_state(gang)
-        return JobView(state, found.attempt, found.failures, found.preemptions, found.error or job.error)
+        return JobView(state, found.attempt, found.failures, found.preemptions, found.error or job.error, job.state)
 
     async def why(self, job_id: str) -> str:
         """Why a job is not running, or not all of it, in a sentence."""

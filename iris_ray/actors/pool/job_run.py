@@ -49,7 +49,11 @@ class JobRun:
         self._gangs = [GangRun(slices, controller, request, index) for index in first_tasks]
 
     async def run(self) -> list[Any]:
-        """Returns the tasks' results by index, or raises the job's own error."""
+        """Return the tasks' results by index, or raise the job's own error.
+
+        If the job has succeeded though some tasks failed, which ``max_task_failures`` allows, their errors are in the
+        places of their results.
+        """
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
             pool = ray.get_runtime_context().current_actor
@@ -65,15 +69,17 @@ class JobRun:
                 )
             runs = [asyncio.ensure_future(gang.run()) for gang in self._gangs]
             outcomes = await asyncio.gather(*runs)
+            failed = any(isinstance(outcome, Exception) for outcome in outcomes) and not await self._has_succeeded()
         except BaseException as error:
             cancelled = isinstance(error, asyncio.CancelledError)
             reason = "cancelled by its owner" if cancelled else f"iris_ray failed: {type(error).__name__}: {error}"
             await asyncio.shield(asyncio.ensure_future(self._cancel(runs, reason)))
             raise
-        if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+        if failed:
+            errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
             # Those that were only ended with the job do not say why it ended.
             raise next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])
-        return [result for results in outcomes if isinstance(results, list) for result in results]
+        return [result for outcome in outcomes for result in (outcome if isinstance(outcome, list) else [outcome])]
 
     def take(self, order: AttemptOrder) -> None:
         """Have an order carried out, unless it has come before."""
@@ -99,6 +105,13 @@ class JobRun:
     async def stop_attempt(self, attempt: AttemptId, reason: str) -> None:
         """End that attempt of a gang, or keep it from starting; returns when it is over."""
         await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
+
+    async def _has_succeeded(self) -> bool:
+        """Return whether the job has succeeded, now that all of its gangs have ended."""
+        if self._spec.max_task_failures is None:
+            return False  # any gang that fails ends the job
+        view = await self._controller.report(self.job_id, [])
+        return view is not None and view.job_state is JobState.SUCCEEDED
 
     async def _cancel(self, runs: list["asyncio.Task[Any]"], reason: str) -> None:
         """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""

@@ -181,10 +181,17 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """What the Controller answers to a report: how a gang stands, as a job by itself."""
+    """What the Controller answers to a report: how a gang stands, as a job by itself, and how its whole job does.
+
+    Attributes:
+        state: of the gang.
+        attempt, failures, preemptions, error: of the gang.
+        job_state: of the job that the gang is a part of.
+    """
 
     state: JobState
     attempt: int
     failures: int
     preemptions: int
     error: str | None
+    job_state: JobState

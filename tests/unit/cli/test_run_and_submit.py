@@ -31,7 +31,20 @@ def test_run_waits_for_its_job_and_has_passed_its_options_on(world: ControllerIn
         seen.append(world.status(world.only_job()))
         world.succeed(world.only_job())
 
-    named = ("--name", "again", "--priority", "batch", "--max-retries-failure", "0", "--max-retries-preemption", "7")
+    chosen = ("--constraint", "tpu-topology in (v4-16, v4-32)", "--prefer", "spot=true", "--tolerate", "hot")
+    named = (
+        *chosen,
+        "--scheduling-timeout",
+        "60",
+        "--name",
+        "again",
+        "--priority",
+        "batch",
+        "--max-retries-failure",
+        "0",
+        "--max-retries-preemption",
+        "7",
+    )
     with world.meanwhile(ends):
         world.iris("run", script, "v4-16", "--num-slices", "2,9", *named)
     (job,) = seen

@@ -17,7 +17,8 @@ from iris_ray.client.run_on_pod import (
 )
 from iris_ray.client.run_options import DEFAULTS, GangOptions, JobOptions, RunOptions
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.job_spec import GROW_AFTER_S
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_spec import GROW_AFTER_S, PriorityBand
 from tests.support.requests import hello, pod_request, task_request
 
 
@@ -93,8 +94,10 @@ def test_retries_are_no_options_of_a_run_without_retries() -> None:
 def test_signature_that_help_shows_has_every_option_with_its_default(launch: Any, options: Any) -> None:
     shown = inspect.signature(launch).parameters
     assert inspect.Parameter.VAR_KEYWORD not in {parameter.kind for parameter in shown.values()}
-    resumable = {"max_retries_preemption": 1_000_000} if "resumable" in launch.__name__ else {}
-    defaults = {name: value for name, value in DEFAULTS.items() if name in options.__optional_keys__} | resumable
+    own = {"max_retries_preemption": 1_000_000} if "resumable" in launch.__name__ else {}
+    if launch is IrisClient.submit:
+        own = {"max_retries_preemption": 100, "max_retries_failure": 0}
+    defaults = {name: value for name, value in DEFAULTS.items() if name in options.__optional_keys__} | own
     assert {name: shown[name].default for name in defaults} == defaults
 
 
@@ -102,7 +105,7 @@ def test_retries_may_be_the_fourth_and_fifth_argument_of_run_on_pod_ray_and_of_n
     with pytest.raises(InvalidRequestError, match="max_retries_failure is -1"):
         run_on_pod_ray.remote(hello, "v4-16", 1, 0, -1)
     with pytest.raises(TypeError, match="positional"):
-        run_on_pod(hello, "v4-16", 1, 0)  # type: ignore[call-arg]
+        run_on_pod(hello, "v4-16", 1, 0)  # type: ignore[call-arg, arg-type]
 
 
 def needs_one(x: int) -> int:
@@ -131,6 +134,13 @@ def test_run_on_pod_ray_called_directly_says_how_to_call_it() -> None:
 def test_good_options_arrive_in_the_request() -> None:
     made = pod_request(stall_timeout=0.5, spares=2, grow_after=0)
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (0.5, 2, 0)
+    zone = Constraint("zone", ConstraintOp.EQ, "us-a")
+    made = pod_request(
+        constraints=[zone], preferences=[zone], tolerations=["spot"], priority=PriorityBand.BATCH, scheduling_timeout=60
+    )
+    assert zone in made.spec.constraints
+    assert (made.spec.preferences, made.spec.tolerations) == ((zone,), ("spot",))
+    assert (made.spec.priority, made.spec.scheduling_timeout) == (PriorityBand.BATCH, 60)
     made = pod_request(stall_timeout=None, spares=0, grow_after=None)
     assert (made.stall_timeout, made.spec.spares, made.spec.grow_after) == (None, 0, None)
     made = pod_request()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from iris_ray.errors import InvalidConstraintError
 from iris_ray.model.constraints import AttributeValue as V
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
 
@@ -194,3 +195,35 @@ def test_attribute_value_parses_any_text(text: str) -> None:
 )
 def test_constraint_of_every_operator_reads_as_it_was_meant(constraint: Constraint, text: str) -> None:
     assert str(constraint) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "constraint"),
+    [
+        ("zone=us-a", Constraint("zone", OP.EQ, "us-a")),
+        ("zone == us-a", Constraint("zone", OP.EQ, "us-a")),
+        (" zone != us a ", Constraint("zone", OP.NE, "us a")),
+        ("gen>=4", Constraint("gen", OP.GE, 4)),
+        ("gen < 4.5", Constraint("gen", OP.LT, 4.5)),
+        ("spot=true", Constraint("spot", OP.EQ, True)),
+        ("zone in (us-a, us-b)", Constraint("zone", OP.IN, ["us-a", "us-b"])),
+        ("ray.io/tpu-topology", Constraint("ray.io/tpu-topology", OP.EXISTS)),
+        ("! taint:hot", Constraint("taint:hot", OP.NOT_EXISTS)),
+    ],
+)
+def test_constraint_is_read_as_people_write_it(text: str, constraint: Constraint) -> None:
+    assert Constraint.parse(text) == constraint
+
+
+@pytest.mark.parametrize(
+    "text", ["", "=4", "zone=", "zone in us-a", "zone in ()", "a b", "zone => 4", "(zone)", "!a=4"]
+)
+def test_text_that_is_no_constraint_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InvalidConstraintError, match=r"zone"):
+        Constraint.parse(text)
+
+
+@pytest.mark.parametrize(("op", "value"), [(OP.GT, math.inf), (OP.LT, -math.inf), (OP.LT, "")])
+def test_ordering_that_nothing_satisfies_is_refused(op: ConstraintOp, value: Scalar) -> None:
+    with pytest.raises(InvalidConstraintError, match="nothing is"):
+        Constraint("k", op, value)

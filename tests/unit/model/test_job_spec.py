@@ -97,6 +97,12 @@ def test_job_with_a_budget_of_0_is_taken(option: str) -> None:
     assert getattr(tasks_spec(**changes), option) == 0
 
 
+@pytest.mark.parametrize("name", ["", "taint:spot"])
+def test_toleration_that_no_taint_can_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidJobError, match=r"tolerations has .* without 'taint:'"):
+        tasks_spec(tolerations=(name,))
+
+
 @pytest.mark.parametrize("value", [0, -1, -0.5])
 def test_scheduling_timeout_of_0_or_less_means_never(value: float) -> None:
     assert tasks_spec(scheduling_timeout=value).scheduling_timeout is None

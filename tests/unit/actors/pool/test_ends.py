@@ -8,6 +8,7 @@ import pytest
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.errors import TaskCrashedError
+from iris_ray.model.lifecycle import JobState
 from tests.support.cluster_in_process import Crash, OutOfMemory, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
@@ -63,6 +64,31 @@ def test_single_task_is_charged_for_itself_alone(stage: Stage, how: str, index: 
         assert [await cluster.charged("job", i) for i in (0, 1)] == [(n - 1, 0) for n in expected]
         with pytest.raises(kind, match=words):
             await cluster.run_tasks("fails", 2, work)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_results_of_the_other_tasks_come_back_if_the_job_survives_the_failure_of_one(
+    stage: Stage, allowed: int
+) -> None:
+    """The error stands in the place of the result of the task that failed."""
+
+    async def work(task: Task) -> int:
+        if task.info.task_index == 1:
+            raise ZeroDivisionError("division by zero")
+        return task.info.task_index
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run_tasks("job", 3, work, max_task_failures=allowed)
+        if not allowed:
+            with pytest.raises(ZeroDivisionError):
+                await results
+            return
+        first, error, last = await results
+        assert (first, last) == (0, 2)
+        assert isinstance(error.cause, ZeroDivisionError)
+        assert (await cluster.status("job")).state is JobState.SUCCEEDED
 
     stage.play(story)
 
