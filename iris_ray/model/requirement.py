@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint, ConstraintOp
 from iris_ray.model.workers import TPU, Worker, rounded
@@ -39,6 +39,11 @@ class Requirement:
 
     def __hash__(self) -> int:
         return self._hash  # cached, since every job in every cycle looks it up
+
+    @property
+    def shape(self) -> "Requirement":
+        """The same without amounts. What constraints and taints say of a group holds for all sizes of tasks."""
+        return _without_amounts(self)
 
     def has_room(self, worker: Worker, taken: Mapping[str, float] | None = None, soon: bool = False) -> bool:
         """Return whether one more task fits on a worker, beside its occupants.
@@ -118,3 +123,8 @@ def make_requirement(
 @functools.lru_cache(maxsize=10_000)
 def _same(requirement: Requirement) -> Requirement:
     return requirement
+
+
+@functools.lru_cache(maxsize=10_000)
+def _without_amounts(requirement: Requirement) -> Requirement:
+    return _same(replace(requirement, resources=()))

@@ -1,130 +1,77 @@
-"""What is available to one requirement while a plan is made: its candidates minus what the plan has given away."""
+"""What is available to one requirement while a plan is made: the groups with room for its tasks."""
 
 import heapq
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
+from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_NAME, Worker
-from iris_ray.scheduler.candidates import Candidates
-from iris_ray.scheduler.evaluation import Evaluation, Rank, Status
-from iris_ray.scheduler.pending_reason import PendingKind, Shortage
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.candidates import Candidates, Distance
+from iris_ray.scheduler.evaluation import Evaluation, Rank, Status, evaluate
+from iris_ray.scheduler.ranked_groups import RankedGroups, fits
+from iris_ray.scheduler.remaining import Remaining
 from iris_ray.state.groups import Group
 
-
-@dataclass(frozen=True, slots=True)
-class FailedPlacement:
-    """Why a gang got no groups. Holds for every gang with the same requirement and the same ``num_groups``.
-
-    Attributes:
-        kind: the kind of pending reason.
-        num_groups: the numbers of groups that the gang can use, ascending.
-        free: how many groups are free.
-        suitable: how many groups would be free if no task used them.
-        shortage: what is in the way.
-    """
-
-    kind: PendingKind
-    num_groups: tuple[int, ...]
-    free: int
-    suitable: int
-    shortage: Shortage
-
-
-class GivenAway(NamedTuple):
-    """A group that was free before the plan gave it away.
-
-    Attributes:
-        group: its name.
-        job_id: the job that gets it.
-        is_kept: whether the group is only kept for that job.
-    """
-
-    group: str
-    job_id: str
-    is_kept: bool
+NO_GROUPS = RankedGroups()
 
 
 class Availability:
-    """The candidates of one requirement as the plan leaves them. The candidates themselves don't change.
+    """What the plan has left for one requirement.
+
+    A plan takes nothing back. So a gang that finds too few groups finds no more later in the plan.
 
     Attributes:
-        candidates: the groups without the plan.
-        version: counts the changes that the plan has made to them.
-        kept: buckets of which some group is kept for a job.
+        requirement: what is asked of workers.
+        failed_placements: ``num_groups`` → how many groups were free when such a gang found too few. It holds for all
+            later gangs, so a long queue of identical jobs is cheap.
         unplaced: ids of the jobs that found too little here, in the order of the queue.
-        failed_placements: ``num_groups`` → why such a gang got nothing. It holds for all later gangs until the plan
-            gives something away, so a long queue of identical jobs is cheap.
-        given_away: groups that were free before the plan.
     """
 
-    def __init__(self, candidates: Candidates, plan: Plan) -> None:
-        self.candidates = candidates
-        self.version = 0
-        self.kept: set[int] = set()
+    def __init__(self, requirement: Requirement, remaining: Remaining, now: float) -> None:
+        self.requirement = requirement
+        self.failed_placements: dict[tuple[int, ...], int] = {}
         self.unplaced: list[str] = []
-        self.failed_placements: dict[tuple[int, ...], FailedPlacement] = {}
-        self.given_away: list[GivenAway] = []
-        self._plan = plan
-        self._seen = 0  # how many of the plan's touched workers are accounted for
-        self._changed: dict[str, Rank | None] = {}  # groups that the plan has changed: their rank now; None if not free
-        self._reranked: defaultdict[int, list[Rank]] = defaultdict(
-            list
-        )  # heaps of groups that are free with a new rank
-        self._gained: Counter[int] = Counter()  # bucket → change of the number of free groups; at most 0
-        self._free_soon: dict[str, bool] = {}  # touched groups: whether they are about to be free
-        self._gained_soon: Counter[int] = Counter()  # bucket → change of the number of groups that are about to be free
-        self._passed: Counter[int] = Counter()  # bucket → how many ranks at the front are known to have changed
+        self._needs = requirement.resources
+        self._remaining = remaining
+        self._now = now
+        self._evaluations: dict[str, Evaluation] = {}  # of a few groups
 
     def catch_up(self) -> None:
         """Account for what the plan has given away since the last call."""
-        touched = self._plan.touched
-        if self._seen == len(touched):
-            return
-        self.failed_placements.clear()
-        name_of = self.candidates.grouping.name_of
-        names = dict.fromkeys(name_of(worker) for worker in islice(touched, self._seen, None))
-        self._seen = len(touched)
-        for name in names:
-            found = self.candidates.evaluations.get(name) if name is not None else None
-            if found is None or name is None or found.status is Status.UNSUITABLE:
-                continue
-            if any(node_id in self._plan.kept for node_id in self.group(name).node_ids):
-                self.kept.add(found.bucket)
-            if found.rank is not None:
-                self._change(name, found, found.rank)
-            soon = self._changed.get(name, found.rank) is None and self._will_have_room(name, found)
-            self._gained_soon[found.bucket] += soon - self._free_soon.get(name, found.free_soon)
-            self._free_soon[name] = soon
+        self._remaining.catch_up()
+
+    @property
+    def candidates(self) -> Candidates:
+        """All groups, whatever the size of the tasks."""
+        return self._remaining.candidates
+
+    # -- how many --------------------------------------------------------------------------------------------------
+
+    def suitable(self, bucket: int, later: bool = False) -> int:
+        """Return how many groups would be free if no task used them.
+
+        Args:
+            bucket: where to look.
+            later: whether to count groups, too, that something is wrong with which passes by itself.
+        """
+        return self.candidates.suitable.count(bucket, self._needs, later)
 
     def free(self, bucket: int) -> int:
         """Return how many groups are free."""
-        return len(self.candidates.free.get(bucket, ())) + self._gained[bucket]
+        groups = self._groups(bucket)
+        unequal = [name for name in groups.mixed if fits(groups.rooms[name], self._needs)]
+        return groups.count(self._needs) - sum(self._rank(name) is None for name in unequal)
 
     def free_soon(self, bucket: int) -> int:
         """Return how many groups are about to be free."""
-        return self.candidates.free_soon[bucket] + self._gained_soon[bucket]
+        return sum(map(self.is_free_soon, self.candidates.ending.get(bucket, ())))
 
-    def closest_to_free(self, buckets: Collection[int]) -> Iterator[str]:
-        """Iterate over the names of groups that are in use or given away, the closest to being free first."""
-        evaluations, plan, shortfall = self.candidates.evaluations, self._plan, self.candidates.requirement.shortfall
-        touched = []
-        for name in self._free_soon:
-            found = evaluations[name]
-            if found.bucket in buckets and self._changed.get(name, found.rank) is None:
-                missing = [lack for w in found.eligible if (lack := shortfall(w, plan.taken.get(w.node_id))) > 0]
-                touched.append((self._tasks(found) - len(found.eligible) + len(missing), sum(missing), name))
-        untouched = (
-            entry
-            for entry in self.candidates.closest
-            if entry[2] not in self._free_soon
-            and evaluations[entry[2]].status is Status.IN_USE
-            and evaluations[entry[2]].bucket in buckets
-        )
-        return (name for _, _, name in heapq.merge(sorted(touched), untouched))
+    def is_any_kept(self, buckets: Iterable[int]) -> bool:
+        """Return whether some suitable group is kept for a job."""
+        kept = self._remaining.kept
+        return any(self.suits(name) for bucket in buckets for name in kept.get(bucket, ()))
+
+    # -- which -----------------------------------------------------------------------------------------------------
 
     def best(self, bucket: int, count: int, own: Iterable[str]) -> list[str]:
         """Return the names of the best free groups.
@@ -136,93 +83,137 @@ class Availability:
         """
         if not count:
             return []
-        names: dict[str, None] = {}
-        for rank in heapq.merge(self._ranks_of(own, bucket), self._unchanged(bucket), self._still_free(bucket, count)):
-            names[rank[-1]] = None
-            if len(names) == count:
-                break
-        return list(names)
+        ranks, preferred = self._free(bucket), self._ranks_of(own, bucket)
+        if not preferred:
+            return [rank[-1] for rank in islice(ranks, count)]
+        names = dict.fromkeys(rank[-1] for rank in heapq.merge(preferred, islice(ranks, count)))
+        return list(names)[:count]
 
     def members(self, name: str) -> tuple[Worker, ...]:
         """Return the workers of a free group that the gang would take."""
-        found = self.candidates.evaluations[name]
-        usable, tasks = self._usable(name, found), self._tasks(found)
-        if len(usable) == tasks:
-            return usable
-        return tuple(islice(filter(self._has_room, usable), tasks))
+        tasks, usable = self.tasks(name), self._remaining.usable(name)
+        return usable if len(usable) == tasks else tuple(islice(self.with_room(name), tasks))
+
+    def with_room(self, name: str) -> Iterator[Worker]:
+        """Iterate over the workers of a group with idle hosts that have room for a task."""
+        return (worker for worker, room in self._remaining.idle(name) if fits(room, self._needs))
 
     def group(self, name: str) -> Group:
         """Return a candidate's group by its name."""
-        group = self.candidates.grouping.get(name)
-        assert group is not None, f"{name} is a candidate, but not a group"
-        return group
+        return self._remaining.group(name)
 
-    def _tasks(self, found: Evaluation) -> int:
-        return found.bucket or self.candidates.requirement.replicas
+    def closest_to_free(self, buckets: Collection[int]) -> Iterator[str]:
+        """Iterate over the names of suitable groups that are in use or given away, the closest to being free first."""
+        evaluations = self.candidates.evaluations
+        unfit = [rank[-1] for bucket in buckets for rank in self._not_free(bucket)]
+        distances = [self._distance(name) for name in unfit if self.suits(name)]
+        heapq.heapify(distances)
+        for bound in self.candidates.closest:  # the distance is no less
+            while distances and distances[0] <= bound:
+                yield heapq.heappop(distances)[-1]
+            found = evaluations[name := bound[-1]]
+            if found.bucket in buckets and found.status is not Status.UNSUITABLE and self.suits(name):
+                heapq.heappush(distances, self._distance(name))
+        while distances:
+            yield heapq.heappop(distances)[-1]
 
-    def _usable(self, name: str, found: Evaluation) -> tuple[Worker, ...]:
-        return self.group(name).workers if found.usable is None else found.usable
+    # -- one group -------------------------------------------------------------------------------------------------
 
-    def _will_have_room(self, name: str, found: Evaluation) -> bool:
-        plan, has_room = self._plan, self.candidates.requirement.has_room
-        if not any(worker.ending for worker in found.eligible):
+    def tasks(self, name: str) -> int:
+        """Return how many workers a gang takes of a group."""
+        return self.candidates.tasks(self.candidates.evaluations[name])
+
+    def is_free(self, name: str) -> bool:
+        """Return whether a group is free."""
+        return self._rank(name) is not None
+
+    def is_free_soon(self, name: str) -> bool:
+        """Return whether a group is about to be free."""
+        if self.is_free(name):
             return False
-        not_kept = (w for w in found.eligible if w.node_id not in plan.kept)
-        return sum(has_room(w, plan.taken.get(w.node_id), soon=True) for w in not_kept) >= self._tasks(found)
+        plan, found, has_room = self._remaining.plan, self.candidates.evaluations[name], self.requirement.has_room
+        not_kept = (worker for worker in found.eligible if worker.node_id not in plan.kept)
+        soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=True) for worker in not_kept)
+        return soon >= self.tasks(name)
 
-    def _change(self, name: str, found: Evaluation, original: Rank) -> None:
-        before = self._changed.get(name, original)
-        if before is None:
-            return  # the plan takes nothing back, so the group does not become free again
-        after = self._rank_now(name, found, before)
-        if name not in self._changed or after != before:
-            self._changed[name] = after
-            self.version += 1
-            if after is None:
-                self._gained[found.bucket] -= 1
-                takers, kept = self._plan.takers, self._plan.kept
-                node_id = next(w for w in self.group(name).node_ids if w in takers)
-                self.given_away.append(GivenAway(name, takers[node_id], node_id in kept))
-            else:
-                heapq.heappush(self._reranked[found.bucket], after)
+    def suits(self, name: str) -> bool:
+        """Return whether a group would be free if no task used it."""
+        return self.candidates.suitable.suits(name, self._needs)
 
-    def _rank_now(self, name: str, found: Evaluation, rank: Rank) -> Rank | None:
-        usable = self._usable(name, found)
-        hosts_left = len(usable) - self._tasks(found)
-        for worker in usable:
-            hosts_left -= not self._has_room(worker)
-            if hosts_left < 0:
-                return None
-        return (*rank[:3], hosts_left, name) if self.candidates.requirement.group_by else rank
+    def evaluation(self, name: str) -> Evaluation:
+        """Return what a group was to the requirement before the plan, with the reason in words."""
+        found = self._evaluations.get(name)
+        if found is None:
+            found = evaluate(self.group(name), self.requirement, False, self._now)
+            self._evaluations[name] = found
+        return found
 
-    def _has_room(self, worker: Worker) -> bool:
-        plan, node_id = self._plan, worker.node_id
-        if node_id in plan.kept:
-            return False
-        taken = plan.taken.get(node_id)
-        return taken is None or self.candidates.requirement.has_room(worker, taken)
+    # -- for explanations ------------------------------------------------------------------------------------------
+
+    def given_away(self, look_at: int) -> Iterator[str]:
+        """Iterate over groups that were free before the plan.
+
+        Args:
+            look_at: of how many groups that the plan has changed, the first ones, to look at.
+        """
+        for name, (before, now) in islice(self.candidates.moved.items(), look_at):
+            was_free = before.rank is not None and fits(before.room, self._needs)
+            if was_free and (now.rank is None or not fits(now.room, self._needs)):
+                yield name
+
+    def closest(self, count: int) -> list[str]:
+        """Return the names of some groups that are not free, those that come closest, of all buckets."""
+        short = [found for groups in self.candidates.free.values() for found in groups.closest(self._needs, count)]
+        lacking = sorted((1, lack, name) for lack, name in short)
+        return [name for _, _, name in islice(heapq.merge(lacking, self.candidates.closest), count)]
+
+    @property
+    def not_free(self) -> int:
+        """How many groups are not free, but may be once."""
+        ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self.candidates.free.items())
+        return len(self.candidates.closest) + ranked
+
+    # -- its parts ---------------------------------------------------------------------------------------------------
+
+    def _groups(self, bucket: int) -> RankedGroups:
+        return self.candidates.free.get(bucket, NO_GROUPS)
+
+    def _free(self, bucket: int) -> Iterator[Rank]:
+        groups = self._groups(bucket)
+        if not groups.mixed:
+            return groups.fitting(self._needs)
+        equal = (rank for rank in groups.fitting(self._needs) if rank[-1] not in groups.mixed)
+        return heapq.merge(equal, sorted(filter(None, map(self._rank, groups.mixed))))
+
+    def _not_free(self, bucket: int) -> Iterator[Rank]:
+        groups = self._groups(bucket)
+        yield from groups.not_fitting(self._needs)
+        for name in groups.mixed:
+            rank = self._remaining.rank(name)
+            if rank is not None and fits(groups.rooms[name], self._needs) and self._rank(name) is None:
+                yield rank
+
+    def _rank(self, name: str) -> Rank | None:
+        """Return the rank of a group if it is free: if enough of its hosts have room for a task."""
+        rank = self._remaining.rank(name)
+        if rank is None:
+            return None
+        left = sum(1 for _ in self.with_room(name)) - self.tasks(name)
+        if left < 0:
+            return None
+        return (*rank[:3], left, name) if self.requirement.group_by else rank
 
     def _ranks_of(self, own: Iterable[str], bucket: int) -> list[Rank]:
-        if self.candidates.requirement.group_by != TPU_NAME:
+        if self.requirement.group_by != TPU_NAME:
             return []
-        ranks = []
-        for name in own:
-            found = self.candidates.evaluations.get(name)
-            if found is not None and found.bucket == bucket and (rank := self._changed.get(name, found.rank)):
-                ranks.append((*rank[:2], -1, *rank[3:]))  # sorts before groups that no owner keeps
-        return sorted(ranks)
+        rooms = self._groups(bucket).rooms
+        there = (name for name in own if name in rooms)
+        ranks = filter(None, map(self._rank, there))
+        return sorted((*rank[:2], -1, *rank[3:]) for rank in ranks)  # before groups that no owner keeps
 
-    def _unchanged(self, bucket: int) -> Iterator[Rank]:
-        ranks, start = self.candidates.free.get(bucket, []), self._passed[bucket]
-        while start < len(ranks) and ranks[start][-1] in self._changed:
-            start += 1
-        self._passed[bucket] = start
-        return (rank for rank in islice(ranks, start, None) if rank[-1] not in self._changed)
-
-    def _still_free(self, bucket: int, count: int) -> list[Rank]:
-        heap = self._reranked[bucket]
-        while heap and self._changed[heap[0][-1]] != heap[0]:
-            heapq.heappop(heap)
-        if count == 1:
-            return heap[:1]
-        return heapq.nsmallest(count, (rank for rank in heap if self._changed[rank[-1]] == rank))
+    def _distance(self, name: str) -> Distance:
+        found, taken = self.candidates.evaluations[name], self._remaining.plan.taken
+        large = [worker for worker in found.eligible if fits(worker.resources, self._needs)]
+        lacks = [self.requirement.shortfall(worker, taken.get(worker.node_id)) for worker in large]
+        full = [lack for lack in lacks if lack > 0]
+        return self.tasks(name) - len(large) + len(full), sum(full), name

@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
-from iris_ray.scheduler.availability import Availability, FailedPlacement
+from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
-from iris_ray.scheduler.explanation import Explainer, paused, pending_reason
+from iris_ray.scheduler.explanation import Explainer, Unplaced, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_groups import keep_groups
-from iris_ray.scheduler.placement import assign, buckets_for, choose, num_groups
+from iris_ray.scheduler.placement import assign, choose, num_groups
 from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining import Remaining
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
@@ -35,9 +36,11 @@ class Cycle:
         self._cache = cache
         self._deadlines = deadlines
         self._plan = Plan()
-        self._explainer = Explainer(fleet)
+        self._explainer = Explainer(fleet, self._plan)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
+        self._remaining: dict[Requirement, Remaining] = {}  # by shape
+        self._unplaced: list[Unplaced] = []
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
 
@@ -51,12 +54,9 @@ class Cycle:
                 self._result.complete = False
                 break
             queue.granted(job, granted)
+        for unplaced in self._unplaced:
+            self._result.pending_reasons[unplaced.job.spec.job_id] = self._explainer.reason(unplaced)
         return self._result
-
-    @property
-    def requirements(self) -> int:
-        """How many different requirements the plan has read candidates of."""
-        return len(self._available)
 
     def _is_full(self) -> bool:
         most = self._most
@@ -80,26 +80,25 @@ class Cycle:
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
         available, wanted = self._available_to(job.requirement), num_groups(job)
-        failed = available.failed_placements.get(wanted)
-        if failed is None:
-            buckets = buckets_for(job, available)
-            names = choose(job, available, buckets, self._fleet.held_by(job.spec.owner))
+        free = available.failed_placements.get(wanted)
+        if free is None:
+            names, free = choose(job, available, self._fleet.held_by(job.spec.owner))
             if names:
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._result.assignments.append(assignment)
                 return granted
-            failed = self._explainer.failed_placement(job, available, buckets)
-            available.failed_placements[wanted] = failed
-        self._wait(job, gang, available, failed)
+            if free < wanted[0]:
+                available.failed_placements[wanted] = free
+        self._wait(job, gang, available, free)
         return None
 
-    def _wait(self, job: Job, gang: Gang, available: Availability, failed: FailedPlacement) -> None:
+    def _wait(self, job: Job, gang: Gang, available: Availability, free: int) -> None:
         job_id = job.spec.job_id
-        if not job.started and (problem := self._impossible.problem_of(job.requirement)) is not None:
+        if not job.started and (problem := self._impossible.problem_of(available.candidates.shape)) is not None:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
             return
         kept = self._keep(job, gang, available)
-        self._result.pending_reasons[job_id] = pending_reason(job, failed, available, kept)
+        self._unplaced.append(Unplaced(job, available, free, len(available.unplaced), kept))
         available.unplaced.append(job_id)
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
@@ -118,7 +117,14 @@ class Cycle:
     def _available_to(self, requirement: Requirement) -> Availability:
         available = self._available.get(requirement)
         if available is None:
-            candidates = self._cache.candidates(self._fleet, requirement, self._deadlines.now)
-            available = self._available[requirement] = Availability(candidates, self._plan)
+            remaining = self._remaining_of(requirement.shape)
+            available = self._available[requirement] = Availability(requirement, remaining, self._deadlines.now)
         available.catch_up()
         return available
+
+    def _remaining_of(self, shape: Requirement) -> Remaining:
+        remaining = self._remaining.get(shape)
+        if remaining is None:
+            candidates = self._cache.candidates(self._fleet, shape, self._deadlines.now)
+            remaining = self._remaining[shape] = Remaining(candidates, self._plan)
+        return remaining

@@ -4,7 +4,7 @@
 adds to the findings and passes the group on. A group that passes all steps is free.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -41,12 +41,12 @@ class Evaluation:
             groups of one bucket, so that its slices are equal, and of `LARGER` if the others are too few.
         rank: the position among the free groups; None if it is not free.
         eligible: the workers that suit the requirement, whether in use or not.
+        later: the workers that are eligible, or would be but for a process outside iris_ray that uses their chips, or a
+            suspicion. Empty if the group would be unsuitable even then.
         usable: the eligible workers that have room for a task; None if these are all members of the group.
         hosts_missing: how many more hosts it needs to be free.
         shortfall: the sum over these hosts of what is missing there; 1 for a host without any of what it must give.
         free_soon: whether it will be free once the ends of all ended attempts are confirmed.
-        temporarily_unsuitable: whether it is unsuitable only because a process outside iris_ray uses it, or because it
-            may be lost.
         obstacle: why it is not free, in words.
         used_by: ids of the jobs that use it.
         excluded: how many workers each constraint or taint excludes.
@@ -57,11 +57,11 @@ class Evaluation:
     bucket: int
     rank: Rank | None = None
     eligible: tuple[Worker, ...] = ()
+    later: tuple[Worker, ...] = ()
     usable: tuple[Worker, ...] | None = None
     hosts_missing: int = 0
     shortfall: float = 0.0
     free_soon: bool = False
-    temporarily_unsuitable: bool = False
     obstacle: str = ""
     used_by: tuple[str, ...] = ()
     excluded: tuple[Excluded, ...] = ()
@@ -83,7 +83,9 @@ def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluat
     tasks = group.size if need.whole_groups else need.replicas
     bucket = tasks if not group.is_slice or group.size == tasks else LARGER
     if not group.has_issues and group.size >= tasks and _suits_at_first_sight(group, need):
-        return Evaluation(Status.FREE, bucket, _rank(group, need, held, len(group.workers) - tasks), group.workers)
+        return Evaluation(
+            Status.FREE, bucket, _rank(group, need, held, len(group.workers) - tasks), group.workers, group.workers
+        )
     found = _Findings(group, need, tasks, bucket, now)
     for step in _STEPS:
         rejection = step(found)
@@ -120,6 +122,7 @@ class _Findings:
         recheck_at: when a suspicion ends; seconds on the caller's clock.
         all_have_room: whether every member has room for a task.
         eligible: the workers in neither ``unfit`` nor ``unfit_for_now``.
+        later: those not in ``unfit``, if they are enough; see `Evaluation.later`.
         usable: the eligible workers that have room for a task.
     """
 
@@ -134,15 +137,16 @@ class _Findings:
     recheck_at: float | None = None
     all_have_room: bool = False
     eligible: tuple[Worker, ...] = ()
+    later: tuple[Worker, ...] = ()
     usable: tuple[Worker, ...] = ()
 
-    def unsuitable(self, hosts_missing: int, obstacle: str, temporarily: bool = False) -> Evaluation:
+    def unsuitable(self, hosts_missing: int, obstacle: str) -> Evaluation:
         """Return a rejection."""
         return Evaluation(
             Status.UNSUITABLE,
             self.bucket,
+            later=self.later,
             hosts_missing=hosts_missing,
-            temporarily_unsuitable=temporarily,
             obstacle=obstacle,
             excluded=tuple(self.excluded),
             recheck_at=self.recheck_at,
@@ -235,13 +239,12 @@ def _check_enough_workers(found: _Findings) -> Evaluation | None:
     unfit = found.unfit | found.unfit_for_now if found.unfit_for_now else found.unfit
     left = len(group.workers) - len(unfit)
     impaired = group.is_slice and (group.unhealthy or found.unfit_for_now)
+    if len(group.workers) - len(found.unfit) >= tasks and not (group.is_slice and group.unhealthy):
+        found.later = _without(found.unfit, group.workers)
     if impaired or left < tasks:
-        suits_later = len(group.workers) - len(found.unfit) >= tasks and not (group.is_slice and group.unhealthy)
         reasons = group.unhealthy | unfit if impaired else unfit
-        return found.unsuitable(
-            len(unfit) if impaired else tasks - left, next(iter(reasons.values()), ""), temporarily=suits_later
-        )
-    found.eligible = tuple(w for w in group.workers if w.node_id not in unfit) if unfit else group.workers
+        return found.unsuitable(len(unfit) if impaired else tasks - left, next(iter(reasons.values()), ""))
+    found.eligible = _without(unfit, group.workers)
     return None
 
 
@@ -251,9 +254,12 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
     if found.all_have_room:
         found.usable = eligible
         return None
-    full = [worker for worker in eligible if not need.has_room(worker)]
-    if len(eligible) - len(full) >= tasks:
-        found.usable = tuple(worker for worker in eligible if worker not in full) if full else eligible
+    usable: list[Worker] = []
+    full: list[Worker] = []
+    for worker in eligible:
+        (usable if need.has_room(worker) else full).append(worker)
+    if len(usable) >= tasks:
+        found.usable = tuple(usable) if full else eligible
         return None
     used_by = tuple(dict.fromkeys(job_of(task_id) for worker in full for task_id, _ in worker.occupants))
     free_soon = any(w.ending for w in full) and sum(need.has_room(w, soon=True) for w in eligible) >= tasks
@@ -261,6 +267,7 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
         Status.IN_USE,
         found.bucket,
         eligible=eligible,
+        later=found.later,
         hosts_missing=tasks - len(eligible) + len(full),
         shortfall=sum(map(need.shortfall, full)),
         free_soon=free_soon,
@@ -293,6 +300,7 @@ def _free(found: _Findings, held: bool) -> Evaluation:
         found.bucket,
         _rank(group, found.need, held, len(usable) - found.tasks),
         found.eligible,
+        found.later,
         None if len(usable) == len(group.workers) else usable,
         excluded=tuple(found.excluded),
         recheck_at=found.recheck_at,
@@ -319,6 +327,10 @@ def _failing(constraint: Constraint, group: Group) -> Sequence[Worker]:
     if not group.shares(constraint.key):
         return [worker for worker in group.workers if not constraint.matches(worker.attributes)]
     return () if constraint.matches(group.workers[0].attributes) else group.workers
+
+
+def _without(unfit: Collection[str], workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
+    return tuple(worker for worker in workers if worker.node_id not in unfit) if unfit else workers
 
 
 def _all_have_room(group: Group, need: Requirement) -> bool:

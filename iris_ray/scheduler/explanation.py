@@ -1,70 +1,105 @@
 """Makes pending reasons: why a gang got nothing, and which groups come closest."""
 
-from collections.abc import Iterator
-from itertools import chain, islice
+from dataclasses import dataclass
+from itertools import islice
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
-from iris_ray.scheduler.availability import Availability, FailedPlacement
+from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
-from iris_ray.scheduler.placement import num_groups
+from iris_ray.scheduler.placement import buckets_for, num_groups
+from iris_ray.scheduler.plan import Plan
 from iris_ray.state.fleet import Fleet
 
 OBSTACLES_NAMED = 4
 """How many groups a shortage names."""
 
+GIVEN_AWAY_LOOKED_AT = 64
+"""Among how many groups that the plan has changed a shortage looks for some that the job could have had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A job that found too few groups.
+
+    Attributes:
+        job: the job.
+        available: where it looked.
+        free: how many groups were free at its turn.
+        ahead: how many jobs with the same requirement came before it and found too few.
+        kept: names of the groups that are kept for it.
+    """
+
+    job: Job
+    available: Availability
+    free: int
+    ahead: int
+    kept: tuple[str, ...]
+
 
 class Explainer:
-    """Explains failed placements. Gangs with the same requirement share a shortage until the plan changes it."""
+    """Explains, once a plan is made, why jobs got nothing. Jobs with the same requirement share a shortage."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self._fleet = fleet
-        self._shortages: dict[Requirement, tuple[int, Shortage]] = {}  # with the version of the availability
+        self._plan = plan
+        self._shortages: dict[Requirement, Shortage] = {}
+        self._suitable: dict[tuple[Requirement, tuple[int, ...]], int] = {}
 
-    def failed_placement(self, job: Job, available: Availability, buckets: tuple[int, ...]) -> FailedPlacement:
-        """Explain why a gang of the job, and any like it, gets no groups."""
-        wanted = num_groups(job)
-        suitable = sum(available.candidates.suitable[bucket] for bucket in buckets)
-        shortage = self._shortage(available)
+    def reason(self, unplaced: Unplaced) -> PendingReason:
+        """Return why a job waits."""
+        job, available = unplaced.job, unplaced.available
+        shortage, suitable, wanted = self._shortage(available), self._count(job, available), num_groups(job)
         if suitable >= wanted[0]:
             kind = PendingKind.IN_USE
         else:
             kind = PendingKind.TOO_FEW if suitable or shortage.closest else PendingKind.NO_SUCH_WORKERS
-        return FailedPlacement(kind, wanted, sum(map(available.free, buckets)), suitable, shortage)
+        return PendingReason(
+            job.spec.job_id,
+            kind,
+            job.requirement,
+            wanted,
+            unplaced.free,
+            suitable,
+            shortage,
+            unplaced.ahead,
+            available.unplaced[0] if unplaced.ahead else None,
+            unplaced.kept,
+        )
+
+    def _count(self, job: Job, available: Availability) -> int:
+        key = job.requirement, num_groups(job)
+        if key not in self._suitable:
+            self._suitable[key] = sum(map(available.suitable, buckets_for(job, available)))
+        return self._suitable[key]
 
     def _shortage(self, available: Availability) -> Shortage:
-        candidates = available.candidates
-        requirement = candidates.requirement
-        known = self._shortages.get(requirement)
-        if known is not None and known[0] == available.version:
-            return known[1]
-        closest = tuple(islice(chain(self._given_away(available), self._not_free(available)), OBSTACLES_NAMED))
-        shortage = Shortage(
-            tuple((_name_of(what, requirement), count) for what, count in (+candidates.excluded).items()),
+        requirement = available.requirement
+        if requirement not in self._shortages:
+            self._shortages[requirement] = self._new_shortage(available, requirement)
+        return self._shortages[requirement]
+
+    def _new_shortage(self, available: Availability, requirement: Requirement) -> Shortage:
+        available.catch_up()
+        names = dict.fromkeys(islice(available.given_away(GIVEN_AWAY_LOOKED_AT), OBSTACLES_NAMED))
+        names |= dict.fromkeys(available.closest(OBSTACLES_NAMED))
+        closest = tuple(self._obstacle(available, name) for name in islice(names, OBSTACLES_NAMED))
+        return Shortage(
+            tuple((_name_of(what, requirement), count) for what, count in (+available.candidates.excluded).items()),
             closest,
-            more=len(available.given_away) + len(candidates.closest) - len(closest),
+            more=available.not_free - len(closest),
             slice_types={} if closest else self._fleet.slice_types(),
         )
-        self._shortages[requirement] = available.version, shortage
-        return shortage
 
-    def _given_away(self, available: Availability) -> Iterator[Obstacle]:
-        candidates = available.candidates
-        requirement = candidates.requirement
-        for name, job_id, is_kept in available.given_away:
-            yield Obstacle(
-                self._display_name(name, requirement),
-                candidates.evaluations[name].bucket or requirement.replicas,
-                f"{'is kept for' if is_kept else 'goes to'} {job_id}",
-                (job_id,),
-            )
-
-    def _not_free(self, available: Availability) -> Iterator[Obstacle]:
-        candidates = available.candidates
-        for hosts_missing, _, name in candidates.closest:
-            found = candidates.evaluations[name]
-            shown = self._display_name(name, candidates.requirement)
-            yield Obstacle(shown, hosts_missing, found.obstacle, found.used_by)
+    def _obstacle(self, available: Availability, name: str) -> Obstacle:
+        shown, found = self._display_name(name, available.requirement), available.evaluation(name)
+        if found.status is not Status.FREE:
+            return Obstacle(shown, found.hosts_missing, found.obstacle, found.used_by)
+        plan = self._plan
+        node_id = next(node_id for node_id in available.group(name).node_ids if node_id in plan.takers)
+        job_id, hosts = plan.takers[node_id], available.tasks(name)
+        return Obstacle(shown, hosts, f"{'is kept for' if node_id in plan.kept else 'goes to'} {job_id}", (job_id,))
 
     def _display_name(self, name: str, requirement: Requirement) -> str:
         """Return a group's name for people. A host that is a group by itself is named by its slice or its address."""
@@ -72,23 +107,6 @@ class Explainer:
         if worker is None:
             return name
         return f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
-
-
-def pending_reason(job: Job, failed: FailedPlacement, available: Availability, kept: tuple[str, ...]) -> PendingReason:
-    """Return why the job waits after a failed placement."""
-    ahead = available.unplaced
-    return PendingReason(
-        job.spec.job_id,
-        failed.kind,
-        job.requirement,
-        failed.num_groups,
-        failed.free,
-        failed.suitable,
-        failed.shortage,
-        len(ahead),
-        ahead[0] if ahead else None,
-        kept,
-    )
 
 
 def paused(job: Job, pause_s: float, cause: str | None, kept: tuple[str, ...]) -> PendingReason:

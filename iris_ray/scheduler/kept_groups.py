@@ -23,13 +23,12 @@ def keep_groups(
     returning = deadlines.is_returning(job)
     if not (returning or deadlines.is_starving(gang)):
         return ()
-    candidates, buckets, wanted = available.candidates, buckets_for(job, available), num_groups(job)
-    exist = sum(candidates.suitable[bucket] for bucket in buckets)
+    buckets, wanted = buckets_for(job, available), num_groups(job)
+    exist = sum(available.suitable(bucket, later=returning) for bucket in buckets)
     needed = wanted[0]
     if returning:
-        exist += sum(candidates.temporarily_unsuitable[bucket] for bucket in buckets)
         needed = max([needed, *(count for count in wanted if count <= min(exist, len(gang.groups)))])
-    if exist < needed or not (returning or available.kept.isdisjoint(buckets)):
+    if exist < needed or not (returning or not available.is_any_kept(buckets)):
         return ()
     names = best_free(needed, available, buckets, fleet.held_by(job.spec.owner))
     others = (name for name in available.closest_to_free(buckets) if not _is_kept(available.group(name), plan))

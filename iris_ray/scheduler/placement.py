@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.workers import TPU
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import LARGER
 from iris_ray.scheduler.plan import Plan
@@ -19,32 +20,42 @@ def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
 
     A gang gets parts of larger slices only if there are too few slices of the right size, those in use included.
     """
-    candidates, bucket = available.candidates, _equal_bucket(job, available)
-    exist = candidates.suitable[bucket] + candidates.temporarily_unsuitable[bucket]
-    if candidates.requirement.whole_groups or exist >= num_groups(job)[0]:
+    requirement, bucket = available.requirement, _equal_bucket(job, available)
+    if requirement.whole_groups or requirement.group_by is None:
         return (bucket,)
-    return bucket, LARGER
+    exist = available.suitable(bucket, later=True)
+    return (bucket,) if exist >= num_groups(job)[0] else (bucket, LARGER)
 
 
-def choose(job: Job, available: Availability, buckets: tuple[int, ...], own: Iterable[str]) -> list[str]:
+def choose(job: Job, available: Availability, own: Iterable[str]) -> tuple[list[str], int]:
     """Return the names of the groups to take: as many as can run now, or none if it is better to wait.
 
     It is better to wait if the gang can use more groups, and enough of them are about to be free.
+
+    Returns:
+        The names, and how many groups are free, but no more than the gang can use.
     """
     wanted = num_groups(job)
-    free = sum(map(available.free, buckets))
-    soon = sum(map(available.free_soon, buckets))
+    buckets: tuple[int, ...] = (_equal_bucket(job, available),)
+    names = best_free(wanted[-1], available, buckets, own)
+    if len(names) < wanted[0]:
+        buckets = buckets_for(job, available)
+        names += best_free(wanted[-1] - len(names), available, buckets[1:], own)
+    free = len(names)
     fitting = [count for count in wanted if count <= free]
-    if not fitting or (soon and any(free < count <= free + soon for count in wanted)):
-        return []
-    return best_free(fitting[-1], available, buckets, own)
+    if not fitting:
+        return [], free
+    soon = sum(map(available.free_soon, buckets)) if free < wanted[-1] else 0
+    if soon and any(free < count <= free + soon for count in wanted):
+        return [], free
+    return names[: fitting[-1]], free
 
 
 def best_free(count: int, available: Availability, buckets: Iterable[int], own: Iterable[str]) -> list[str]:
     """Return the names of the best free groups, at most ``count``."""
     names: list[str] = []
     for bucket in buckets:
-        names += available.best(bucket, min(count - len(names), available.free(bucket)), own)
+        names += available.best(bucket, count - len(names), own)
     return names
 
 
@@ -54,10 +65,12 @@ def assign(
     """Take the groups from the plan. Return the event that assigns them to the gang, and the resources it takes."""
     spec, requirement = job.spec, job.requirement
     granted: dict[str, float] = {}
+    demands: dict[float, dict[str, float]] = {}  # by a host's chips
     names = sorted(names)
     groups = [available.members(name) for name in names]
     for worker in (worker for group in groups for worker in group):
-        demand = requirement.demand(worker)
+        chips = worker.resources.get(TPU, 0.0)
+        demand = demands.get(chips) or demands.setdefault(chips, requirement.demand(worker))
         plan.take(worker, demand, spec.job_id)
         for resource, amount in demand.items():
             granted[resource] = granted.get(resource, 0.0) + amount
@@ -70,12 +83,11 @@ def assign(
 
 def _equal_bucket(job: Job, available: Availability) -> int:
     """Return the bucket of equal groups to use: of the sizes with enough groups, the one with the most free groups."""
-    candidates = available.candidates
-    if not candidates.requirement.whole_groups:
-        return candidates.requirement.replicas
-    suitable, least = candidates.suitable, num_groups(job)[0]
-    return max(
-        (size for size in suitable if size != LARGER),
-        key=lambda size: (suitable[size] >= least, available.free(size), suitable[size], size),
-        default=candidates.requirement.replicas,
-    )
+    requirement, least = available.requirement, num_groups(job)[0]
+    if not requirement.whole_groups:
+        return requirement.replicas
+    sizes = available.candidates.suitable.buckets - {LARGER}
+    if len(sizes) < 2:
+        return next(iter(sizes), requirement.replicas)
+    suitable = {size: available.suitable(size) for size in sizes}
+    return max(sizes, key=lambda size: (suitable[size] >= least, available.free(size), suitable[size], size))

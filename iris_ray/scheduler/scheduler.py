@@ -5,9 +5,10 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
 1. Order the pending jobs: `fair_queue.py` says who goes first.
 2. End the jobs that are out of time: `deadlines.py`.
 3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` sorts and
-   counts the evaluations, `candidate_cache.py` keeps them from one plan to the next. Queued jobs are cheap: jobs with
-   the same requirement share one evaluation of the fleet.
-4. Subtract what the plan has given away already (`plan.py`): `availability.py`. Then choose groups: `placement.py`.
+   counts the evaluations, `candidate_cache.py` keeps them from one plan to the next. Queued jobs are cheap: jobs that
+   ask for the same but for amounts share one evaluation of the fleet. `ranked_groups.py` finds room for an amount.
+4. Subtract what the plan has given away already (`plan.py`, `remaining.py`); `availability.py` is what is left for one
+   requirement. Then choose groups: `placement.py`.
 5. If there are too few, keep groups for a gang that has waited too long, or has just lost its hosts: `kept_groups.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 
@@ -72,7 +73,7 @@ class Scheduler:
                 return result
         cycle = Cycle(fleet, self._cache, deadlines, most)
         result = cycle.run(pending, usage)
-        self._cache.trim(cycle.requirements)
+        self._cache.trim()
         return result
 
     def check(self, now: float) -> None:

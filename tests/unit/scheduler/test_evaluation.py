@@ -96,7 +96,8 @@ def test_step_rejects_a_slice_and_says_why_and_how_many_hosts_are_missing(world:
     assert found.status is (Status.IN_USE if step == "occupancy" else Status.UNSUITABLE)
     assert (found.hosts_missing, found.rank) == (hosts_missing, None)
     assert found.obstacle.startswith(words)
-    assert found.temporarily_unsuitable is (step in ("foreign use", "suspicion"))
+    passes_by_itself = step in ("foreign use", "suspicion", "occupancy")
+    assert bool(found.later) is passes_by_itself
 
 
 def test_suspicion_that_has_ended_counts_no_more(world: World) -> None:

@@ -1,0 +1,84 @@
+"""What a plan costs: twice the hosts and twice the jobs, of all sizes, cost about twice as much and not four times."""
+
+from collections.abc import Callable
+
+import pytest
+
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.scheduler import Scheduler
+from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent
+from tests.support.costs import calls, peak_bytes
+from tests.support.worlds import World, cpu_host, gang_spec
+
+ABOUT_TWICE = 2.6
+
+
+def cpu_spec(job_id: str, cpus: float) -> JobSpec:
+    return JobSpec(job_id=job_id, owner="pool-a", resources={"CPU": cpus})
+
+
+def hosts_and_sizes(count: int, sizes: int, in_use: float = 0.0) -> World:
+    """Hosts of 8 CPUs, each with a task on it, and as many jobs of one task: so many different sizes of tasks."""
+    world = World()
+    for number in range(count):
+        world.do(cpu_host(f"w{number:04}"))
+        if in_use:
+            world.do(JobSubmittedEvent(cpu_spec(f"busy-{number}", in_use - number % 7 / 100), world.now))
+            world.do(TaskAssignedEvent(f"busy-{number}", 0, f"w{number:04}"))
+    for number in range(count):
+        world.do(JobSubmittedEvent(cpu_spec(f"job-{number}", 1 + number % sizes / sizes), world.now))
+    return world
+
+
+def empty_fleet(count: int) -> World:
+    return hosts_and_sizes(count, sizes=count)
+
+
+def full_fleet(count: int) -> World:
+    return hosts_and_sizes(count, sizes=count, in_use=7.5)
+
+
+def slices_in_use(count: int) -> World:
+    """Slices of two hosts, all in use, and as many gangs, no two of which ask for the same."""
+    world = World()
+    for number in range(count):
+        world.add_slice(f"s{number:04}")
+        world.start(f"running-{number}")
+    for number in range(count):
+        spec = gang_spec(f"job-{number}", resources={"TPU": 4.0, "CPU": 1 + number / count})
+        world.do(JobSubmittedEvent(spec, world.now))
+    return world
+
+
+def free_slices(count: int) -> World:
+    world = World()
+    for number in range(count):
+        world.add_slice(f"s{number:04}")
+    for number in range(count):
+        spec = gang_spec(f"job-{number}", resources={"TPU": 4.0, "CPU": 1 + number / count})
+        world.do(JobSubmittedEvent(spec, world.now))
+    return world
+
+
+@pytest.mark.parametrize("make", [empty_fleet, full_fleet, slices_in_use, free_slices])
+def test_first_plan_of_jobs_that_all_differ_in_size_costs_as_much_as_there_are(make: Callable[[int], World]) -> None:
+    small, large = make(150), make(300)
+    once, twice = calls(small.plan), calls(large.plan)
+    assert twice < ABOUT_TWICE * once
+
+
+@pytest.mark.parametrize("in_use", [0.0, 7.5])
+def test_sizes_of_tasks_share_the_memory_of_their_evaluations(in_use: float) -> None:
+    same, different = hosts_and_sizes(300, 1, in_use), hosts_and_sizes(300, 100, in_use)
+    assert peak_bytes(different.plan) < 2 * peak_bytes(same.plan)
+
+
+def test_plan_changes_back_what_the_plan_before_it_has_moved() -> None:
+    """Plans that are not committed leave no trace."""
+    world = hosts_and_sizes(40, 7)
+    first = world.plan()
+    assert len(first.assignments) == 40
+    assert world.plan().assignments == first.assignments
+    world.scheduler = Scheduler()
+    assert world.plan().assignments == first.assignments
+    world.check()
