@@ -30,6 +30,9 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import Instructions, NotifyGang
 
+OF_PROVIDER = frozenset({NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE})
+"""Notices of what happens anyway. The Controller gives the others, and may call them off."""
+
 
 @dataclass(slots=True)
 class Attempt:
@@ -213,24 +216,25 @@ class SimulatedPools:
         if attempt is None or attempt.work is None:
             return
         work, notice, now = attempt.work, told.notice, self._agenda.now
-        grows = notice.kind is NoticeKind.GROWTH
         if attempt.began_at > now:
-            if not grows:
+            if notice.kind is not NoticeKind.GROWTH:
                 self._launch_failed(attempt)
         elif work.heeds_notices and now + work.save_s <= notice.deadline:
             self._agenda.after(work.save_s, self._move, attempt, notice, True)
-        elif grows:
+        elif notice.kind not in OF_PROVIDER:
             self._agenda.at(notice.deadline, self._move, attempt, notice, False)
 
     def _move(self, attempt: Attempt, notice: Notice, saved: bool) -> None:
-        """End an attempt so that its gang can run elsewhere, unless the slices to grow to are gone."""
+        """End an attempt so that its gang can run elsewhere, unless the move is called off."""
         job = self._state.jobs.get(attempt.id.job_id)
-        grows = notice.kind is NoticeKind.GROWTH
-        if attempt.id not in self._live or job is None or (grows and not job.gang_of(attempt.id.gang).is_to_grow):
+        if attempt.id not in self._live or job is None:
+            return
+        known = job.gang_of(attempt.id.gang).notice
+        if known is None or known.kind is not notice.kind:
             return
         self._end(attempt, "moved", saved)
         lost = TaskStateChangedEvent(attempt.id, attempt.tasks[0], TaskState.WORKER_FAILED, notice.reason)
-        event = GangMovedEvent(attempt.id, notice.reason) if grows else lost
+        event = lost if notice.kind in OF_PROVIDER else GangMovedEvent(attempt.id, notice.reason)
         self._agenda.after(self._timings.stop, self._confirm, attempt, event)
 
     # -- shared ----------------------------------------------------------------------------------------------------
