@@ -8,6 +8,7 @@
     │   ├── InvalidSliceCountError
     │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written
     │   ├── InvalidJobError                  a job whose parts don't go together
+    │   ├── InvalidMessageError              a value that is not of the type that it should be
     │   ├── UnknownNameError                 no such job, task, host or slice; the message names the nearest
     │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
@@ -24,6 +25,7 @@
     ├── JobCancelledError (RuntimeError)
     ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
+    ├── CorruptRecordError (RuntimeError)    a job record that no version can read
     ├── VersionMismatchError (RuntimeError)  the Controller is of another version, which speaks differently
     ├── ProviderError (RuntimeError)         the cloud provider's API refused, or could not be reached
     ├── NotYetError (RuntimeError)           between processes: ask again in a moment
@@ -56,6 +58,10 @@ class InvalidConstraintError(InvalidRequestError):
 
 class InvalidJobError(InvalidRequestError):
     """A job whose parts don't go together; the message says how to mend it."""
+
+
+class InvalidMessageError(InvalidRequestError):
+    """A value is not of the type that it should be, can't be stored, or is too large."""
 
 
 class UnknownNameError(InvalidRequestError):
@@ -123,6 +129,10 @@ class JobUnschedulableError(IrisError, RuntimeError):
 
 class UnknownRecordError(IrisError, RuntimeError):
     """The cluster's job records were written by another version of iris_ray."""
+
+
+class CorruptRecordError(IrisError, RuntimeError):
+    """A job record of this version is damaged. The job is lost; other jobs are not."""
 
 
 class VersionMismatchError(IrisError, RuntimeError):

@@ -5,17 +5,19 @@ not ``1``. Ordering is defined among numbers and among strings (by code point); 
 an error, so that a constraint that can't be evaluated is reported instead of being false.
 """
 
-import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from iris_ray.errors import InvalidConstraintError
+from iris_ray.errors import InvalidConstraintError, InvalidMessageError
+from iris_ray.model.plain import Scalar, plain, plain_scalar, shown
 
-Scalar = str | int | float | bool
+MOST_VALUES = 1_000
+"""Of one constraint with IN."""
 
 TAINT_PREFIX = "taint:"
 """An attribute with this prefix is a taint: it keeps away every job that does not tolerate it, whatever its value."""
@@ -25,25 +27,27 @@ TAINT_PREFIX = "taint:"
 class AttributeValue:
     """One typed value of a worker's attribute, or of a constraint.
 
+    A value of a subclass, as of a `StrEnum`, becomes plain.
+
     Raises:
-        InvalidConstraintError: the value is not a str, a bool or a number, or is NaN.
+        InvalidConstraintError: the value is not a str, a bool or a number; or it is NaN, or larger than any float, or
+            text that is no Unicode.
     """
 
     value: Scalar
 
     def __post_init__(self) -> None:
-        value = self.value
-        if not isinstance(value, (str, int, float)) or (isinstance(value, float) and math.isnan(value)):
-            raise InvalidConstraintError(
-                f"{value!r} can't be the value of an attribute; give a str, a number or a bool"
-            )
+        try:
+            object.__setattr__(self, "value", plain_scalar(self.value, "the value of an attribute"))
+        except InvalidMessageError as error:
+            raise InvalidConstraintError(f"{shown(self.value)} can't be the value of an attribute: {error}") from None
 
     @staticmethod
     def parse(text: str) -> "AttributeValue":
         """Return the value that an operator wrote as text: ``12`` and ``1.5`` are numbers, ``true`` is a bool."""
         if text in ("true", "false"):
             return AttributeValue(text == "true")
-        if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?", text):
+        if re.fullmatch(r"-?(0|[1-9]\d{0,299})(\.\d+)?", text):  # with more digits it is no number for anybody
             return AttributeValue(float(text) if "." in text else int(text))
         return AttributeValue(text)
 
@@ -146,7 +150,11 @@ class Constraint:
 
     def __post_init__(self) -> None:
         if not isinstance(self.key, str) or not self.key:
-            raise InvalidConstraintError(f"a constraint's key is {self.key!r}; give the name of an attribute")
+            raise InvalidConstraintError(f"a constraint's key is {shown(self.key)}; give the name of an attribute")
+        try:
+            object.__setattr__(self, "key", plain(str, self.key, "a constraint's key"))
+        except InvalidMessageError as error:
+            raise InvalidConstraintError(str(error)) from None
         if not isinstance(self.op, ConstraintOp):
             raise InvalidConstraintError(f"constraint on {self.key!r}: {self.op!r} is not a ConstraintOp")
         object.__setattr__(self, "_compare", _COMPARE.get(self.op))
@@ -220,7 +228,11 @@ def _value(value: Any) -> AttributeValue:
 def _values(key: str, values: Any) -> tuple[AttributeValue, ...]:
     if isinstance(values, (str, bytes, AttributeValue)) or not isinstance(values, Iterable):
         raise InvalidConstraintError(f"constraint on {key!r}: IN needs several values, such as ['a', 'b']")
-    found = tuple(_value(value) for value in values)
+    found = tuple(_value(value) for value in islice(values, MOST_VALUES + 1))
+    if len(found) > MOST_VALUES:
+        raise InvalidConstraintError(
+            f"constraint on {key!r}: IN has more than {MOST_VALUES:,} values, which is the limit"
+        )
     if not found:
         raise InvalidConstraintError(f"constraint on {key!r}: IN needs at least one value; nothing is in an empty list")
     return found

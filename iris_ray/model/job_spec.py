@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
-from iris_ray.errors import InvalidJobError
+from iris_ray.errors import InvalidJobError, InvalidMessageError
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
 from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.plain import plain, shown
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME
@@ -42,13 +43,24 @@ class CoschedulingConfig:
     def __init__(self, group_by: str = TPU_NAME, num_groups: int | Sequence[int] = (1,)) -> None:
         if not isinstance(group_by, str) or not group_by:
             raise InvalidJobError(f"group_by is {group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
-        object.__setattr__(self, "group_by", group_by)
+        try:
+            object.__setattr__(self, "group_by", plain(str, group_by, "group_by"))
+        except InvalidMessageError as error:
+            raise InvalidJobError(str(error)) from None
         object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
 
 
 GROW_AFTER_S = 12 * 3600.0
 MAX_RETRIES_FAILURE = 10
 MAX_RETRIES_PREEMPTION = 10_000
+
+MOST_TASKS = 100_000
+"""Of one job, on the largest number of slices that it can use."""
+MOST_CONSTRAINTS = 1_000
+"""Of one job; as many preferences, tolerations and resources."""
+MOST_SPARES = 1_000
+MOST_OF_A_RESOURCE = 9e14
+"""Ray counts ten-thousandths with 64 bits."""
 
 
 class SparePurpose(Enum):
@@ -70,6 +82,8 @@ class SpareFor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What a job asks for. Immutable. Its tasks are called ``<job id>/task-<index>``.
+
+    Values of subclasses, as of a `StrEnum`, become plain ones.
 
     Args:
         job_id: unique in the cluster.
@@ -100,7 +114,7 @@ class JobSpec:
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
 
     Raises:
-        InvalidJobError: a value is invalid.
+        InvalidJobError: a value is invalid, or the job has too many tasks, constraints or spares.
         UnknownTPUTypeError: no such device.
     """
 
@@ -130,7 +144,8 @@ class JobSpec:
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         _require_valid(self)
-        object.__setattr__(self, "resources", dict(self.resources))
+        for name, kind in _PLAIN.items():
+            object.__setattr__(self, name, _plain(self, name, kind))
         if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
             object.__setattr__(self, "scheduling_timeout", None)
 
@@ -149,14 +164,34 @@ class JobSpec:
         )
 
 
+_PLAIN: Mapping[str, Any] = {
+    **dict.fromkeys(("job_id", "owner", "name", "user"), str),
+    "device": str | None,
+    **dict.fromkeys(("replicas", "max_retries_failure", "max_retries_preemption", "spares"), int),
+    "whole_groups": bool,
+    "max_task_failures": int | None,
+    **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
+    "tolerations": tuple[str, ...],
+    "resources": Mapping[str, float],
+}
+"""The fields that a job's spec makes plain. The others are objects of ours, which do it themselves."""
+
+
+def _plain(spec: JobSpec, name: str, kind: Any) -> Any:
+    try:
+        return plain(kind, getattr(spec, name), name)
+    except InvalidMessageError as error:
+        raise InvalidJobError(f"job {shown(spec.job_id)}: {error}") from None
+
+
 def _require_valid(spec: JobSpec) -> None:
     """Raise InvalidJobError for an invalid value, with a message that says how to fix it."""
-    who = f"job {spec.job_id!r}"
+    who = f"job {shown(spec.job_id)}"
     if not isinstance(spec.job_id, str) or not spec.job_id:
-        raise InvalidJobError(f"job_id is {spec.job_id!r}; give a name")
+        raise InvalidJobError(f"job_id is {shown(spec.job_id)}; give a name")
     for name in ("owner", "user", "name"):
         if not isinstance(value := getattr(spec, name), str):
-            raise InvalidJobError(f"{who}: {name} is {value!r}; give a str")
+            raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a str")
     if not spec.owner:
         raise InvalidJobError(f"{who}: owner is empty; give the id of the pool that runs it")
     _require_int(who, "replicas", spec.replicas, 1)
@@ -196,12 +231,31 @@ def _require_valid(spec: JobSpec) -> None:
     for resource, amount in spec.resources.items():
         if not _is_amount(amount):
             raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
+        if amount > MOST_OF_A_RESOURCE:
+            raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}, more than Ray can count")
+    _require_bounded(who, spec)
     if spec.device is not None:
         get_tpu_config(spec.device)
     if spec.coscheduling is not None:
         _require_gang_of_device(who, spec)
     elif spec.whole_groups:
         raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
+
+
+def _require_bounded(who: str, spec: JobSpec) -> None:
+    """Refuse a job whose mere size would keep the Controller busy, before anything is made of it."""
+    slices = max(spec.coscheduling.num_groups) if spec.coscheduling else 1
+    counts = {
+        "tasks": (spec.replicas * slices, MOST_TASKS),
+        "spares": (spec.spares, MOST_SPARES),
+        **{
+            name: (len(getattr(spec, name)), MOST_CONSTRAINTS)
+            for name in ("constraints", "preferences", "tolerations", "resources")
+        },
+    }
+    for name, (count, most) in counts.items():
+        if count > most:
+            raise InvalidJobError(f"{who}: {shown(count)} {name}, and the limit is {most:,}; ask for fewer")
 
 
 def _require_gang_of_device(who: str, spec: JobSpec) -> None:
@@ -219,7 +273,7 @@ def _require_gang_of_device(who: str, spec: JobSpec) -> None:
 
 def _require_int(who: str, name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJobError(f"{who}: {name} is {value!r}; give an int of {least} or more")
+        raise InvalidJobError(f"{who}: {name} is {shown(value)}; give an int of {least} or more")
 
 
 def _is_amount(value: Any) -> bool:

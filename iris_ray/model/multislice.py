@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from iris_ray.errors import InvalidSliceCountError
+from iris_ray.model.plain import shown
 
 MEGASCALE_PREFIX = "MEGASCALE_"
+MOST_SLICES = 100_000
+"""Of one gang: far more than anybody has, and few enough for a request by mistake to do no harm."""
+MOST_COUNTS = 1_000
+"""Numbers of slices that one gang can use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,16 @@ def parse_num_slices(num_slices: int | Sequence[int]) -> tuple[int, ...]:
     """Return the numbers of slices that a job can use, ascending: ``2`` → ``(2,)``, ``[4, 2]`` → ``(2, 4)``.
 
     Raises:
-        InvalidSliceCountError: not a positive int, nor a non-empty sequence of distinct positive ints. ``True`` and
-            strings are refused although Python would take them for an int and a sequence.
+        InvalidSliceCountError: not a positive int, nor a non-empty sequence of distinct positive ints, or too many.
+            ``True`` and strings are refused although Python would take them for an int and a sequence.
     """
     numbers = _as_ints(num_slices)
     if not numbers:
         raise InvalidSliceCountError("num_slices is empty; name at least one number, such as [2, 4]")
     if min(numbers) < 1:
-        raise InvalidSliceCountError(f"num_slices holds {min(numbers)}; a job needs at least 1 slice")
+        raise InvalidSliceCountError(f"num_slices holds {shown(min(numbers))}; a job needs at least 1 slice")
+    if max(numbers) > MOST_SLICES:
+        raise InvalidSliceCountError(f"num_slices holds {shown(max(numbers))}; the limit is {MOST_SLICES:,} slices")
     if len(set(numbers)) != len(numbers):
         raise InvalidSliceCountError(f"num_slices names a number twice: {numbers}")
     return tuple(sorted(numbers))
@@ -73,8 +80,10 @@ def _as_ints(num_slices: int | Sequence[int]) -> list[int]:
         raise InvalidSliceCountError(
             f"num_slices is {num_slices!r}; give an int such as 2, or the numbers that the job can use, such as [2, 4]"
         )
-    numbers = []
+    numbers: list[int] = []
     for item in num_slices:
+        if len(numbers) == MOST_COUNTS:
+            raise InvalidSliceCountError(f"num_slices holds more than {MOST_COUNTS:,} numbers, which is the limit")
         number = _as_int(item)
         if number is None:
             raise InvalidSliceCountError(f"num_slices holds {item!r}; every number must be an int")

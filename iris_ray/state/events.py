@@ -10,6 +10,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.plain import Words
 from iris_ray.state.records import JobRecord
 
 
@@ -40,7 +41,7 @@ class JobCancelledEvent:
     """A user or the job's pool cancels it. Attempts that have hosts are stopped."""
 
     job_id: str
-    reason: str
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class WorkerDrainedEvent:
     """
 
     node_id: str
-    reason: str
+    reason: Words
     kind: NoticeKind = NoticeKind.PREEMPTION
     deadline: float | None = None
 
@@ -102,7 +103,7 @@ class TaintedEvent:
 
     target: str
     taint: str
-    reason: str
+    reason: Words
     until: float | None = None
 
 
@@ -119,7 +120,7 @@ class WorkerSuspectedEvent:
     """The worker did not answer. It takes no new tasks for a while; Ray may declare it dead before."""
 
     node_id: str
-    reason: str
+    reason: Words
     now: float
 
 
@@ -128,7 +129,7 @@ class WorkerFailedEvent:
     """The worker is lost, with everything that ran on it."""
 
     node_id: str
-    reason: str
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class TaskUnschedulableEvent:
 
     job_id: str
     task_index: int
-    reason: str
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,7 @@ class TaskDispatchFailedEvent:
     """An attempt could not be started as a whole. Its gang is requeued after a pause and not charged."""
 
     attempt: AttemptId
-    error: str
+    error: Words
     now: float
 
 
@@ -177,7 +178,7 @@ class TaskStateChangedEvent:
     attempt: AttemptId
     task_index: int
     new_state: TaskState
-    error: str | None = None
+    error: Words | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class GangMovedEvent:
     """A gang saved its state and ended its attempt to run elsewhere. It is requeued and not charged."""
 
     attempt: AttemptId
-    reason: str
+    reason: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class WorkerBlamedEvent:
 
     node_id: str
     job_id: str
-    reason: str
+    reason: Words
     by_user_code: bool
 
 

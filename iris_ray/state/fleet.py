@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from iris_ray.model.constraints import TAINT_PREFIX, Attributes, AttributeValue
+from iris_ray.model.plain import Words, plain
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
 from iris_ray.state.groups import Grouping
 
@@ -25,10 +26,16 @@ class Taint:
     Attributes:
         reason: why it was set, in words.
         until: when it ends by itself, in seconds on the events' clock; None if it does not.
+
+    Raises:
+        InvalidMessageError: the reason is no str.
     """
 
     reason: str
     until: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reason", plain(Words, self.reason, "the reason of a taint"))
 
 
 class Fleet:

@@ -22,6 +22,7 @@ from ray.actor import ActorHandle
 import iris_ray
 from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
 from iris_ray.actors.controller.dispatcher import Dispatcher
+from iris_ray.actors.controller.door import ReportedEvent, checked
 from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService, log_standing
@@ -45,12 +46,12 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.model.plain import Words
 from iris_ray.model.suggestions import unknown, unknown_number
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
-    Event,
     JobCancelledEvent,
     JobSubmittedEvent,
     MaintenanceCalledOffEvent,
@@ -120,6 +121,7 @@ class Controller:
                 f"the Controller of iris_ray {iris_ray.__version__} can't start: {type(error).__name__}: {error}"
             ) from error
 
+    @checked
     async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: str) -> JobState:
         """Take a job. Submitting the same one again changes nothing; how it stands.
 
@@ -137,7 +139,8 @@ class Controller:
         await self._events.apply([JobSubmittedEvent(spec, time.time())])
         return self._state.jobs[spec.job_id].state
 
-    async def report(self, job_id: str | None, events: list[Event], gang: int = 0) -> JobView | None:
+    @checked
+    async def report(self, job_id: str | None, events: list[ReportedEvent], gang: int = 0) -> JobView | None:
         """Take what a pool has to say, and answer how a gang of the job stands now."""
         await self.ping()
         now = time.time()
@@ -146,9 +149,12 @@ class Controller:
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
+        if not 0 <= gang < len(job.gangs):
+            raise unknown_number(f"gang of {job_id}", gang, range(len(job.gangs)))
         found, state = job.gangs[gang], job.gang_state(gang)
         return JobView(state, found.attempt, found.failures, found.preemptions, found.error or job.error, job.state)
 
+    @checked
     async def why(self, job_id: str) -> str:
         """Why a job is not running, or not all of it, in a sentence."""
         await self.ping()
@@ -159,17 +165,20 @@ class Controller:
             return f"it is being started on {', '.join(job_status(job, self._state, None).groups)}"
         return str(self._planner.pending_reasons.get(job_id, "it will be looked at in a moment"))
 
+    @checked
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
         """What is known about these hosts."""
         await self.ping()
         return self._nodes.evidence(node_ids)
 
+    @checked
     async def is_to_grow(self, attempt: AttemptId) -> bool:
         """Whether the slices that an attempt's gang was told to move to are still there for it."""
         await self.ping()
         job = self._state.jobs.get(attempt.job_id)
         return job is not None and job.gang.attempt == attempt.number and job.gang.is_to_grow
 
+    @checked
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
         """What the provider says about the slices of these hosts, which do not answer; nothing if it is not asked."""
         await self.ping()
@@ -177,17 +186,20 @@ class Controller:
         words = await self._provider.about(set(names.values()))
         return {node_id: words[name] for node_id, name in names.items() if name in words}
 
+    @checked
     async def note_last_lines(self, batch: list[LastLines]) -> None:
         """Remember what tasks have printed last, in case that their hosts vanish."""
         self._logs.note(batch)
 
     # -- called by people ------------------------------------------------------------------------------------------
 
+    @checked
     async def list_jobs(self, after: int = 0) -> list[JobStatus]:
         """A page of the jobs that are known, the oldest first: those that come after the one with this number."""
         await self.ping()
         return [self._status(job) for job in islice((j for j in self._state.jobs.values() if j.number > after), PAGE)]
 
+    @checked
     async def job_status(self, job_id: str) -> JobStatus:
         """How one job stands.
 
@@ -197,12 +209,14 @@ class Controller:
         await self.ping()
         return self._status(self._job(job_id))
 
+    @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
         """A page of the tasks of a job: those that come after this index; raises like `job_status`."""
         await self.ping()
         job = self._job(job_id)
         return [task_status(job, index, self._state) for index in range(job.size)[after + 1 :][:PAGE]]
 
+    @checked
     async def task_status(self, job_id: str, index: int) -> TaskStatus:
         """How one task stands.
 
@@ -215,6 +229,7 @@ class Controller:
             raise unknown_number(f"task of {job_id}", index, range(job.size))
         return task_status(job, index, self._state)
 
+    @checked
     async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
         """A piece of what a task has printed.
 
@@ -230,6 +245,7 @@ class Controller:
         standing = log_standing(self._state, self._job(job_id), task_index, at.attempt)
         return await self._logs.fetch(standing, self._state.workers, at, max_bytes)
 
+    @checked
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
         """Pieces of what several tasks of a job have printed, by task index; tasks that do not exist are left out.
 
@@ -252,13 +268,15 @@ class Controller:
         page = heapq.nsmallest(PAGE, (place for place in places if place > after))
         return [worker_status(places[place], self._state, now) for place in page]
 
-    async def cancel(self, job_id: str, reason: str) -> JobStatus:
+    @checked
+    async def cancel(self, job_id: str, reason: Words) -> JobStatus:
         """End a job, wherever it stands; how it stood before. Raises like `job_status`."""
         before = await self.job_status(job_id)
         await self._events.apply([JobCancelledEvent(job_id, reason)])
         return before
 
-    async def taint(self, target: str, taint: str, reason: str) -> list[str]:
+    @checked
+    async def taint(self, target: str, taint: str, reason: Words) -> list[str]:
         """Keep jobs that don't tolerate the taint away from a host or slice; the ids of the hosts that are concerned.
 
         Raises:
@@ -269,6 +287,7 @@ class Controller:
         await self._events.apply([TaintedEvent(target, taint, reason)])
         return node_ids
 
+    @checked
     async def lift_taint(self, target: str, taint: str) -> list[str]:
         """The opposite of `taint`.
 

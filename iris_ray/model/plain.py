@@ -1,0 +1,265 @@
+"""Plain values: exactly str, int, float, bool and bytes, and our own classes made of them.
+
+A value of a subclass looks like a plain one: a `StrEnum` of a user's script, a str or a number of numpy. But it behaves
+as its author likes, and no process without its module can read it back. So whatever a user hands over is rebuilt.
+"""
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from numbers import Integral, Real
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from iris_ray.errors import InvalidMessageError, InvalidRequestError
+
+Scalar = str | int | float | bool
+"""What the value of an attribute may be: any number but NaN."""
+
+MOST_CHARACTERS = 10_000
+"""Of one str."""
+MOST_BYTES = 16 << 20
+"""Of one piece of bytes."""
+MOST_ITEMS = 1_000_000
+"""Of one tuple, list or mapping."""
+LARGEST_INT = 2**63 - 1
+
+_FOR_PEOPLE = object()
+Words = Annotated[str, _FOR_PEOPLE]
+"""Text for people, such as an error. What can't be stored of it is escaped, and what is too long is cut off."""
+
+Make = Callable[[Any, str], Any]
+"""From a value and its name in error messages to the plain value."""
+
+
+def plain(kind: Any, value: object, what: str) -> Any:
+    """Return a value rebuilt of plain values.
+
+    Args:
+        kind: what it should be, as annotations say it: a plain type, an Enum, a NamedTuple or dataclass of ours, a
+            tuple, list, Sequence or Mapping of these, or a union. A value of any other class is returned as it is.
+        value: what somebody gave.
+        what: its name in error messages.
+
+    Raises:
+        InvalidMessageError: it is something else, too long, too large, not finite, or text that can't be stored.
+        InvalidRequestError: it is of the right kind, and its class refuses what is in it.
+    """
+    try:
+        return _maker(kind)(value, what)
+    except InvalidRequestError:
+        raise
+    except Exception as error:  # the value's class is not ours: what it does when it is read is its own affair
+        raise InvalidMessageError(f"{what} can't be read: {type(error).__name__}: {shown(error)}") from error
+
+
+def plain_scalar(value: object, what: str) -> Scalar:
+    """Return the value of an attribute as a plain value; raises like `plain`."""
+    if type(value) is bool:
+        return value
+    if isinstance(value, str):
+        return _text(value, what)
+    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(number := _as_float(value, what)):
+        raise _refused(value, what, "a str, a number or a bool")
+    return int(value) if isinstance(value, Integral) else number
+
+
+def shown(value: object) -> str:
+    """Return a value for a message, whatever its class thinks of that."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {type(value).__name__}"
+    text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
+# -- makers --------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _maker(kind: Any) -> Make:
+    """Return what makes values of a kind."""
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _words if _FOR_PEOPLE in kind.__metadata__ else _maker(args[0])
+    if origin in (Union, types.UnionType):
+        return _union(args)
+    if origin is tuple and Ellipsis not in args:
+        return _fixed_tuple(kind, args)
+    if origin in (tuple, list, Sequence):
+        return _several(tuple if origin is tuple else list, _maker(args[0]))
+    if origin in (dict, Mapping):
+        return _mapping(_maker(args[0]), _maker(args[1]))
+    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
+        return _record(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _member(kind)
+    return lambda value, what: value
+
+
+def _refused(value: object, what: str, wanted: str) -> InvalidMessageError:
+    return InvalidMessageError(f"{what} is {shown(value)}; give {wanted}")
+
+
+def _nothing(value: object, what: str) -> None:
+    if value is not None:
+        raise _refused(value, what, "None")
+
+
+def _bool(value: object, what: str) -> bool:
+    if type(value) is not bool:
+        raise _refused(value, what, "a bool")
+    return value
+
+
+def _int(value: object, what: str) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise _refused(value, what, "an int")
+    number = int(value)
+    if abs(number) > LARGEST_INT:
+        raise InvalidMessageError(f"{what} is a number of {number.bit_length()} bits; give one of 64 bits at most")
+    return number
+
+
+def _float(value: object, what: str) -> float:
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise _refused(value, what, "a number")
+    number = _as_float(value, what)
+    if not math.isfinite(number):
+        raise _refused(value, what, "a finite number")
+    return number
+
+
+def _as_float(value: Real, what: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidMessageError(f"{what} is larger than any float; give a smaller number") from None
+
+
+def _text(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise _refused(value, what, "a str")
+    text = str.__str__(value)
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidMessageError(f"{what} has {len(text):,} characters, and the limit is {MOST_CHARACTERS:,}")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _refused(text, what, "text that is Unicode; half of a surrogate pair can't be stored") from None
+    return text
+
+
+def _words(value: object, what: str) -> str:
+    if not isinstance(value, str):
+        raise _refused(value, what, "a str")
+    text = str.__str__(value)
+    if not text.isascii():
+        text = text.encode(errors="backslashreplace").decode()
+    return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+
+
+def _bytes(value: object, what: str) -> bytes:
+    if not isinstance(value, bytes):
+        raise _refused(value, what, "bytes")
+    if len(value) > MOST_BYTES:
+        raise InvalidMessageError(f"{what} has {len(value):,} bytes, and the limit is {MOST_BYTES:,}")
+    return bytes(value)
+
+
+def _member(kind: type) -> Make:
+    def make(value: object, what: str) -> object:
+        if not isinstance(value, kind):
+            raise _refused(value, what, f"a {kind.__name__}")
+        return value
+
+    return make
+
+
+def _union(kinds: tuple[Any, ...]) -> Make:
+    """The kind that the value's class names; else the first that takes it."""
+    named = {kind: _maker(kind) for kind in kinds if isinstance(kind, type)}
+    makers = [_maker(kind) for kind in kinds]
+    wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds[:6]) + (", …" if kinds[6:] else "")
+
+    def make(value: object, what: str) -> object:
+        if (known := named.get(type(value))) is not None:
+            return known(value, what)
+        for maker in makers:
+            try:
+                return maker(value, what)
+            except InvalidMessageError:
+                continue
+        raise _refused(value, what, wanted)
+
+    return make
+
+
+def _sized(value: Any, classes: tuple[type, ...], what: str, wanted: str) -> None:
+    if not isinstance(value, classes):
+        raise _refused(value, what, wanted)
+    if len(value) > MOST_ITEMS:
+        raise InvalidMessageError(f"{what} has {len(value):,} items, and the limit is {MOST_ITEMS:,}")
+
+
+def _several(kind: type, item: Make) -> Make:
+    def make(value: Any, what: str) -> object:
+        _sized(value, (tuple, list), what, f"a {kind.__name__}")
+        return kind([item(one, f"{what}[{number}]") for number, one in enumerate(value)])
+
+    return make
+
+
+def _fixed_tuple(kind: Any, kinds: tuple[Any, ...]) -> Make:
+    makers = [_maker(one) for one in kinds]
+
+    def make(value: Any, what: str) -> object:
+        if not isinstance(value, tuple) or len(value) != len(makers):
+            raise _refused(value, what, str(kind))
+        return tuple(maker(one, what) for maker, one in zip(makers, value, strict=True))
+
+    return make
+
+
+def _mapping(make_key: Make, make_value: Make) -> Make:
+    def make(value: Any, what: str) -> object:
+        _sized(value, (Mapping,), what, "a dict")
+        made = {}
+        for key, one in value.items():
+            name = make_key(key, f"a key of {what}")
+            made[name] = make_value(one, f"{what}[{name!r}]")
+        return made
+
+    return make
+
+
+def _record(kind: type) -> Make:
+    """Of a NamedTuple or a dataclass; a dataclass checks what is in it, as when it was made."""
+    hints = get_type_hints(kind, include_extras=True)
+    named = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    makers = [(name, f".{name}", _maker(hints[name])) for name in named]
+
+    def make(value: Any, what: str) -> object:
+        if not isinstance(value, kind):
+            raise _refused(value, what, f"a {kind.__name__}")
+        return kind(**{name: maker(getattr(value, name), what + label) for name, label, maker in makers})
+
+    return make
+
+
+_PLAIN: dict[Any, Make] = {
+    None: _nothing,
+    types.NoneType: _nothing,
+    bool: _bool,
+    int: _int,
+    float: _float,
+    str: _text,
+    bytes: _bytes,
+    Scalar: plain_scalar,
+}

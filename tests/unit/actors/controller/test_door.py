@@ -1,0 +1,158 @@
+"""What comes through the Controller's door is plain; what is odd is refused, to its sender alone."""
+
+import enum
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from iris_ray.errors import InvalidJobError, InvalidMessageError, UnknownNameError
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.events import JobRestoredEvent, TaskStateChangedEvent, TimePassedEvent
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.worlds import tasks_spec
+
+HALF_A_PAIR = "\udc80"
+ATTEMPT = AttemptId("job", 1)
+_numbers = itertools.count(1)
+
+
+class Colour(enum.StrEnum):
+    """As a script has it that the Controller's process can't import."""
+
+    RED = "red"
+
+
+def odd(spec: JobSpec, **values: Any) -> JobSpec:
+    """The spec with values that a client of ours would not have let through."""
+    for name, value in values.items():
+        object.__setattr__(spec, name, value)
+    return spec
+
+
+def odd_constraint() -> tuple[Constraint, ...]:
+    value = AttributeValue("red")
+    object.__setattr__(value, "value", Colour.RED)
+    return (Constraint("colour", ConstraintOp.EQ, value),)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerInProcess]:
+    """One slice of two hosts, and its Controller, which lives through all that these tests send it."""
+    hosts = tmp_path_factory.mktemp("hosts")
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        ControllerInProcess(hosts, {"v4-16": 1}).installed(monkeypatch) as world,
+    ):
+        world.start_controller()
+        yield world
+
+
+def ask(world: ControllerInProcess, method: str, *args: Any) -> Any:
+    return getattr(world.controller(), method).remote(*args).future().result(60)
+
+
+def others_go_on(world: ControllerInProcess) -> None:
+    """A job of somebody else runs to its end."""
+    ask(world, "ping")
+    other = world.start(f"other-{next(_numbers)}", user="ben")
+    world.succeed(other)
+    assert world.state(other) is JobState.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"resources": {"CPU": 10**400}},
+        {"resources": {HALF_A_PAIR: 1.0}},
+        {"job_id": f"job{HALF_A_PAIR}"},
+        {"user": ["ann"]},
+        {"replicas": 10**400},
+        {"max_retries_failure": "many"},
+        {"constraints": ("colour == red",)},
+        {"tasks": 300_000},
+    ],
+    ids=lambda values: str(next(iter(values.items())))[:40],
+)
+def test_job_that_can_not_be_handled_is_refused_and_others_go_on(
+    world: ControllerInProcess, values: dict[str, Any]
+) -> None:
+    (name,) = values
+    spec = odd(tasks_spec(), **({"replicas": values["tasks"]} if name == "tasks" else values))
+    with pytest.raises((InvalidMessageError, InvalidJobError), match=name):
+        ask(world, "submit", spec, world.controller(), "first")
+    assert spec.job_id not in world.jobs()
+    others_go_on(world)
+
+
+def test_job_with_a_value_of_a_users_own_class_is_taken_with_the_plain_value(world: ControllerInProcess) -> None:
+    spec = odd(tasks_spec("red"), constraints=odd_constraint(), user=Colour.RED)
+    assert ask(world, "submit", spec, world.controller(), "first") is JobState.PENDING
+    record = next(value for key, value in world.store.values.items() if key.endswith("/red"))
+    assert b"Colour" not in record
+    assert type(world.status("red").user) is str
+    others_go_on(world)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [TaskStateChangedEvent(ATTEMPT, 0, "running")],  # type: ignore[arg-type]
+        [TaskStateChangedEvent(("job", 1, 0), 0, TaskState.RUNNING)],  # type: ignore[arg-type]
+        [TaskStateChangedEvent(ATTEMPT._replace(number=10**400), 0, TaskState.RUNNING)],
+        [TaskStateChangedEvent(ATTEMPT, 0, TaskState.FAILED, error=7)],  # type: ignore[arg-type]
+        [TimePassedEvent(1e12)],
+        [JobRestoredEvent(None)],  # type: ignore[arg-type]
+        "events",
+        [None],
+    ],
+    ids=lambda events: str(events)[:30],
+)
+def test_report_that_is_none_is_refused_and_others_go_on(world: ControllerInProcess, events: Any) -> None:
+    with pytest.raises(InvalidMessageError, match="events"):
+        ask(world, "report", "job", events)
+    others_go_on(world)
+
+
+def test_report_of_an_error_that_is_no_unicode_arrives(world: ControllerInProcess) -> None:
+    world.start("unlucky")
+    failed = TaskStateChangedEvent(AttemptId("unlucky", 1), 0, TaskState.FAILED, f"no such file: {HALF_A_PAIR}")
+    view = ask(world, "report", "unlucky", [failed])
+    assert (view.state, view.error) == (JobState.FAILED, "no such file: \\udc80")
+    json.dumps(view.error).encode()
+
+
+def test_report_about_a_task_that_there_is_not_is_refused_by_name(world: ControllerInProcess) -> None:
+    job_id = world.start("one-gang")
+    for gang in (-1, 1):
+        with pytest.raises(UnknownNameError, match=str(gang)):
+            ask(world, "report", job_id, [], gang)
+    world.succeed(job_id)
+
+
+@pytest.mark.parametrize(
+    ("method", "args"),
+    [
+        ("taint", ("v4-16-0", "spot", 7)),
+        ("taint", ("v4-16-0", HALF_A_PAIR, "why")),
+        ("taint", (["v4-16-0"], "spot", "why")),
+        ("cancel", ("job", None)),
+        ("why", (None,)),
+        ("evidence", ("node",)),
+        ("is_to_grow", (("job", 1, 0),)),
+        ("note_last_lines", ([None],)),
+        ("fetch_logs", ("job", {0: 1}, 1)),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_question_that_makes_no_sense_is_refused_and_others_go_on(
+    world: ControllerInProcess, method: str, args: tuple[Any, ...]
+) -> None:
+    with pytest.raises(InvalidMessageError):
+        ask(world, method, *args)
+    others_go_on(world)
