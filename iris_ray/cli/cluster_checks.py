@@ -88,6 +88,16 @@ def _slices_found(slices: Mapping[str, list[Worker]]) -> Iterator[Finding]:
         yield Finding(level, "slices", f"{complete} of {len(slices)} are complete")
 
 
+def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Name what the Controller could not handle.
+
+    Args:
+        about: what it says about itself.
+    """
+    for aside in about.get("set_aside", ()):
+        yield Finding(Level.WARNING, "set aside", f"{aside.job_id}: {aside.why}")
+
+
 def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int) -> Finding:
     """Check the Controller.
 

@@ -9,7 +9,7 @@ import click
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.cli.address import chosen_address, cluster
-from iris_ray.cli.cluster_checks import check_controller, check_hosts
+from iris_ray.cli.cluster_checks import check_controller, check_hosts, check_set_aside
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
 from iris_ray.cli.findings import Finding, Level
@@ -102,7 +102,7 @@ def _examine_cluster() -> Iterator[Finding]:
     claimed = claimed_nodes(table) | claimed_nodes(NodeTable.read())  # a job may have come or gone meanwhile
     yield from check_answers(answers, claimed, versions())
     try:
-        yield _examine_controller()
+        yield from _examine_controller()
     except VersionMismatchError as error:
         yield Finding(Level.ERROR, "Controller", str(error))
     except ControllerUnavailableError as error:
@@ -110,12 +110,14 @@ def _examine_cluster() -> Iterator[Finding]:
         yield Finding(Level.ERROR, "Controller", str(error), advice)
 
 
-def _examine_controller() -> Finding:
+def _examine_controller() -> Iterator[Finding]:
     if find_controller() is None:
-        return check_controller(None, "", 0)
+        yield check_controller(None, "", 0)
+        return
     controller = ControllerConnection()
     about = controller.about()
-    return check_controller(about, in_words(about), len(controller.list_workers()))
+    yield check_controller(about, in_words(about), len(controller.list_workers()))
+    yield from check_set_aside(about)
 
 
 def reserved_chips() -> dict[str, float]:

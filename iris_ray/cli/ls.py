@@ -28,7 +28,8 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
       iris-ray ls --all --user ann
     """
     with cluster():
-        jobs = ControllerConnection().list_jobs()
+        controller = ControllerConnection()
+        jobs, aside = controller.list_jobs(), controller.about().get("set_aside", ())
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
     if as_json:
         print_json(shown)
@@ -37,6 +38,9 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
     whose = f" of {user}" if user else ""
     none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
     print_table(_HEADERS, [_row(job) for job in shown], none)
+    if aside:
+        some = ", ".join(one.job_id for one in aside[:4]) + (", …" if aside[4:] else "")
+        click.echo(f"\nset aside, for they could not be handled: {some} (why: iris-ray doctor)")
 
 
 def _row(job: JobStatus) -> tuple[object, ...]:

@@ -3,17 +3,19 @@
 import logging
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import Scheduler
+from iris_ray.scheduler.unplannable_jobs import UnplannableJobs, unplannable
 from iris_ray.state import ControllerState
-from iris_ray.state.controller_state import apply_all
-from iris_ray.state.events import TaskAssignedEvent
-from iris_ray.state.instructions import Instructions, ReclaimSlice
+from iris_ray.state.controller_state import apply_safely
+from iris_ray.state.events import AssignedEvent, TaskAssignedEvent
+from iris_ray.state.instructions import FailedEvent, Instructions, ReclaimSlice
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +36,8 @@ class Placement:
 
 class Planner:
     """Asks the scheduler and commits what it proposes.
+
+    A job that can't be planned or committed is left out of plans for a while, and all others are planned.
 
     Args:
         state: is planned for, and changed by what is committed.
@@ -63,6 +67,7 @@ class Planner:
         self._scheduler = scheduler or Scheduler()
         self._most_placed = most_placed
         self._looked_at: Mapping[str, PendingReason] = {}  # those of the pending reasons that are of the latest plan
+        self._unplannable = UnplannableJobs()
         self._starved: set[str] = set()
         self._planned_for = (0, 0)
         self._planned_at = 0.0
@@ -82,18 +87,17 @@ class Planner:
         still_waiting = self._looked_at if recent and fleet_version == state.fleet.version else None
         if still_waiting is None:
             self._planned_at = now
-        result = self._scheduler.find_assignments(
-            state.pending(), state.fleet, state.usage, now, still_waiting, self._most_placed
-        )
+        result = self._propose(now, still_waiting)
         self._note_reasons(result)
         self._count(result)
         queue_version = state.queue_version
-        placements = self._commit(result, instructions)
+        placements = self._commit(result, now, instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
-        apply_all(state, (*result.timed_out, *result.unschedulable), instructions)
+        apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
+        self.pending_reasons = {**self.pending_reasons, **self._unplannable.reasons(state.pending(), now)}
         return placements if done or self.unfinished else placements + self.plan(now, instructions)
 
     def _note_reasons(self, result: SchedulingResult) -> None:
@@ -106,15 +110,58 @@ class Planner:
         """Make the next plan anew, though nothing may have changed: a time limit has passed."""
         self._planned_at = -math.inf
 
-    def _commit(self, result: SchedulingResult, instructions: Instructions) -> list[Placement]:
-        placements = []
-        for assignment in result.assignments:
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Why jobs are left out of plans, by their ids."""
+        return self._unplannable.job_ids
+
+    def _propose(self, now: float, still_waiting: Mapping[str, PendingReason] | None) -> SchedulingResult:
+        """Return a plan of all jobs that can be planned."""
+        state = self._state
+        while True:
+            pending = self._unplannable.without(state.pending(), now)
+            try:
+                return self._scheduler.find_assignments(
+                    pending, state.fleet, state.usage, now, still_waiting, self._most_placed
+                )
+            except Exception:
+                if not pending:
+                    raise  # no job is to blame
+                logger.exception("making a plan failed; looking for the jobs that can't be planned")
+                still_waiting = None
+                self._leave_out_some(pending, now)
+
+    def _leave_out_some(self, pending: list[Job], now: float) -> None:
+        def plan(jobs: Sequence[Job]) -> None:
+            self._scheduler.forget()
+            self._scheduler.find_assignments(jobs, self._state.fleet, self._state.usage, now)
+
+        for job, error in unplannable(pending, plan):
+            self._leave_out(job, error, now)
+        self._scheduler.forget()
+
+    def _leave_out(self, job: Job, error: Exception, now: float) -> None:
+        logger.error("%s is left out of plans for a while", job.spec.job_id, exc_info=error)
+        self._unplannable.leave_out(job, error, now)
+
+    def _commit(self, result: SchedulingResult, now: float, instructions: Instructions) -> list[Placement]:
+        placed = (self._commit_one(assignment, now, instructions) for assignment in result.assignments)
+        return [placement for placement in placed if placement is not None]
+
+    def _commit_one(self, assignment: AssignedEvent, now: float, instructions: Instructions) -> Placement | None:
+        """Commit an assignment; if it is refused, leave its job out."""
+        job = self._state.jobs[assignment.job_id]
+        try:
             wanted = self._state.handle_event(assignment)
-            instructions.add(wanted)
-            job = self._state.jobs[assignment.job_id]
-            gang = job.gang_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else job.gang
-            placements.append(Placement(job, gang, wanted.reclaim))
-        return placements
+        except IllegalTransitionError as error:
+            self._leave_out(job, error, now)
+            return None
+        except Exception as error:
+            instructions.failed.append(FailedEvent(assignment, error))
+            return None
+        instructions.add(wanted)
+        gang = job.gang_of(assignment.task_index) if isinstance(assignment, TaskAssignedEvent) else job.gang
+        return Placement(job, gang, wanted.reclaim)
 
     def _count(self, result: SchedulingResult) -> None:
         """Log and count what did not go as its owner hoped, once for each job."""

@@ -76,6 +76,10 @@ class Scheduler:
         self._cache.trim()
         return result
 
+    def forget(self) -> None:
+        """Empty the cache. After a plan that failed it may be wrong."""
+        self._cache = CandidateCache()
+
     def check(self, now: float) -> None:
         """Raise AssertionError if the cache is out of date. For tests."""
         self._cache.check(now)

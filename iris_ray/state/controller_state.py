@@ -45,7 +45,7 @@ from iris_ray.state.events import (
 from iris_ray.state.fleet import SUSPICION_S, Fleet, Taint
 from iris_ray.state.gang_notices import GangNotices
 from iris_ray.state.gangs import Gangs
-from iris_ray.state.instructions import Instructions
+from iris_ray.state.instructions import FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
 from iris_ray.state.job_table import JobTable
 from iris_ray.state.quarantine import Blame, Quarantine
@@ -94,7 +94,7 @@ class ControllerState:
         try:
             self._handle(event, change)
         except IllegalTransitionError as error:
-            for line in self.story(_job_of(event)):
+            for line in self.story(job_of(event)):
                 error.add_note(f"before: {line}")
             raise
         self._remember(event, change.instructions)
@@ -188,7 +188,7 @@ class ControllerState:
 
     def _remember(self, event: Event, instructions: Instructions) -> None:
         """Keep the event in the story of its job, or of the jobs whose attempts it ends."""
-        table, job_id = self._table, _job_of(event)
+        table, job_id = self._table, job_of(event)
         if job_id in table.jobs:
             table.stories.remember(job_id, event, self._now)
         elif not job_id and instructions.stop:
@@ -278,7 +278,7 @@ class ControllerState:
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 
 
-def _job_of(event: Event) -> str:
+def job_of(event: Event) -> str:
     """Return the id of the job that an event is about, or an empty string."""
     attempt: AttemptId | None = getattr(event, "attempt", None)
     if attempt is not None:
@@ -302,3 +302,16 @@ def apply_all(state: ControllerState, events: Iterable[Event], total: Instructio
             continue
         total.add(instructions)
     return total
+
+
+def apply_safely(state: ControllerState, events: Iterable[Event], total: Instructions) -> None:
+    """Do what `apply_all` does; an event that raises an error nobody thought of does not stop the others, either.
+
+    It is noted in ``total.failed``.
+    """
+    for event in events:
+        try:
+            apply_all(state, [event], total)
+        except Exception as error:
+            logger.exception("%s about %r could not be handled", type(event).__name__, job_of(event))
+            total.failed.append(FailedEvent(event, error))

@@ -38,6 +38,19 @@ class DropSpare:
     owner: str
 
 
+@dataclass(frozen=True, slots=True)
+class FailedEvent:
+    """An event that the state could not handle, by a defect of iris_ray.
+
+    Attributes:
+        event: what was to be handled.
+        error: what came of it. Some of the event may have been done.
+    """
+
+    event: object
+    error: Exception
+
+
 @dataclass(slots=True)
 class Instructions:
     """What an event requires outside.
@@ -48,6 +61,7 @@ class Instructions:
         stop: attempts to be stopped.
         reclaim: slices that their holders must release.
         finished: ids of jobs that have finished.
+        failed: events that could not be handled: their jobs are to be set aside.
     """
 
     notices: list[NotifyGang] = field(default_factory=list)
@@ -55,6 +69,7 @@ class Instructions:
     stop: list[StopAttempt] = field(default_factory=list)
     reclaim: list[ReclaimSlice] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
+    failed: list[FailedEvent] = field(default_factory=list)
 
     def add(self, others: "Instructions") -> None:
         """Append the instructions of another event."""
@@ -63,3 +78,4 @@ class Instructions:
         self.stop += others.stop
         self.reclaim += others.reclaim
         self.finished += others.finished
+        self.failed += others.failed

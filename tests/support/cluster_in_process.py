@@ -439,7 +439,13 @@ class ClusterInProcess:
     # -- actors ----------------------------------------------------------------------------------------------------
 
     def new_controller(self) -> Controller:
-        return Controller(self.read_nodes)
+        return Controller(self.read_nodes, self.restart_controller)
+
+    def restart_controller(self) -> None:
+        """End the Controller's process, and start it anew as Ray does."""
+        old = self.controller()
+        self.ray.create(Controller, (), {"name": CONTROLLER_NAME})
+        self.ray.kill(old)
 
     def _make(self, actor_class: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
         if issubclass(actor_class, Controller):

@@ -38,8 +38,10 @@ from tests.support.worlds import gang_spec
 class ControllerOf(Controller):
     """A Controller that a version of iris_ray has started. It keeps that version."""
 
-    def __init__(self, read_nodes: Callable[[], NodeTable], version: str, protocol: int) -> None:
-        super().__init__(read_nodes)
+    def __init__(
+        self, read_nodes: Callable[[], NodeTable], end: Callable[[], object], version: str, protocol: int
+    ) -> None:
+        super().__init__(read_nodes, end)
         self._of = version, protocol
 
     async def versions(self) -> dict[str, Any]:
@@ -80,7 +82,7 @@ class ControllerInProcess(ClusterInProcess):
         return self.makes_controller()
 
     def controller_of(self, version: str, protocol: int = PROTOCOL_VERSION) -> Controller:
-        return ControllerOf(self.read_nodes, version, protocol)
+        return ControllerOf(self.read_nodes, self.restart_controller, version, protocol)
 
     def start_controller(self) -> None:
         """Start the Controller as the first job of a cluster does."""

@@ -36,11 +36,11 @@ from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import JobView
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
-from iris_ray.actors.wire.status import PAGE, JobStatus, Place, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import PAGE, JobStatus, Place, SetAside, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskLog
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
-from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, JobCancelledError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
@@ -70,22 +70,35 @@ TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 """Reports whose time is the Controller's: clocks of other hosts mean nothing here."""
 
 
+END_AFTER_S = 5.0
+"""So long a Controller that has failed says why. If the next one fails as well, they don't follow each other faster."""
+
+
+def end_process_soon() -> None:
+    """End this process, so that Ray starts the Controller anew; it goes on from its records."""
+    asyncio.get_running_loop().call_later(END_AFTER_S, os._exit, 1)
+
+
 class Controller:
     """The actor's methods: for pools, for people, and its own start and watching.
 
     Args:
         read_nodes: reads Ray's node table; blocks.
+        end: ends this process, when only a new one helps.
     """
 
-    def __init__(self, read_nodes: Callable[[], NodeTable] = NodeTable.read) -> None:
+    def __init__(
+        self, read_nodes: Callable[[], NodeTable] = NodeTable.read, end: Callable[[], object] = end_process_soon
+    ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
         self._started_at = time.time()
         self._read_nodes = read_nodes
+        self._end = end
         self._state = ControllerState()
         self._journal = Journal()
         self._background = BackgroundTasks(self._background_failed)
         self._planner = Planner(self._state, look_again_s=NODE_POLL_S, most_placed=MOST_PLACED)
-        self._events = EventProcessor(self._state, self._planner, self._journal, self._background)
+        self._events = EventProcessor(self._state, self._planner, self._journal, self._background, self._end)
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()
         self._dispatcher = Dispatcher(
@@ -107,11 +120,14 @@ class Controller:
 
         Raises:
             UnknownRecordError: another version of iris_ray has left it.
-            ControllerUnavailableError: it could not start for another reason.
+            ControllerUnavailableError: it could not start for another reason, or has failed and is about to be
+                started anew.
             DeposedError: another Controller has taken over.
         """
         if self._events.deposed:
             raise DeposedError(self._events.deposed)
+        if self._events.failed:
+            raise ControllerUnavailableError(self._events.failed)
         try:
             await asyncio.shield(self._starting)
         except IrisError:
@@ -129,6 +145,9 @@ class Controller:
             spec: the job.
             pool: who runs it.
             incarnation: which process of the pool; another one than before means that it was started anew.
+
+        Raises:
+            JobCancelledError: iris_ray could not handle it and has set it aside.
         """
         await self.ping()
         if spec.owner not in self._pools:
@@ -137,6 +156,8 @@ class Controller:
         if spec.owner not in self._pools:
             raise DeposedError("the pool that submits this job is gone")
         await self._events.apply([JobSubmittedEvent(spec, time.time())])
+        if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
+            raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")
         return self._state.jobs[spec.job_id].state
 
     @checked
@@ -315,7 +336,7 @@ class Controller:
         )
 
     async def about(self) -> dict[str, Any]:
-        """Who this Controller is: epoch, version, process, node."""
+        """Who this Controller is: epoch, version, process, node; and what it could not handle."""
         return {
             "epoch": (await self.statistics())["epoch"],
             "version": iris_ray.__version__,
@@ -323,10 +344,16 @@ class Controller:
             "pid": os.getpid(),
             "address": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
+            "set_aside": self._set_aside(),
         }
 
     def _status(self, job: Job) -> JobStatus:
         return job_status(job, self._state, self._planner.pending_reasons.get(job.spec.job_id))
+
+    def _set_aside(self) -> list[SetAside]:
+        """Jobs that it could not handle, or can't place."""
+        ended = [SetAside(job_id, why) for job_id, why in self._events.aside.jobs.items()]
+        return ended + [SetAside(job_id, why) for job_id, why in self._planner.left_out.items()]
 
     def _job(self, job_id: str) -> Job:
         job = self._state.jobs.get(job_id)
@@ -348,7 +375,20 @@ class Controller:
     async def _start(self) -> None:
         gc.disable()  # next to nothing that is made now is garbage, and to look through it takes half of the time
         try:
-            await come_back(self._state, self._journal, self._pools, self._nodes, self._dispatcher, self._read_nodes)
+            await come_back(
+                self._state,
+                self._journal,
+                self._pools,
+                self._nodes,
+                self._dispatcher,
+                self._events.aside,
+                self._read_nodes,
+            )
+        except IrisError:  # another process of this version would meet it, too
+            raise
+        except Exception as error:
+            self._events.fail(error)
+            raise
         finally:
             gc.enable()
         gc.collect()

@@ -3,17 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.set_aside import BrokenStateError, SetAsideJobs
 from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.errors import DeposedError
-from iris_ray.scheduler.planner import Planner
+from iris_ray.actors.wire.messages import AttemptOrder
+from iris_ray.errors import ControllerUnavailableError, DeposedError
+from iris_ray.scheduler.planner import Placement, Planner
 from iris_ray.state import ControllerState
-from iris_ray.state.controller_state import apply_all
-from iris_ray.state.events import Event, TimePassedEvent
-from iris_ray.state.instructions import Instructions
+from iris_ray.state.controller_state import apply_safely
+from iris_ray.state.events import Event, TaskDispatchFailedEvent, TimePassedEvent
+from iris_ray.state.instructions import FailedEvent, Instructions
 
 logger = logging.getLogger(__name__)
 
@@ -24,25 +26,43 @@ class EventProcessor:
     Events of one turn of the asyncio loop, and those that come while something is recorded, share one plan and one
     writing. Nothing follows from any event before `begin`.
 
+    A job that can't be handled, recorded or ordered is set aside, and all others go on. If an error is nobody's, this
+    Controller is over: it acknowledges nothing any more, and its process is to end, so that the next one reads the
+    records.
+
     Args:
         state: is changed by the events.
         planner: makes the plans.
         journal: records what is decided, before anything follows from it.
         background: runs the loop.
+        end: called once when this Controller is over.
 
     Attributes:
-        deposed: why this Controller acknowledges nothing any more, or None.
+        deposed: why this Controller acknowledges nothing any more, or None: another one has taken over.
+        failed: the same, or None: it is over, and is about to be started anew.
+        aside: the jobs that were set aside.
     """
 
-    def __init__(self, state: ControllerState, planner: Planner, journal: Journal, background: BackgroundTasks) -> None:
+    def __init__(
+        self,
+        state: ControllerState,
+        planner: Planner,
+        journal: Journal,
+        background: BackgroundTasks,
+        end: Callable[[], object],
+    ) -> None:
         self.deposed: str | None = None
+        self.failed: str | None = None
+        self.aside = SetAsideJobs(state)
         self._state = state
         self._planner = planner
         self._journal = journal
         self._background = background
+        self._end = end
         self._dispatcher: Dispatcher | None = None
         self._instructions = Instructions()  # what the latest events want done
         self._recorded: asyncio.Future[None] | None = None  # of what has come since the latest plan
+        self._in_writing: asyncio.Future[None] | None = None  # of what is being recorded
         self._running = False
 
     def begin(self, dispatcher: Dispatcher) -> None:
@@ -56,44 +76,87 @@ class EventProcessor:
         Returns:
             A future that is done when what follows is decided and recorded. Callers that acknowledge wait for it.
         """
-        apply_all(self._state, [TimePassedEvent(time.time()), *events], self._instructions)
         if self._recorded is None:
             self._recorded = asyncio.get_running_loop().create_future()
+        recorded = self._recorded
+        if self.failed is not None:
+            self._refuse(ControllerUnavailableError(self.failed))
+            return recorded
+        now = TimePassedEvent(time.time())
+        apply_safely(self._state, [now, *self.aside.without(events)], self._instructions)
+        try:
+            self.aside.end_those_of_failed(self._instructions)
+        except BrokenStateError as error:
+            self.fail(error)
+            return recorded
         if not self._running and self._dispatcher is not None:
             self._running = True
             self._background.start(self._run(self._dispatcher), "planning")
-        return self._recorded
+        return recorded
 
     def step_down(self, error: DeposedError) -> None:
         """Acknowledge nothing any more. Callers are told to look for another Controller."""
         logger.warning("%s", error)
         self.deposed = str(error)
 
+    def fail(self, error: Exception) -> None:
+        """Be over. What was not acknowledged by now never is, and who waits is told to ask again."""
+        if self.failed is None:
+            logger.critical("this Controller is over; the next one goes on from the records", exc_info=error)
+            self.failed = f"the Controller has failed and is being started anew: {type(error).__name__}: {error}"
+            self._journal.note_aside(self.aside.jobs)
+            self._end()
+        self._refuse(ControllerUnavailableError(self.failed))
+
     async def _run(self, dispatcher: Dispatcher) -> None:
         """Plan, record, carry out, until nothing new has come meanwhile and the whole queue is planned."""
         try:
             while self._recorded is not None or self._planner.unfinished:
-                placements = self._planner.plan(time.time(), self._instructions)
-                orders = [(dispatcher.order(one.job, one.gang), one) for one in placements]
-                recorded, self._recorded = self._recorded, None
-                instructions, self._instructions = self._instructions, Instructions()
-                try:
-                    await self._journal.write(self._state)
-                except DeposedError as error:
-                    self.step_down(error)
-                    self._refuse(error, recorded)
-                    return
-                dispatcher.carry_out(instructions)
-                for order, placement in orders:
-                    dispatcher.dispatch(order, placement)
-                if recorded is not None:
-                    recorded.set_result(None)
+                await self._follow(dispatcher)
+        except DeposedError as error:
+            self.step_down(error)
+            self._refuse(error)
+        except Exception as error:
+            self.fail(error)
         finally:
             self._running = False
 
-    def _refuse(self, error: DeposedError, recorded: "asyncio.Future[None] | None") -> None:
-        for waited_for in (recorded, self._recorded):
-            if waited_for is not None:
+    async def _follow(self, dispatcher: Dispatcher) -> None:
+        """Plan, record and carry out once."""
+        placements = self._planner.plan(time.time(), self._instructions)
+        orders = list(self._orders(placements, dispatcher))
+        self.aside.end_those_of_failed(self._instructions)
+        self._in_writing, self._recorded = self._recorded, None
+        instructions, self._instructions = self._instructions, Instructions()
+        await self._journal.write(self._state)
+        unrecordable = self._set_unrecorded_aside()
+        dispatcher.carry_out(instructions)
+        for order, placement in orders:
+            if order.attempt.job_id not in unrecordable:
+                dispatcher.dispatch(order, placement)
+        if self._in_writing is not None:
+            self._in_writing.set_result(None)
+            self._in_writing = None
+
+    def _orders(self, placements: list[Placement], dispatcher: Dispatcher) -> Iterator[tuple[AttemptOrder, Placement]]:
+        for one in placements:
+            try:
+                yield dispatcher.order(one.job, one.gang), one
+            except Exception as error:
+                event = TaskDispatchFailedEvent(one.job.current_attempt(one.gang), str(error), time.time())
+                self._instructions.failed.append(FailedEvent(event, error))
+
+    def _set_unrecorded_aside(self) -> Collection[str]:
+        """End the jobs of which no record can be made, and return their ids: nothing may follow from them."""
+        unrecordable = self._journal.take_unrecordable()
+        for job_id in unrecordable.keys() - self.aside.jobs.keys():
+            self.aside.end(job_id, "recorded", unrecordable[job_id], self._instructions)
+            self.apply([])
+        return unrecordable
+
+    def _refuse(self, error: Exception) -> None:
+        for waited_for in (self._in_writing, self._recorded):
+            if waited_for is not None and not waited_for.done():
                 waited_for.set_exception(error)
                 waited_for.exception()  # there may be no caller that waits for it
-        self._recorded = None
+        self._in_writing = self._recorded = None

@@ -14,6 +14,7 @@ the next epoch and does not acknowledge.
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<owner>``    the handle of a SlicePoolManager, and the incarnation of its process
+``aside/<id>``      why a job broke the Controller, which ended with it; the next one ends the job
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """
@@ -63,6 +64,7 @@ class Journal:
         self._taints: dict[str, dict[str, Taint]] = {}
         self._pools: dict[str, bytes | None] = {}  # what is known of pools and was not collected yet
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
+        self._unrecordable: dict[str, Exception] = {}
 
     def begin(self) -> tuple[list[JobRecord], list[TaintedEvent]]:
         """Take an epoch, and only then read what is left: from now on an earlier Controller acknowledges nothing.
@@ -164,7 +166,11 @@ class Journal:
         turn_ends = time.monotonic() + TURN_S
         for job_id, chunks in changed.items():
             for some in _in_parts(sorted(chunks)) if job_id in state.jobs else [sorted(chunks)]:
-                self._collect_job(state, job_id, some)
+                try:
+                    self._collect_job(state, job_id, some)
+                except Exception as error:  # it must not keep all others from being recorded
+                    self._unrecordable[job_id] = error
+                    break
                 if time.monotonic() > turn_ends:
                     await asyncio.sleep(0)
                     turn_ends = time.monotonic() + TURN_S
@@ -178,6 +184,32 @@ class Journal:
         if record is None:
             with contextlib.suppress(Exception):  # they are never looked up again
                 self._store.delete_all(endpoint_key(job_id, ""))
+
+    def take_unrecordable(self) -> dict[str, Exception]:
+        """Return the jobs of which no record could be made since the last call, by id, each with its error."""
+        found, self._unrecordable = self._unrecordable, {}
+        return found
+
+    def note_aside(self, jobs: Mapping[str, str]) -> None:
+        """Have a successor end these jobs as soon as it has their records: they broke this Controller.
+
+        Args:
+            jobs: why, by id.
+        """
+        for job_id, reason in jobs.items():
+            try:
+                self._store.put(f"aside/{job_id}", reason.encode())
+            except Exception:
+                logger.exception("that %s is set aside can't be recorded", job_id)
+
+    def noted_aside(self) -> dict[str, str]:
+        """Return the jobs that an earlier Controller has noted, by id, each with the reason."""
+        found = self._store.items("aside/").items()
+        return {key.removeprefix("aside/"): value.decode(errors="replace") for key, value in found}
+
+    def forget_aside(self) -> None:
+        """Forget these notes: the jobs have ended."""
+        self._store.delete_all("aside/")
 
     def pools(self) -> dict[str, tuple[ActorHandle, str]]:
         """The pools that an earlier Controller knew, by owner, each with the incarnation of its process."""

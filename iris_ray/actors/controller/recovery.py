@@ -11,6 +11,7 @@ from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.controller.pool_registry import POOL_GONE, PoolRegistry
 from iris_ray.scheduler.planner import Placement
+from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, SliceHeldEvent, TimePassedEvent
@@ -26,6 +27,7 @@ async def come_back(
     pools: PoolRegistry,
     nodes: NodeDiff,
     dispatcher: Dispatcher,
+    aside: SetAsideJobs,
     read_nodes: Callable[[], NodeTable],
 ) -> None:
     """Learn what hosts there are, and take up what an earlier Controller has left.
@@ -44,9 +46,12 @@ async def come_back(
         await pools.process_is(owner, view.incarnation)
     pools.watch(views)
     _end_orphans(state, pools, instructions)
+    for job_id, why in journal.noted_aside().items():
+        aside.end_again(job_id, why, instructions)
     dispatcher.carry_out(instructions)
     apply_all(state, nodes.events_of(table))  # by now it is known which chips are reserved by ourselves
     await journal.take_over(state)
+    journal.forget_aside()
     for record in records:
         _repeat_orders(record, state, pools, dispatcher, instructions.reclaim)
     if records:

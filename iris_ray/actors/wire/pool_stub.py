@@ -1,11 +1,17 @@
 """What may be asked of a SlicePoolManager by the Controller: one method for each of its own."""
 
+from collections.abc import Awaitable
+from typing import Any
+
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView
+from iris_ray.errors import DeposedError, InvalidMessageError, NotYetError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
+from iris_ray.model.plain import plain
 
 DISPATCH_TIMEOUT_S = 5.0
 RECONNECT_TIMEOUT_S = 5.0
@@ -15,7 +21,7 @@ _POOL = "the job's pool"
 
 
 class PoolStub:
-    """The pool behind an actor handle. A pool that does not answer in time answers `Unreachable`.
+    """The pool behind an actor handle. A pool that does not answer in time, or fails, answers `Unreachable`.
 
     Args:
         handle: the actor.
@@ -34,8 +40,14 @@ class PoolStub:
 
     async def reconnect(self, epoch: int) -> PoolView | Unreachable:
         """Have the pool obey a new Controller from now on; return what it holds."""
-        view: PoolView | Unreachable = await answer(self.handle.reconnect.remote(epoch), "a pool", RECONNECT_TIMEOUT_S)
-        return view
+        view = await _answer(self.handle.reconnect.remote(epoch), "a pool", RECONNECT_TIMEOUT_S)
+        if isinstance(view, Unreachable):
+            return view
+        try:
+            made: PoolView = plain(PoolView, view, "what a pool has")
+        except InvalidMessageError as error:
+            return Unreachable(str(error))
+        return made
 
     async def assign(self, order: AttemptOrder) -> bool | Unreachable | None:
         """Give an order; see `SlicePoolManager.assign` for what the answer means.
@@ -43,33 +55,43 @@ class PoolStub:
         Raises:
             NotYetError: the pool's process has just begun; its jobs may come back to it.
         """
-        taken: bool | Unreachable | None = await answer(self.handle.assign.remote(order), _POOL, DISPATCH_TIMEOUT_S)
+        taken: bool | Unreachable | None = await _answer(self.handle.assign.remote(order), _POOL, DISPATCH_TIMEOUT_S)
         return taken
 
     async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> Unreachable | None:
         """Have an attempt's tasks told that it is to move."""
         call = self.handle.notify_attempt.remote(attempt, notice, epoch)
-        told: Unreachable | None = await answer(call, _POOL, DISPATCH_TIMEOUT_S)
+        told: Unreachable | None = await _answer(call, _POOL, DISPATCH_TIMEOUT_S)
         return told
 
     async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> Unreachable | None:
         """Have an attempt ended; None once no process of it is left."""
         call = self.handle.stop_attempt.remote(attempt, reason, epoch)
-        stopped: Unreachable | None = await answer(call, _POOL, STOP_TIMEOUT_S)
+        stopped: Unreachable | None = await _answer(call, _POOL, STOP_TIMEOUT_S)
         return stopped
 
     async def drop_spare(self, job_id: str) -> Unreachable | None:
         """Say that a spare is not wanted any more."""
-        dropped: Unreachable | None = await answer(self.handle.drop_spare.remote(job_id), _POOL, DISPATCH_TIMEOUT_S)
+        dropped: Unreachable | None = await _answer(self.handle.drop_spare.remote(job_id), _POOL, DISPATCH_TIMEOUT_S)
         return dropped
 
     async def job_ended(self, job_id: str) -> Unreachable | None:
         """Say that a job is over; the pool may still wait for an order."""
-        told: Unreachable | None = await answer(self.handle.job_ended.remote(job_id), _POOL, DISPATCH_TIMEOUT_S)
+        told: Unreachable | None = await _answer(self.handle.job_ended.remote(job_id), _POOL, DISPATCH_TIMEOUT_S)
         return told
 
     async def give_up_slice(self, name: str, epoch: int) -> bool | Unreachable:
         """Have an idle slice released for another owner; False if it is in use after all."""
         call = self.handle.give_up_slice.remote(name, epoch)
-        given: bool | Unreachable = await answer(call, f"the holder of {name}", RECLAIM_TIMEOUT_S)
+        given: bool | Unreachable = await _answer(call, f"the holder of {name}", RECLAIM_TIMEOUT_S)
         return given
+
+
+async def _answer(call: Awaitable[Any], name: str, timeout_s: float) -> Any:
+    """Return what the pool answers; an error of its own is no answer."""
+    try:
+        return await answer(call, name, timeout_s)
+    except (DeposedError, NotYetError, RayError):
+        raise
+    except Exception as error:
+        return Unreachable(f"{name} failed: {type(error).__name__}: {error}")

@@ -131,3 +131,16 @@ class WorkerStatus:
 
 Place = tuple[str, int, str]
 """A host's slice and its number there, and its node id."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """Something that iris_ray could not handle, so that it was set aside.
+
+    Attributes:
+        job_id: which job it concerns.
+        why: what happened, and what to do.
+    """
+
+    job_id: str
+    why: str
