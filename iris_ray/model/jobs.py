@@ -47,6 +47,7 @@ class Gang:
         quick_ends: attempts in a row that ended soon after their start.
         groups_wanted: the number of groups that it ran on before it lost some.
         notice: the notice that its current attempt has, or None.
+        end_confirmed: whether no process of its current attempt is left, though the last report has not come yet.
         error: the first cause of the latest attempt's end, in words.
     """
 
@@ -65,6 +66,7 @@ class Gang:
     quick_ends: int = 0
     groups_wanted: int = 0
     notice: Notice | None = None
+    end_confirmed: bool = False
     error: str | None = None
 
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.

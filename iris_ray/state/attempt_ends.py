@@ -3,7 +3,7 @@
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job, Task
-from iris_ray.model.lifecycle import ACTIVE, TaskState
+from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
 from iris_ray.state import retry_budget
 from iris_ray.state.allocations import Allocations
@@ -129,23 +129,29 @@ class AttemptEnds:
     def confirmed(self, attempt: AttemptId) -> None:
         """Free what an attempt held: none of its processes is left.
 
+        If this has overtaken the reports of how the attempt ended, its hosts are free when the last of them is here:
+        until then its tasks are active.
+
         Raises:
-            IllegalTransitionError: tasks of the attempt are still active.
+            IllegalTransitionError: there has been no such attempt.
         """
         job = self._table.jobs.get(attempt.job_id)
         if job is None:
             return
         gang = self._table.gang(job, attempt.gang)
-        if gang.attempt == attempt.number and any(task.state in ACTIVE for task in gang.tasks):
-            raise IllegalTransitionError(f"{attempt} still has active tasks; it can't be free")
-        if self._allocations.end(job, attempt):
+        if attempt.number > gang.attempt:
+            raise IllegalTransitionError(f"{attempt} can't be over; there have been {gang.attempt}")
+        if attempt.number == gang.attempt and gang.placed:
+            gang.end_confirmed = True
+            self._table.gang_changed(job, gang)
+        elif self._allocations.end(job, attempt):
             self._table.gang_changed(job, gang)
 
     def complete_end(self, job: Job, change: Change) -> None:
         """Kill those gangs of a job that its record has from before the job's end, since its writer died meanwhile."""
         left = [gang for gang in job.gangs if gang.placed or gang.pending] if job.state.finished else ()
         for gang in left:
-            gang.notice = None
+            gang.notice, gang.end_confirmed = None, False
             move_all(job, gang, TaskState.KILLED, job.error)
         if left:
             job.pending.clear()
@@ -187,9 +193,12 @@ class AttemptEnds:
             change.instructions.finished.append(job.spec.job_id)
 
     def mark_ending(self, job: Job, gang: Gang) -> None:
-        """Mark a gang's attempt as over; its end is not yet confirmed."""
+        """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, if that has not come before."""
         gang.notice = None
         self._allocations.mark_ending(job.current_attempt(gang))
+        if gang.end_confirmed:
+            gang.end_confirmed = False
+            self._allocations.end(job, job.current_attempt(gang))
 
     def _end_other_gangs(self, job: Job, cause: Gang | None, reason: str, change: Change) -> None:
         """Kill all gangs of a job that are not over, and stop the attempts that have hosts."""

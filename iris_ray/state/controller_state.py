@@ -45,6 +45,7 @@ from iris_ray.state.events import (
 from iris_ray.state.fleet import SUSPICION_S, Fleet, Taint
 from iris_ray.state.gang_notices import GangNotices
 from iris_ray.state.gangs import Gangs
+from iris_ray.state.host_identity import another_host, with_what_is_known
 from iris_ray.state.instructions import FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
 from iris_ray.state.job_table import JobTable
@@ -166,16 +167,20 @@ class ControllerState:
             self._table.forget_old(self._allocations)
 
     def _worker_registered(self, event: WorkerRegisteredEvent, change: Change) -> None:
-        self.fleet.register(
-            Worker(
-                event.node_id,
-                event.address,
-                event.attributes,
-                event.resources,
-                foreign=event.foreign,
-                reported=event.attributes,
-            )
+        worker = Worker(
+            event.node_id,
+            event.address,
+            event.attributes,
+            event.resources,
+            foreign=event.foreign,
+            reported=event.attributes,
         )
+        known = self.workers.get(event.node_id)
+        if known is not None and (became := another_host(known, worker, self.jobs)) is not None:
+            worker = with_what_is_known(worker, known)
+            self.fleet.remove(event.node_id)
+            self._ends.worker_lost(known, became, change)
+        self.fleet.register(worker)
         if event.draining:
             drained = WorkerDrainedEvent(event.node_id, event.draining, deadline=event.deadline)
             self._notices.worker_drained(drained, change)

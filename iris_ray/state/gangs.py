@@ -52,6 +52,7 @@ class Gangs:
         equal = len(sizes) == 1 if job.spec.whole_groups else sizes == {job.spec.replicas}
         if config is None or not equal or len(event.groups) not in config.num_groups:
             raise IllegalTransitionError(f"job {event.job_id}: {event.groups} is no place for its gang")
+        self._require_groups(event, config.group_by)
         node_ids = tuple(node_id for group in event.groups for node_id in group)
         gang = job.gang
         self._require_room(job, gang, node_ids)
@@ -69,6 +70,17 @@ class Gangs:
         self._require_room(job, gang, (event.node_id,))
         slice_name = self._fleet.workers[event.node_id].slice_name
         self._assign(job, gang, (slice_name or event.node_id,), (event.node_id,), change)
+
+    def _require_groups(self, event: GangAssignedEvent, group_by: str) -> None:
+        """Refuse an assignment that splits a gang: each group's hosts share its name, and no two groups share one."""
+        names, grouping = event.group_names, self._fleet.grouping(group_by)
+        if len(set(names)) != len(event.groups) or len(names) != len(event.groups):
+            raise IllegalTransitionError(f"job {event.job_id}: {names} are no names of {len(event.groups)} groups")
+        for name, node_ids in zip(names, event.groups, strict=True):
+            for node_id in node_ids:
+                worker = self._fleet.workers.get(node_id)
+                if worker is not None and grouping.name_of(worker) != name:
+                    raise IllegalTransitionError(f"job {event.job_id}: worker {node_id} is not of {group_by} {name}")
 
     def _require_room(self, job: Job, gang: Gang, node_ids: tuple[str, ...]) -> None:
         """Refuse an assignment to hosts that are gone or full, as a last check against two tasks on one host."""

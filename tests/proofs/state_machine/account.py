@@ -33,6 +33,7 @@ class Account:
 
     Attributes:
         held: attempt → task id → worker id, until the end is confirmed or the worker is lost.
+        early: attempts of which nothing is left, say their pools, though they live as far as is known.
         holders: slice → owner.
         failures, preemptions: (job, position of the gang) → attempts that were charged so.
         ended: attempts that came to an end before they had succeeded.
@@ -52,6 +53,7 @@ class Account:
     """
 
     held: dict[AttemptId, dict[str, str]] = field(default_factory=dict)
+    early: set[AttemptId] = field(default_factory=set)
     holders: dict[str, str] = field(default_factory=dict)
     failures: Counter[tuple[str, int]] = field(default_factory=Counter)
     preemptions: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -185,7 +185,8 @@ class Bookkeeper:
                 if TPU_NAME in self.state.workers[node_id].attributes and uses_chips(spec):
                     reclaim = self.take_slices((name,), spec.owner)
             case AttemptEndConfirmedEvent(attempt):
-                self.account.held.pop(attempt, None)
+                if attempt in self.account.held:
+                    self.account.early.add(attempt)
             case WorkerFailedEvent(node_id):
                 self.account.notices.pop(node_id, None)
                 self.account.finals.pop(node_id, None)
@@ -226,6 +227,9 @@ class Bookkeeper:
                 for taint, until in list(self.account.taints.items()):
                     if until is not None and until <= self.account.now:
                         del self.account.taints[taint]
+        for attempt in [attempt for attempt in self.account.early if not self.is_live(attempt)]:
+            self.account.early.remove(attempt)
+            self.account.held.pop(attempt, None)
         found = self.state.fleet.taints.items()
         assert {(t, name): taint.until for t, taints in found for name, taint in taints.items()} == self.account.taints
         assert instructions.reclaim == reclaim

@@ -17,6 +17,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import ControllerState, records
 from iris_ray.state.events import (
     AssignedEvent,
@@ -329,7 +330,8 @@ class RandomEvents(RuleBasedStateMachine):
         attempt = list(self.account.held)[pick % len(self.account.held)]
         live = self.oracle.is_live(attempt)
         for _ in range(2):
-            assert (self.apply(AttemptEndConfirmedEvent(attempt)) is None) == live
+            assert self.apply(AttemptEndConfirmedEvent(attempt)) is not None
+        assert self.state.holds_capacity(attempt) == live, "what lives holds its hosts until its last report"
 
     def confirm_all_that_is_over(self) -> None:
         for attempt in [attempt for attempt in self.account.held if not self.oracle.is_live(attempt)]:
@@ -339,7 +341,7 @@ class RandomEvents(RuleBasedStateMachine):
     def the_past_comes_again(self, pick: int, count: int) -> None:
         """Events that were delivered before are delivered again."""
         for event in deepcopy(self.history[pick % len(self.history) :][:count]):
-            if not isinstance(event, WorkerRegisteredEvent) or self.may_register(event):
+            if not isinstance(event, WorkerRegisteredEvent) or self.is_of_its_place(event):
                 self.apply(event)
 
     # -- workers -----------------------------------------------------------------------------------------------------
@@ -369,9 +371,8 @@ class RandomEvents(RuleBasedStateMachine):
             case "drain by itself":  # Ray's node table says so
                 deadline = (None, self.world.now + 20.0)[pick % 2]
                 event = replace(self.registration(node_id), draining="Ray drains it", deadline=deadline)
-                if self.may_register(event):
-                    self.apply(event)
-                    assert self.state.knows(event)
+                self.apply(event)
+                assert self.state.knows(event)
             case "blamed":
                 for _ in range(1 + pick % 3):
                     self.apply(WorkerBlamedEvent(node_id, f"job-{pick % 2}", "boom", by_user_code=pick % 4 > 0))
@@ -387,19 +388,32 @@ class RandomEvents(RuleBasedStateMachine):
                 self.apply(replace(self.registration(node_id), foreign="a stranger"))
             case "early":  # it is replaced before its death is known: then two have the same number
                 self.join(self.places[node_id])
+            case "moved":  # it registers in another slice, or another rack, whatever runs there
+                self.move(node_id, pick)
             case "odd":
                 self.change(node_id, ODDITIES[pick % len(ODDITIES)])
             case "all odd":
                 for member in self.oracle.members(self.places[node_id][0]):
                     self.change(member.node_id, ODDITIES[pick % len(ODDITIES)])
 
+    def move(self, node_id: str, pick: int) -> None:
+        """The host registers at another place of its kind."""
+        kinds: tuple[list[tuple[str, int]], ...] = list(TPU_PLACES), RACK_PLACES
+        for kind in kinds:
+            if self.places[node_id] in kind:
+                place = kind[pick % len(kind)]
+                event = self.registration(node_id, place=place)
+                if TPU_PLACES.get(place) == TPU_PLACES.get(self.places[node_id]):
+                    self.apply(event)
+                    self.places[node_id] = place
+                return
+
     def change(self, node_id: str, oddity: Mapping[str, Scalar | None]) -> None:
         """Another registration of the same host."""
         event = self.registration(node_id, oddity)
-        if self.may_register(event):
-            for _ in range(2):
-                self.apply(event)
-                assert self.state.knows(event)
+        for _ in range(2):
+            self.apply(event)
+            assert self.state.knows(event)
 
     @rule()
     def repair(self) -> None:
@@ -467,9 +481,14 @@ class RandomEvents(RuleBasedStateMachine):
         self.places[node_id] = place
         self.apply(self.registration(node_id))
 
-    def registration(self, node_id: str, oddity: Mapping[str, Scalar | None] | None = None) -> WorkerRegisteredEvent:
-        """That of a sound host in its place, but for an oddity."""
-        name, number = self.places[node_id]
+    def registration(
+        self,
+        node_id: str,
+        oddity: Mapping[str, Scalar | None] | None = None,
+        place: tuple[str, int] | None = None,
+    ) -> WorkerRegisteredEvent:
+        """That of a sound host in its place, or in another one, but for an oddity."""
+        name, number = place or self.places[node_id]
         if (name, number) in TPU_PLACES:
             event = host(name, number, TPU_PLACES[name, number], node_id=node_id)
         else:
@@ -483,10 +502,10 @@ class RandomEvents(RuleBasedStateMachine):
         without_chips = "TPU" in (oddity or {})
         return replace(event, attributes=kept, resources={"CPU": 8.0} if without_chips else event.resources)
 
-    def may_register(self, event: WorkerRegisteredEvent) -> bool:
-        """What tasks use of a host does not vanish under them."""
-        known = self.state.workers.get(event.node_id)
-        return known is None or not known.occupants or known.resources == event.resources
+    def is_of_its_place(self, event: WorkerRegisteredEvent) -> bool:
+        """Whether the host still stands where it did when it registered so."""
+        name = event.attributes.get(TPU_NAME) or event.attributes.get("rack")
+        return name is None or name.value == self.places[event.node_id][0]
 
     # -- picking -----------------------------------------------------------------------------------------------------
 

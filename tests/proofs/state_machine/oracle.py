@@ -26,6 +26,7 @@ from iris_ray.state.events import (
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     WorkerDrainedEvent,
+    WorkerFailedEvent,
     WorkerRegisteredEvent,
 )
 from iris_ray.state.instructions import Instructions
@@ -90,7 +91,8 @@ class Oracle(Bookkeeper):
         everything = view_all(self.state)
         before = everything[0]
         self.account.now = max(self.account.now, getattr(event, "now", 0.0))
-        charged = self.charge(event, before)
+        lost = self.lost_by(event)
+        charged = self.charge(lost or event, before)
         spares_before = self.spares()
         try:
             instructions = self.state.handle_event(event)
@@ -100,6 +102,10 @@ class Oracle(Bookkeeper):
             return None
         after = view_jobs(self.state)
         self.check_who_came_and_went(event, before, after, instructions)
+        if lost is not None:
+            for hosts in self.account.held.values():
+                for task_id in [task_id for task_id, host in hosts.items() if host == lost.node_id]:
+                    del hosts[task_id]
         self.book(event, before, instructions)
         self.book_ends(event, before, after, charged)
         self.check_notices(event, before, instructions)
@@ -132,6 +138,18 @@ class Oracle(Bookkeeper):
         assert Counter(instructions.finished) == Counter(finished)
         assert Counter(stop.attempt for stop in instructions.stop) == +stops
         return instructions
+
+    def lost_by(self, event: Event) -> WorkerFailedEvent | None:
+        """The loss of a host that registers with less than is in use, or in another group than that of a gang on it."""
+        worker = self.state.workers.get(event.node_id) if isinstance(event, WorkerRegisteredEvent) else None
+        if worker is None or not isinstance(event, WorkerRegisteredEvent):
+            return None
+        less = any(amount > event.resources.get(resource, 0.0) for resource, amount in self.in_use(worker).items())
+        held = [a.job_id for a, hosts in self.account.held.items() if worker.node_id in hosts.values()]
+        configs = [self.state.jobs[job_id].spec.coscheduling for job_id in held]
+        keys = {config.group_by for config in configs if config is not None}
+        moved = any(worker.attributes.get(key) != event.attributes.get(key) for key in keys)
+        return WorkerFailedEvent(worker.node_id, "it is another one") if less or moved else None
 
     def check_who_came_and_went(
         self, event: Event, before: Mapping[str, JobView], after: Mapping[str, JobView], instructions: Instructions

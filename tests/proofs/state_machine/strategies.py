@@ -119,6 +119,7 @@ TROUBLE = st.sampled_from(
         "silent",
         "foreign",
         "early",
+        "moved",
         "odd",
         "all odd",
         "blamed",

@@ -49,6 +49,33 @@ def test_assignment_of_one_host_twice_is_refused(world: World) -> None:
         world.do(GangAssignedEvent("job", ("a",), (("a-0", "a-0"),)))
 
 
+@pytest.mark.parametrize(
+    ("names", "groups"),
+    [
+        (("a", "b"), (("a-0", "b-1"), ("b-0", "a-1"))),
+        (("b", "a"), (("a-0", "a-1"), ("b-0", "b-1"))),
+        (("a", "a"), (("a-0", "a-1"), ("b-0", "b-1"))),
+        (("a",), (("a-0", "a-1"), ("b-0", "b-1"))),
+        (("a", "b", "c"), (("a-0", "a-1"), ("b-0", "b-1"))),
+        (("a", "nowhere"), (("a-0", "a-1"), ("b-0", "b-1"))),
+    ],
+    ids=str,
+)
+def test_assignment_that_splits_a_gang_is_refused(
+    world: World, names: tuple[str, ...], groups: tuple[tuple[str, ...], ...]
+) -> None:
+    world.submit(slices=(2,))
+    refuse(world, GangAssignedEvent("job", names, groups))
+    world.do(GangAssignedEvent("job", ("b", "a"), (("b-0", "b-1"), ("a-0", "a-1"))))
+    world.check()
+
+
+def test_assignment_of_hosts_of_another_slice_than_it_names_is_refused(world: World) -> None:
+    world.submit()
+    refuse(world, GangAssignedEvent("job", ("a",), (("a-0", "b-1"),)))
+    world.check()
+
+
 # -- of single tasks ------------------------------------------------------------------------------------------------
 
 

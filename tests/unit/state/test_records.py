@@ -316,7 +316,7 @@ FIELDS = {
             "failures", "preemptions", "spares_made", "started", "over", "error"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
-             "notice", "error"],
+             "notice", "end_confirmed", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error"],
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
                 "constraints", "preferences", "tolerations", "resources", "max_retries_failure",

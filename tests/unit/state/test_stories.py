@@ -16,13 +16,15 @@ S = TaskState
 def test_refused_event_raises_with_the_story_of_its_job(world: World) -> None:
     job = world.start()
     world.start("other")
-    with pytest.raises(IllegalTransitionError, match="still has active tasks") as refused:
-        world.confirm(job)
+    world.report(job, S.SUCCEEDED)
+    with pytest.raises(IllegalTransitionError, match="SUCCEEDED → FAILED") as refused:
+        world.report(job, S.FAILED)
     assert refused.value.__notes__ == [
         "before: 100.000 JobSubmittedEvent",
         "before: 100.000 GangAssignedEvent, group_names=('a',)",
         "before: 100.000 TaskStateChangedEvent, attempt 1 of job, task_index=0, new_state=RUNNING",
         "before: 100.000 TaskStateChangedEvent, attempt 1 of job, task_index=1, new_state=RUNNING",
+        "before: 100.000 TaskStateChangedEvent, attempt 1 of job, task_index=0, new_state=SUCCEEDED",
     ]
 
 
@@ -30,7 +32,7 @@ def test_refused_event_is_not_part_of_the_story(world: World) -> None:
     job = world.start()
     before = world.state.story("job")
     with pytest.raises(IllegalTransitionError):
-        world.confirm(job)
+        world.report(job, S.PENDING)
     assert world.state.story("job") == before
 
 
