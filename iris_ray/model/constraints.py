@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.errors import InvalidConstraintError, InvalidMessageError
-from iris_ray.model.plain import Scalar, plain, plain_scalar, shown
+from iris_ray.model.plain import Scalar, plain, shown
 
 MOST_VALUES = 1_000
 """Of one constraint with IN."""
@@ -38,7 +38,7 @@ class AttributeValue:
 
     def __post_init__(self) -> None:
         try:
-            object.__setattr__(self, "value", plain_scalar(self.value, "the value of an attribute"))
+            object.__setattr__(self, "value", plain(Scalar, self.value, "it"))
         except InvalidMessageError as error:
             raise InvalidConstraintError(f"{shown(self.value)} can't be the value of an attribute: {error}") from None
 

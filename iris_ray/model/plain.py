@@ -30,8 +30,21 @@ _FOR_PEOPLE = object()
 Words = Annotated[str, _FOR_PEOPLE]
 """Text for people, such as an error. What can't be stored of it is escaped, and what is too long is cut off."""
 
-Make = Callable[[Any, str], Any]
-"""From a value and its name in error messages to the plain value."""
+Make = Callable[[Any], Any]
+"""From a value to the plain value."""
+
+
+class _RefusedError(Exception):
+    """A value is not of its kind.
+
+    Attributes:
+        path: where in the whole value it is, such as ``[3].attempt``.
+        text: what is wrong with it, to be read after its name.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.path = ""
+        self.text = text
 
 
 def plain(kind: Any, value: object, what: str) -> Any:
@@ -48,22 +61,13 @@ def plain(kind: Any, value: object, what: str) -> Any:
         InvalidRequestError: it is of the right kind, and its class refuses what is in it.
     """
     try:
-        return _maker(kind)(value, what)
+        return _maker(kind)(value)
+    except _RefusedError as refused:
+        raise InvalidMessageError(f"{what}{refused.path} {refused.text}") from None
     except InvalidRequestError:
         raise
     except Exception as error:  # the value's class is not ours: what it does when it is read is its own affair
         raise InvalidMessageError(f"{what} can't be read: {type(error).__name__}: {shown(error)}") from error
-
-
-def plain_scalar(value: object, what: str) -> Scalar:
-    """Return the value of an attribute as a plain value; raises like `plain`."""
-    if type(value) is bool:
-        return value
-    if isinstance(value, str):
-        return _text(value, what)
-    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(number := _as_float(value, what)):
-        raise _refused(value, what, "a str, a number or a bool")
-    return int(value) if isinstance(value, Integral) else number
 
 
 def shown(value: object) -> str:
@@ -99,84 +103,94 @@ def _maker(kind: Any) -> Make:
         return _record(kind)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _member(kind)
-    return lambda value, what: value
+    return lambda value: value
 
 
-def _refused(value: object, what: str, wanted: str) -> InvalidMessageError:
-    return InvalidMessageError(f"{what} is {shown(value)}; give {wanted}")
+def _refused(value: object, wanted: str) -> _RefusedError:
+    return _RefusedError(f"is {shown(value)}; give {wanted}")
 
 
-def _nothing(value: object, what: str) -> None:
+def _nothing(value: object) -> None:
     if value is not None:
-        raise _refused(value, what, "None")
+        raise _refused(value, "None")
 
 
-def _bool(value: object, what: str) -> bool:
+def _bool(value: object) -> bool:
     if type(value) is not bool:
-        raise _refused(value, what, "a bool")
+        raise _refused(value, "a bool")
     return value
 
 
-def _int(value: object, what: str) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool):
-        raise _refused(value, what, "an int")
+def _int(value: object) -> int:
+    if not isinstance(value, (int, Integral)) or isinstance(value, bool):
+        raise _refused(value, "an int")
     number = int(value)
-    if abs(number) > LARGEST_INT:
-        raise InvalidMessageError(f"{what} is a number of {number.bit_length()} bits; give one of 64 bits at most")
+    if not -LARGEST_INT <= number <= LARGEST_INT:
+        raise _RefusedError(f"is a number of {number.bit_length()} bits; give one of 64 bits at most")
     return number
 
 
-def _float(value: object, what: str) -> float:
-    if not isinstance(value, Real) or isinstance(value, bool):
-        raise _refused(value, what, "a number")
-    number = _as_float(value, what)
+def _float(value: object) -> float:
+    if not isinstance(value, (float, Real)) or isinstance(value, bool):
+        raise _refused(value, "a number")
+    number = _as_float(value)
     if not math.isfinite(number):
-        raise _refused(value, what, "a finite number")
+        raise _refused(value, "a finite number")
     return number
 
 
-def _as_float(value: Real, what: str) -> float:
+def _as_float(value: float | Real) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise InvalidMessageError(f"{what} is larger than any float; give a smaller number") from None
+        raise _RefusedError("is larger than any float; give a smaller number") from None
 
 
-def _text(value: object, what: str) -> str:
+def _scalar(value: object) -> Scalar:
+    if type(value) is bool:
+        return value
+    if isinstance(value, str):
+        return _text(value)
+    if not isinstance(value, Real) or isinstance(value, bool) or math.isnan(number := _as_float(value)):
+        raise _refused(value, "a str, a number or a bool")
+    return int(value) if isinstance(value, Integral) else number
+
+
+def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise _refused(value, what, "a str")
+        raise _refused(value, "a str")
     text = str.__str__(value)
     if len(text) > MOST_CHARACTERS:
-        raise InvalidMessageError(f"{what} has {len(text):,} characters, and the limit is {MOST_CHARACTERS:,}")
+        raise _RefusedError(f"has {len(text):,} characters, and the limit is {MOST_CHARACTERS:,}")
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise _refused(text, what, "text that is Unicode; half of a surrogate pair can't be stored") from None
+            raise _refused(text, "text that is Unicode; half of a surrogate pair can't be stored") from None
     return text
 
 
-def _words(value: object, what: str) -> str:
+def _words(value: object) -> str:
     if not isinstance(value, str):
-        raise _refused(value, what, "a str")
+        raise _refused(value, "a str")
     text = str.__str__(value)
     if not text.isascii():
         text = text.encode(errors="backslashreplace").decode()
     return text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
 
 
-def _bytes(value: object, what: str) -> bytes:
+def _bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
-        raise _refused(value, what, "bytes")
+        raise _refused(value, "bytes")
     if len(value) > MOST_BYTES:
-        raise InvalidMessageError(f"{what} has {len(value):,} bytes, and the limit is {MOST_BYTES:,}")
+        raise _RefusedError(f"has {len(value):,} bytes, and the limit is {MOST_BYTES:,}")
     return bytes(value)
 
 
 def _member(kind: type) -> Make:
-    def make(value: object, what: str) -> object:
+    def make(value: object) -> object:
         if not isinstance(value, kind):
-            raise _refused(value, what, f"a {kind.__name__}")
+            raise _refused(value, f"a {kind.__name__}")
         return value
 
     return make
@@ -188,30 +202,36 @@ def _union(kinds: tuple[Any, ...]) -> Make:
     makers = [_maker(kind) for kind in kinds]
     wanted = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds[:6]) + (", …" if kinds[6:] else "")
 
-    def make(value: object, what: str) -> object:
+    def make(value: object) -> object:
         if (known := named.get(type(value))) is not None:
-            return known(value, what)
+            return known(value)
         for maker in makers:
             try:
-                return maker(value, what)
-            except InvalidMessageError:
+                return maker(value)
+            except _RefusedError:
                 continue
-        raise _refused(value, what, wanted)
+        raise _refused(value, wanted)
 
     return make
 
 
-def _sized(value: Any, classes: tuple[type, ...], what: str, wanted: str) -> None:
+def _require_sized(value: Any, classes: tuple[type, ...], wanted: str) -> None:
     if not isinstance(value, classes):
-        raise _refused(value, what, wanted)
+        raise _refused(value, wanted)
     if len(value) > MOST_ITEMS:
-        raise InvalidMessageError(f"{what} has {len(value):,} items, and the limit is {MOST_ITEMS:,}")
+        raise _RefusedError(f"has {len(value):,} items, and the limit is {MOST_ITEMS:,}")
 
 
 def _several(kind: type, item: Make) -> Make:
-    def make(value: Any, what: str) -> object:
-        _sized(value, (tuple, list), what, f"a {kind.__name__}")
-        return kind([item(one, f"{what}[{number}]") for number, one in enumerate(value)])
+    def make(value: Any) -> object:
+        _require_sized(value, (tuple, list), f"a {kind.__name__}")
+        made: list[Any] = []
+        try:
+            made.extend(map(item, value))
+        except _RefusedError as refused:
+            refused.path = f"[{len(made)}]{refused.path}"
+            raise
+        return kind(made)
 
     return make
 
@@ -219,21 +239,24 @@ def _several(kind: type, item: Make) -> Make:
 def _fixed_tuple(kind: Any, kinds: tuple[Any, ...]) -> Make:
     makers = [_maker(one) for one in kinds]
 
-    def make(value: Any, what: str) -> object:
+    def make(value: Any) -> object:
         if not isinstance(value, tuple) or len(value) != len(makers):
-            raise _refused(value, what, str(kind))
-        return tuple(maker(one, what) for maker, one in zip(makers, value, strict=True))
+            raise _refused(value, str(kind))
+        return tuple(maker(one) for maker, one in zip(makers, value, strict=True))
 
     return make
 
 
 def _mapping(make_key: Make, make_value: Make) -> Make:
-    def make(value: Any, what: str) -> object:
-        _sized(value, (Mapping,), what, "a dict")
+    def make(value: Any) -> object:
+        _require_sized(value, (Mapping,), "a dict")
         made = {}
         for key, one in value.items():
-            name = make_key(key, f"a key of {what}")
-            made[name] = make_value(one, f"{what}[{name!r}]")
+            try:
+                made[make_key(key)] = make_value(one)
+            except _RefusedError as refused:
+                refused.path = f"[{shown(key)}]{refused.path}"
+                raise
         return made
 
     return make
@@ -243,12 +266,19 @@ def _record(kind: type) -> Make:
     """Of a NamedTuple or a dataclass; a dataclass checks what is in it, as when it was made."""
     hints = get_type_hints(kind, include_extras=True)
     named = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
-    makers = [(name, f".{name}", _maker(hints[name])) for name in named]
+    makers = [(name, _maker(hints[name])) for name in named]
 
-    def make(value: Any, what: str) -> object:
+    def make(value: Any) -> object:
         if not isinstance(value, kind):
-            raise _refused(value, what, f"a {kind.__name__}")
-        return kind(**{name: maker(getattr(value, name), what + label) for name, label, maker in makers})
+            raise _refused(value, f"a {kind.__name__}")
+        made, name = {}, ""
+        try:
+            for name, maker in makers:
+                made[name] = maker(getattr(value, name))
+        except _RefusedError as refused:
+            refused.path = f".{name}{refused.path}"
+            raise
+        return kind(**made)
 
     return make
 
@@ -261,5 +291,5 @@ _PLAIN: dict[Any, Make] = {
     float: _float,
     str: _text,
     bytes: _bytes,
-    Scalar: plain_scalar,
+    Scalar: _scalar,
 }
