@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from iris_ray.errors import UnknownRecordError
+from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 
@@ -29,7 +29,8 @@ RECORD_VERSION = 4
 
 GANGS_PER_CHUNK = 256
 
-_HEADER = b"iris_ray job record %d" % RECORD_VERSION
+_ANY_HEADER = b"iris_ray job record "
+_HEADER = _ANY_HEADER + b"%d" % RECORD_VERSION
 
 # Values go into records without their names and classes: that is four times as fast, and half as long.
 _FROM_GANGS = {"requirement", "gangs", "counts", "pending", "attempt", "requeues", "failures", "preemptions"}
@@ -71,6 +72,7 @@ class JobRecord:
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
+            CorruptRecordError: no version did. A record that is damaged otherwise raises anything.
         """
         return _restored(data, ())
 
@@ -111,6 +113,8 @@ def _packed(values: object) -> bytes:
 
 def _unpacked(data: bytes) -> Any:
     header, _, body = data.partition(b"\n")
+    if not header.startswith(_ANY_HEADER):
+        raise CorruptRecordError(f"a job record begins with {header[:40]!r}: it is damaged")
     if header != _HEADER:
         raise UnknownRecordError(
             f"the cluster's job records begin with {header[:40]!r}, this version of iris_ray writes {_HEADER!r}:"

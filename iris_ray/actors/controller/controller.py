@@ -40,7 +40,7 @@ from iris_ray.actors.wire.status import PAGE, JobStatus, Place, SetAside, TaskSt
 from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskLog
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
-from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, JobCancelledError
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, JobCancelledError, UnknownNameError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Job
@@ -70,6 +70,10 @@ TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 """Reports whose time is the Controller's: clocks of other hosts mean nothing here."""
 
 
+LOST = (
+    "its record was damaged when this Controller took over, so iris_ray does not know it any more. What runs of it goes"
+    " on until its caller ends. Submit it again. The rest of the record is kept in the cluster's store, under corrupt/"
+)
 END_AFTER_S = 5.0
 """So long a Controller that has failed says why. If the next one fails as well, they don't follow each other faster."""
 
@@ -351,12 +355,15 @@ class Controller:
         return job_status(job, self._state, self._planner.pending_reasons.get(job.spec.job_id))
 
     def _set_aside(self) -> list[SetAside]:
-        """Jobs that it could not handle, or can't place."""
-        ended = [SetAside(job_id, why) for job_id, why in self._events.aside.jobs.items()]
-        return ended + [SetAside(job_id, why) for job_id, why in self._planner.left_out.items()]
+        """Jobs that it could not handle, or can't place, and records that can't be read."""
+        found = {**self._events.aside.jobs, **self._planner.left_out}
+        lost = {name: f"{LOST} ({why})" for name, why in self._journal.corrupt.why.items()}
+        return [SetAside(name, why) for name, why in (found | lost).items()]
 
     def _job(self, job_id: str) -> Job:
         job = self._state.jobs.get(job_id)
+        if job is None and (why := self._journal.corrupt.why.get(job_id)) is not None:
+            raise UnknownNameError(f"{job_id}: {LOST} ({why})")
         if job is None:
             raise unknown("job", job_id, self._state.jobs)
         return job

@@ -14,6 +14,8 @@ the next epoch and does not acknowledge.
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<owner>``    the handle of a SlicePoolManager, and the incarnation of its process
+``corrupt/<id>``    what can't be read of a record, and why; it was moved here
+``unrestorable/…``  why a job could not be restored from its record; the next Controller moves it, too
 ``aside/<id>``      why a job broke the Controller, which ended with it; the next one ends the job
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
@@ -24,18 +26,20 @@ import contextlib
 import json
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import endpoint_key
 from iris_ray.errors import DeposedError
+from iris_ray.model.plain import plain
 from iris_ray.state import ControllerState
 from iris_ray.state.events import TaintedEvent
 from iris_ray.state.fleet import Taint
+from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord
 
 logger = logging.getLogger(__name__)
@@ -56,11 +60,13 @@ class Journal:
 
     Attributes:
         epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
+        corrupt: the records that can't be read.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self._store = ClusterStore()
+        self.corrupt = CorruptRecords(self._store)
         self._taints: dict[str, dict[str, Taint]] = {}
         self._pools: dict[str, bytes | None] = {}  # what is known of pools and was not collected yet
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
@@ -75,10 +81,14 @@ class Journal:
         self.epoch = max(self._numbers("epoch/"), default=0) + 1
         while not self._store.put_new(f"epoch/{self.epoch}", b""):  # another Controller begins at this moment
             self.epoch += 1
-        return self.left_behind()
+        left = self.left_behind()
+        self.corrupt.keep()
+        return left
 
     def left_behind(self) -> tuple[list[JobRecord], list[TaintedEvent]]:
         """What the last Controller has left that got so far as to write: its jobs, the oldest first, and the taints.
+
+        What can't be read is left out.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
@@ -89,12 +99,21 @@ class Journal:
             jobs, gangs = self._store.items(f"job/{last}/"), self._store.items(f"gangs/{last}/")
             taints_then = self._store.items(f"taints/{last}")
             completed = self._last_complete()
-        records = _records(jobs, gangs)
-        taints = json.loads(taints_then.get(f"taints/{last}", b"{}"))
-        return (
-            sorted(records, key=lambda record: record.job.number),
-            [TaintedEvent(target, name, *t) for target, named in taints.items() for name, t in named.items()],
-        )
+        noted = self._store.items("unrestorable/")
+        records = (self._record(job_id, values, noted) for job_id, values in _by_job(jobs, gangs).items())
+        taints = self.corrupt.read("the taints", taints_then, lambda: _taints(taints_then.get(f"taints/{last}", b"{}")))
+        return sorted(filter(None, records), key=lambda record: record.job.number), taints or []
+
+    def _record(self, job_id: str, values: Mapping[str, bytes], noted: Mapping[str, bytes]) -> JobRecord | None:
+        """Return the record of a job; None if it can't be read, or if a Controller has failed to restore it."""
+        if (why := noted.get(f"unrestorable/{job_id}")) is not None:
+            self.corrupt.found(job_id, values, why.decode(errors="replace"))
+            return None
+        return self.corrupt.read(job_id, values, lambda: _joined(job_id, values))
+
+    def note_unrestorable(self, job_id: str, error: Exception) -> None:
+        """Have a successor leave out this record: this Controller has failed to restore it, and ends with that."""
+        self._store.put(f"unrestorable/{job_id}", f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
 
     async def take_over(self, state: ControllerState) -> None:
         """Put everything down under this epoch, and clear up what earlier ones have left.
@@ -208,8 +227,9 @@ class Journal:
         return {key.removeprefix("aside/"): value.decode(errors="replace") for key, value in found}
 
     def forget_aside(self) -> None:
-        """Forget these notes: the jobs have ended."""
+        """Forget these notes: the jobs have ended, and records that could not be restored are kept elsewhere."""
         self._store.delete_all("aside/")
+        self._store.delete_all("unrestorable/")
 
     def pools(self) -> dict[str, tuple[ActorHandle, str]]:
         """The pools that an earlier Controller knew, by owner, each with the incarnation of its process."""
@@ -229,7 +249,8 @@ class Journal:
         return max(self._numbers("complete/"), default=0)
 
     def _numbers(self, kind: str) -> list[int]:
-        return [int(key.removeprefix(kind)) for key in self._store.keys(kind)]
+        found = (key.removeprefix(kind) for key in self._store.keys(kind))
+        return [int(number) for number in found if number.isdecimal()]  # anything else is not ours
 
 
 def _in_order(batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
@@ -247,17 +268,29 @@ def _in_parts(chunks: list[int]) -> Iterator[list[int]]:
         yield chunks[start : start + CHUNKS_AT_ONCE]
 
 
-def _records(jobs: Mapping[str, bytes], gangs: Mapping[str, bytes]) -> list[JobRecord]:
-    """Put the values of jobs together, by the ends of their keys."""
-    chunks: defaultdict[str, dict[int, bytes]] = defaultdict(dict)
-    for key, value in gangs.items():
-        _, _, number, job_id = key.split("/", 3)
-        chunks[job_id][int(number)] = value
-    found = []
-    for key, head in jobs.items():
-        _, _, job_id = key.split("/", 2)
-        if (record := JobRecord.joined(head, chunks[job_id])) is not None:
-            found.append(record)
-        else:
-            logger.warning("%s was being submitted or forgotten when its Controller ended; it is left out", job_id)
+def _by_job(jobs: Mapping[str, bytes], gangs: Mapping[str, bytes]) -> dict[str, dict[str, bytes]]:
+    """Return the values of each job's record by their keys: its head first, then its chunks by number."""
+    found = {key.split("/", 2)[2]: {key: value} for key, value in jobs.items()}
+    split = (key.split("/", 3) for key in gangs if key.count("/") > 2)
+    for *kind, number, job_id in sorted(split, key=lambda parts: (len(parts[2]), parts[2])):
+        if (values := found.get(job_id)) is not None:
+            key = "/".join([*kind, number, job_id])
+            values[key] = gangs[key]
     return found
+
+
+def _joined(job_id: str, values: Mapping[str, bytes]) -> JobRecord | None:
+    """Put the values of a job's record together; None if a chunk is missing, because it was never acknowledged."""
+    head, *chunks = values.values()
+    record = JobRecord.joined(head, dict(enumerate(chunks)))
+    if record is None:
+        logger.warning("%s was being submitted or forgotten when its Controller ended; it is left out", job_id)
+        return None
+    return require_whole(record, job_id)
+
+
+def _taints(recorded: bytes) -> list[TaintedEvent]:
+    found = json.loads(recorded)
+    events = [TaintedEvent(target, name, *taint) for target, named in found.items() for name, taint in named.items()]
+    made: list[TaintedEvent] = plain(list[TaintedEvent], events, "taints")
+    return made

@@ -10,10 +10,10 @@ from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.controller.pool_registry import POOL_GONE, PoolRegistry
-from iris_ray.scheduler.planner import Placement
 from iris_ray.actors.controller.set_aside import SetAsideJobs
+from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
-from iris_ray.state.controller_state import apply_all
+from iris_ray.state.controller_state import apply_all, apply_safely
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, SliceHeldEvent, TimePassedEvent
 from iris_ray.state.instructions import Instructions, ReclaimSlice
 from iris_ray.state.records import JobRecord
@@ -39,9 +39,11 @@ async def come_back(
     records, taints = journal.begin()
     table, views = await asyncio.gather(asyncio.to_thread(read_nodes), pools.come_back())
     held = (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices)
-    apply_all(state, [TimePassedEvent(time.time()), *held])
-    apply_all(state, [*taints, *nodes.events_of(table)])
-    instructions = apply_all(state, map(JobRestoredEvent, records))
+    apply_safely(state, [TimePassedEvent(time.time()), *held], Instructions())
+    apply_safely(state, [*taints, *nodes.events_of(table)], Instructions())
+    instructions = Instructions()
+    for record in records:
+        _restore(record, state, journal, instructions)
     for owner, view in views.items():
         await pools.process_is(owner, view.incarnation)
     pools.watch(views)
@@ -56,6 +58,15 @@ async def come_back(
         _repeat_orders(record, state, pools, dispatcher, instructions.reclaim)
     if records:
         logger.info("Controller %d takes up %d jobs of %d pools", journal.epoch, len(records), len(views))
+
+
+def _restore(record: JobRecord, state: ControllerState, journal: Journal, instructions: Instructions) -> None:
+    """Take up a job. If that fails, the state may be damaged: the next Controller is to do without this record."""
+    try:
+        instructions.add(state.handle_event(JobRestoredEvent(record)))
+    except Exception as error:
+        journal.note_unrestorable(record.job.spec.job_id, error)
+        raise
 
 
 def _end_orphans(state: ControllerState, pools: PoolRegistry, instructions: Instructions) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from iris_ray.errors import UnknownRecordError
+from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
@@ -287,9 +287,14 @@ def test_record_of_another_version_is_refused_clearly(world: World) -> None:
     assert record is not None
     data = record.to_bytes()
     assert data.startswith(b"iris_ray job record %d\n" % RECORD_VERSION)
-    for other in (data.replace(b"record %d" % RECORD_VERSION, b"record 99", 1), b"", b"{}"):
-        with pytest.raises(UnknownRecordError, match="use the version that wrote them"):
-            JobRecord.from_bytes(other)
+    with pytest.raises(UnknownRecordError, match="use the version that wrote them"):
+        JobRecord.from_bytes(data.replace(b"record %d" % RECORD_VERSION, b"record 99", 1))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"iris_ray job recor"])
+def test_record_of_no_version_is_damaged(data: bytes) -> None:
+    with pytest.raises(CorruptRecordError, match="damaged"):
+        JobRecord.from_bytes(data)
 
 
 def test_record_of_a_large_gang_is_small(world: World) -> None:

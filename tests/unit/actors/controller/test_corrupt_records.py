@@ -1,0 +1,183 @@
+"""A record that can't be read keeps nobody from starting: it is kept apart and named, and the other jobs come back."""
+
+import pickle
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.errors import CorruptRecordError, UnknownNameError, UnknownRecordError
+from iris_ray.model.ids import AttemptId
+from iris_ray.state import ControllerState
+from iris_ray.state.events import JobRestoredEvent
+from iris_ray.state.record_check import require_whole
+from iris_ray.state.records import RECORD_VERSION, JobRecord
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
+from tests.support.worlds import World
+
+HEADER = b"iris_ray job record %d\n" % RECORD_VERSION
+
+
+def record_of_a_job() -> JobRecord:
+    world = World()
+    world.add_slice("a")
+    world.start("bad")
+    record = world.state.record("bad")
+    assert record is not None
+    return record
+
+
+def packed(values: object) -> bytes:
+    return HEADER + zlib.compress(pickle.dumps(values))
+
+
+def unpacked(data: bytes) -> Any:
+    return pickle.loads(zlib.decompress(data.removeprefix(HEADER)))
+
+
+def holding(attempt: AttemptId, allocation: Any) -> bytes:
+    return JobRecord(record_of_a_job().job, {attempt: allocation}).to_bytes()
+
+
+WHOLE = record_of_a_job().to_bytes()
+JOB, GANGS, ALLOCATIONS = unpacked(WHOLE)
+DAMAGED: dict[str, bytes] = {
+    "nothing": b"",
+    "something else": b"{}",
+    "half of it": WHOLE[: len(WHOLE) // 2],
+    "what zlib refuses": HEADER + b"not compressed",
+    "what pickle refuses": HEADER + zlib.compress(b"not pickled"),
+    "another object": packed({"job": 1}),
+    "an unknown class": HEADER + zlib.compress(b"cno_such_module\nThing\n."),
+    "a job without some fields": packed((JOB[1:], GANGS, ALLOCATIONS)),
+    "a job without a spec": packed(((None, *JOB[1:]), GANGS, ALLOCATIONS)),
+    "gangs that are none": packed((JOB, [1], ALLOCATIONS)),
+    "tasks that are none": packed((JOB, [([None], *GANGS[0][1:])], ALLOCATIONS)),
+    "without some tasks": packed((JOB, [(GANGS[0][0][1:], *GANGS[0][1:])], ALLOCATIONS)),
+    "with an attempt of no gang": holding(AttemptId("bad", 1, 7), ()),
+    "with hosts that are none": holding(AttemptId("bad", 1), ((1, 2, 3),)),
+}
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
+def test_record_that_is_not_whole_is_refused(data: bytes) -> None:
+    with pytest.raises(Exception) as refused:  # noqa: PT011 — what is damaged raises anything
+        require_whole(JobRecord.from_bytes(data), "bad")
+    assert not isinstance(refused.value, UnknownRecordError)
+
+
+def test_record_that_is_whole_is_taken() -> None:
+    for make in (lambda w: w.submit("bad"), lambda w: w.start("bad"), lambda w: w.submit_tasks("bad")):
+        world = World()
+        world.add_slice("a")
+        make(world)
+        record = world.state.record("bad")
+        assert record is not None
+        assert require_whole(JobRecord.from_bytes(record.to_bytes()), "bad").job == record.job
+        with pytest.raises(CorruptRecordError, match="it is that of bad"):
+            require_whole(record, "other")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerInProcess]:
+    """Two slices of two hosts each, their Controller, and a job that runs."""
+    (tmp_path / "hosts").mkdir()
+    with ControllerInProcess(tmp_path / "hosts", {"v4-16": 2}).installed(monkeypatch) as world:
+        world.start_controller()
+        world.start("good")
+        yield world
+
+
+def damage(world: ControllerInProcess, where: str, data: bytes) -> None:
+    """Put something in place of a job's record, or of the taints."""
+    values = world.store.values
+    (key,) = (key for key in values if key.startswith(where))
+    values[key] = data
+
+
+def restart(world: ControllerInProcess) -> None:
+    before = world.controller()
+    world.restart_controller()
+    assert world.controller() is not before
+
+
+def aside(world: ControllerInProcess) -> dict[str, str]:
+    about = world.controller().about.remote().future().result(60)
+    return {one.job_id: one.why for one in about["set_aside"]}
+
+
+@pytest.mark.parametrize("what", ["nothing", "what zlib refuses", "a job without some fields"])
+def test_others_come_back_and_the_loss_is_named(world: ControllerInProcess, what: str) -> None:
+    world.submit("bad", slices=(2,))
+    damage(world, "job/1/bad", DAMAGED[what])
+    restart(world)
+    assert world.jobs() == ["good"]
+    assert list(aside(world)) == ["bad"]
+    assert "Submit it again" in aside(world)["bad"]
+    assert "bad" in world.iris("ls").stdout
+    with pytest.raises(UnknownNameError, match="its record was damaged"):
+        world.controller().job_status.remote("bad").future().result(60)
+    kept = pickle.loads(world.store.values["corrupt/bad"])
+    assert kept[1] == {"job/1/bad": DAMAGED[what]}
+    world.succeed("good")
+    world.succeed(world.start("later"))
+
+
+def test_every_later_controller_names_it_as_well(world: ControllerInProcess) -> None:
+    world.submit("bad", slices=(2,))
+    damage(world, "job/1/bad", b"")
+    for _ in range(2):
+        restart(world)
+        assert list(aside(world)) == ["bad"]
+    assert "job/1/bad" not in world.store.values
+
+
+def test_damaged_taints_are_left_out(world: ControllerInProcess) -> None:
+    world.iris("taint", "v4-16-1", "spot")
+    for data in (b"{", b"[]", b'{"v4-16-1": {"spot": [7, null]}}'):
+        damage(world, "taints/", data)
+        restart(world)
+        assert world.jobs() == ["good"]
+        assert list(aside(world)) == ["the taints"]
+        world.iris("taint", "v4-16-1", "spot")
+
+
+def test_odd_keys_in_the_store_do_no_harm(world: ControllerInProcess) -> None:
+    for key in ("epoch/x", "complete/", "taints/²", "job/", "aside/", "corrupt/odd"):
+        world.store.values[key] = b"\xff"
+    restart(world)
+    assert "good" in world.jobs()
+    assert "odd" in aside(world)
+
+
+def test_record_of_another_version_is_still_refused(world: ControllerInProcess) -> None:
+    damage(world, "job/1/good", b"iris_ray job record 99\nfrom the future")
+    world.restart_controller()
+    with pytest.raises(UnknownRecordError, match="use the version"):
+        world.jobs()
+
+
+def test_record_that_can_not_be_restored_is_left_out_by_the_next_process(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.submit("bad", slices=(2,))
+    as_it_was: Callable[..., Any] = ControllerState.handle_event
+
+    def failing(state: ControllerState, event: Any) -> Any:
+        if isinstance(event, JobRestoredEvent) and event.record.job.spec.job_id == "bad":
+            raise TypeError("a defect")
+        return as_it_was(state, event)
+
+    monkeypatch.setattr(ControllerState, "handle_event", failing)
+    restart(world)
+    second = world.controller()
+    wait_until(lambda: world.controller() is not second)
+    assert world.jobs() == ["good"]
+    assert "TypeError: a defect" in aside(world)["bad"]
+    third = world.controller()
+    world.succeed("good")
+    assert world.controller() is third
+    assert not [key for key in world.store.values if key.startswith("unrestorable/")]
