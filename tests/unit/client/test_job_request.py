@@ -116,7 +116,7 @@ def test_request_with_the_largest_environment_that_may_travel_is_taken() -> None
 def test_request_whose_name_or_spec_is_too_large_is_refused_with_the_limit() -> None:
     with pytest.raises(InvalidRequestError, match="has 101 characters, and the limit is 100"):
         task_request(name="n" * 101)
-    tolerations = tuple(f"taint-{i}" for i in range(20_000))
+    tolerations = tuple(f"taint-{i:0200}" for i in range(1000))
     with pytest.raises(InvalidRequestError, match="and the limit is 100,000; name fewer or shorter"):
         task_request(name="n" * 100, tolerations=tolerations)
 
