@@ -97,7 +97,8 @@ class Planner:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
-        self.pending_reasons = {**self.pending_reasons, **self._unplannable.reasons(state.pending(), now)}
+        if self.left_out:
+            self.pending_reasons = {**self.pending_reasons, **self._unplannable.reasons(state.pending(), now)}
         return placements if done or self.unfinished else placements + self.plan(now, instructions)
 
     def _note_reasons(self, result: SchedulingResult) -> None:

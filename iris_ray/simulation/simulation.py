@@ -135,6 +135,7 @@ class Simulation:
         self._changed = False
         self.history.plans += 1
         placements = self._planner.plan(self.now, self._instructions)
+        self._require_no_defect()
         instructions, self._instructions = self._instructions, Instructions()
         self.state.unrecorded.clear()
         for placement in placements:
@@ -143,6 +144,13 @@ class Simulation:
         if self._planner.pending_reasons and self._looks_at <= self.now:
             self._looks_at = self.now + self._look_again_s
             self.look_at(self._looks_at)
+
+    def _require_no_defect(self) -> None:
+        """Raise what the Controller would survive: a simulation is to show defects."""
+        for failure in self._instructions.failed:
+            raise failure.error
+        for why in self._planner.left_out.values():
+            raise RuntimeError(why)
 
     def _note(self, placement: Placement) -> None:
         job, gang = placement.job, placement.gang

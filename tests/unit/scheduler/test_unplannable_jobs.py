@@ -77,7 +77,7 @@ def test_plan_after_a_failed_one_is_right_though_that_was_half_made(monkeypatch:
     world = World()
     world.add_slice("a")
     world.add_slice("b")
-    planner, as_it_was = Planner(world.state), Cycle._try
+    planner, as_it_was = Planner(world.state, look_again_s=0.5), Cycle._try
 
     def failing(cycle: Cycle, job: Job) -> object:
         if job.spec.job_id == "poison":

@@ -11,13 +11,14 @@ import pytest
 
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.errors import ControllerUnavailableError, IllegalTransitionError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.cycle import Cycle
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import job_of
-from iris_ray.state.events import GangAssignedEvent, JobRestoredEvent, TaskStateChangedEvent
+from iris_ray.state.events import GangAssignedEvent, TaskStateChangedEvent
 from iris_ray.state.records import JobRecord
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -257,12 +258,7 @@ def test_job_that_breaks_the_state_is_ended_by_the_next_controller(world: Contro
 def test_start_that_fails_is_tried_by_the_next_process(world: ControllerInProcess, defect: Defect) -> None:
     world.start("earlier")
     fails = [True]
-    defect.in_method(
-        ControllerState,
-        "handle_event",
-        lambda _, event: bool(fails) and isinstance(event, JobRestoredEvent),
-        then=lambda *_: fails.clear(),
-    )
+    defect.in_method(NodeDiff, "events_of", lambda *_: bool(fails), then=lambda *_: fails.clear())
     world.restart_controller()
     wait_until(lambda: not fails)
     others_go_on(world)
