@@ -14,7 +14,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.errors import InvalidConstraintError, InvalidMessageError
-from iris_ray.model.plain import Scalar, plain, shown
+from iris_ray.model.plain import Scalar as Scalar
+from iris_ray.model.plain import plain, shown
 
 MOST_VALUES = 1_000
 """Of one constraint with IN."""

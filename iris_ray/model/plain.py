@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from enum import Enum
 from numbers import Integral, Real
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
@@ -215,7 +215,7 @@ def _union(kinds: tuple[Any, ...]) -> Make:
     return make
 
 
-def _require_sized(value: Any, classes: tuple[type, ...], wanted: str) -> None:
+def _require_sized(value: Any, classes: tuple[type[Sized], ...], wanted: str) -> None:
     if not isinstance(value, classes):
         raise _refused(value, wanted)
     if len(value) > MOST_ITEMS:
@@ -265,7 +265,7 @@ def _mapping(make_key: Make, make_value: Make) -> Make:
 def _record(kind: type) -> Make:
     """Of a NamedTuple or a dataclass; a dataclass checks what is in it, as when it was made."""
     hints = get_type_hints(kind, include_extras=True)
-    named = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    named = getattr(kind, "_fields", None) or [field.name for field in dataclasses.fields(kind) if field.init]
     makers = [(name, _maker(hints[name])) for name in named]
 
     def make(value: Any) -> object:

@@ -6,7 +6,7 @@ the type that the method says is refused, and only its sender gets to know.
 
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
 from iris_ray.model.plain import plain
@@ -42,7 +42,7 @@ ReportedEvent = (
 Owner = TypeVar("Owner")
 Arguments = ParamSpec("Arguments")
 Answer = TypeVar("Answer")
-Method = Callable[Concatenate[Owner, Arguments], Awaitable[Answer]]
+Method = Callable[Concatenate[Owner, Arguments], Coroutine[Any, Any, Answer]]
 
 
 def checked(method: Method[Owner, Arguments, Answer]) -> Method[Owner, Arguments, Answer]:
@@ -50,7 +50,7 @@ def checked(method: Method[Owner, Arguments, Answer]) -> Method[Owner, Arguments
     signature = inspect.signature(method)
 
     @functools.wraps(method)
-    async def through_the_door(self: Owner, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+    async def through_the_door(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
         given = signature.bind(self, *args, **kwargs)
         kinds = _kinds(method)
         for name, value in given.arguments.items():

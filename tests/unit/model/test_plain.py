@@ -30,6 +30,10 @@ class Pool(enum.StrEnum):
     LARGE = "large"
 
 
+class Count(enum.IntEnum):
+    FOUR = 4
+
+
 class Loud(str):
     """A str that has ideas of its own."""
 
@@ -62,7 +66,7 @@ def is_plain(value: Any) -> bool:
         (str, Loud("x"), "x"),
         (str, np.str_("x"), "x"),
         (int, np.int64(4), 4),
-        (int, enum.IntEnum("N", {"FOUR": 4}).FOUR, 4),
+        (int, Count.FOUR, 4),
         (float, np.float64(0.5), 0.5),
         (float, np.float32(0.5), 0.5),
         (float, 4, 4.0),
@@ -124,7 +128,9 @@ def test_value_that_is_something_else_is_refused_by_name(kind: Any, given: Any) 
 
 
 def test_object_of_ours_is_made_anew_with_plain_values() -> None:
-    event = TaskStateChangedEvent(AttemptId(Pool.LARGE, np.int64(1)), np.int64(0), TaskState.FAILED, Loud("boom"))
+    one: Any = np.int64(1)
+    none: Any = np.int64(0)
+    event = TaskStateChangedEvent(AttemptId(Pool.LARGE, one), none, TaskState.FAILED, Loud("boom"))
     found = plain(TaskStateChangedEvent | WorkerDrainedEvent, event, "event")
     assert found == TaskStateChangedEvent(AttemptId("large", 1), 0, TaskState.FAILED, "boom")
     assert is_plain(found)

@@ -81,7 +81,7 @@ def test_plan_after_a_failed_one_is_right_though_that_was_half_made(monkeypatch:
 
     def failing(cycle: Cycle, job: Job) -> object:
         if job.spec.job_id == "poison":
-            cycle._cache._candidates = None  # type: ignore[attr-defined]  # as if it were half made
+            cycle._cache._candidates = None  # type: ignore[assignment]  # as if it were half made
             raise ValueError("a defect")
         return as_it_was(cycle, job)
 
