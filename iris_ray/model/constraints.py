@@ -5,6 +5,7 @@ not ``1``. Ordering is defined among numbers and among strings (by code point); 
 an error, so that a constraint that can't be evaluated is reported instead of being false.
 """
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
