@@ -1,4 +1,4 @@
-from .actors.wire.status import JobStatus, TaskStatus
+from .actors.wire.status import JobStatus, TaskAttempt, TaskStatus
 from .client.client import IrisClient
 from .client.job_handle import JobHandle
 from .client.run_on_pod import (
@@ -42,6 +42,7 @@ __all__ = [
     "ResourceSpec",
     "TPUConfig",
     "TaskState",
+    "TaskAttempt",
     "TaskStatus",
     "TpuCancelled",
     "TpuFailed",

@@ -1,15 +1,19 @@
 """``iris-ray tasks``: the tasks of a job."""
 
+import time
+
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import TaskStatus
 from iris_ray.cli.address import cluster
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import address_option, json_option
 from iris_ray.cli.tables import print_table
+from iris_ray.cli.words import duration
 
-_HEADERS = ("TASK", "STATE", "ATTEMPT", "SLICE", "HOST", "ADDRESS", "ERROR")
+_HEADERS = ("TASK", "STATE", "ATTEMPT", "RAN", "EXIT", "SLICE", "HOST", "ADDRESS", "ERROR")
 
 
 @click.command()
@@ -17,7 +21,9 @@ _HEADERS = ("TASK", "STATE", "ATTEMPT", "SLICE", "HOST", "ADDRESS", "ERROR")
 @json_option
 @address_option
 def tasks(job: str, as_json: bool) -> None:
-    """The tasks of a job: their states and hosts.
+    """The tasks of a job: their states and hosts, for how long each ran, and its exit code.
+
+    With --json also the latest attempts of each task, when they began and ended, and how.
 
     \b
       iris-ray tasks train-1a2b3c4d
@@ -29,8 +35,11 @@ def tasks(job: str, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    rows = [
-        (t.task_index, t.state.value, t.attempt or "-", t.group or "-", t.host or "-", t.address or "-", t.error or "")
-        for t in found
-    ]
-    print_table(_HEADERS, rows, "no tasks")
+    print_table(_HEADERS, [_row(task) for task in found], "no tasks")
+
+
+def _row(task: TaskStatus) -> tuple[object, ...]:
+    ran = "-" if task.started_at is None else duration((task.ended_at or time.time()) - task.started_at)
+    code = "-" if task.exit_code is None else task.exit_code
+    where = task.group or "-", task.host or "-", task.address or "-"
+    return task.task_index, task.state.value, task.attempt or "-", ran, code, *where, task.error or ""

@@ -18,13 +18,57 @@ _S = TaskState
 
 @dataclass(slots=True)
 class Task:
-    """One process on one host, in its current attempt."""
+    """One process on one host, in its latest attempt.
+
+    Attributes:
+        task_id, index: which.
+        state: how it stands.
+        node_id: its host; None while it waits.
+        error: why its latest attempt ended.
+        started_at, ended_at: when its latest attempt was reported to run, and to have ended; None before that.
+        exit_code: of its process, if the attempt has ended and the code is known.
+    """
 
     task_id: str
     index: int
     state: TaskState = TaskState.PENDING
     node_id: str | None = None
     error: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    exit_code: int | None = None
+
+
+ATTEMPTS_KEPT = 5
+"""Earlier attempts of a gang that are remembered, the latest ones."""
+ATTEMPT_ERROR_CHARACTERS = 300
+"""Of the words about the end of an earlier attempt, so many are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastAttempt:
+    """An attempt of a gang that has ended, and after which the gang was to be tried again.
+
+    Attributes:
+        number: counts the gang's attempts from 1.
+        state: FAILED or WORKER_FAILED, as it was charged; KILLED if it was free of charge: it could not be started, or
+            has moved.
+        groups: names of the groups that it ran on.
+        started_at: when its first task was reported to run; None if none was.
+        ended_at: when its end was known.
+        cause: index of the task that ended first; None if none did.
+        exit_code: of that task's process, if it is known.
+        error: the first words about its end.
+    """
+
+    number: int
+    state: TaskState
+    groups: tuple[str, ...]
+    started_at: float | None
+    ended_at: float
+    cause: int | None
+    exit_code: int | None
+    error: str
 
 
 @dataclass(slots=True)
@@ -49,6 +93,7 @@ class Gang:
         notice: the notice that its current attempt has, or None.
         end_confirmed: whether no process of its current attempt is left, though the last report has not come yet.
         error: the first cause of the latest attempt's end, in words.
+        past: its earlier attempts, the latest at the end; at most `ATTEMPTS_KEPT`.
     """
 
     tasks: list[Task]
@@ -68,6 +113,7 @@ class Gang:
     notice: Notice | None = None
     end_confirmed: bool = False
     error: str | None = None
+    past: tuple[PastAttempt, ...] = ()
 
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
 

@@ -88,6 +88,8 @@ class TaskEnd:
         payload: the pickled result (RETURNED) or exception (RAISED; None if it can't be pickled).
         error: one line for people.
         traceback: the traceback as text (RAISED); otherwise empty.
+        exit_code: what the process's end means as an exit code: 0 for RETURNED, 1 for RAISED, 128 and its number for a
+            signal; None if it is not known.
     """
 
     kind: EndKind
@@ -95,6 +97,7 @@ class TaskEnd:
     payload: bytes | None = None
     error: str = ""
     traceback: str = ""
+    exit_code: int | None = None
 
 
 class ProviderState(Enum):

@@ -5,7 +5,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job, Task
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
-from iris_ray.state import retry_budget
+from iris_ray.state import attempt_history, retry_budget
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.change import Change
 from iris_ray.state.events import (
@@ -60,14 +60,14 @@ class AttemptEnds:
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             retry_budget.returns_after_failed_launch(gang, event.now)
-            self._requeue(job, gang, event.error)
+            self._requeue(job, gang, event.error, event.now)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
         """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
             retry_budget.returns_to_move(job, gang, change.now)
-            self._requeue(job, gang, event.reason)
+            self._requeue(job, gang, event.reason, change.now)
 
     def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
         """Mark a gang as succeeded: the caller has the results of an attempt that had been taken back."""
@@ -82,6 +82,7 @@ class AttemptEnds:
         for task in gang.tasks:
             for state in WAY_TO_SUCCESS[task.state]:
                 move(job, gang, task, state)
+            attempt_history.note_success(task, change.now)
         self._table.waits_no_more(job, gang)
         self._table.queue_changed(attempt.job_id)
         self._spares.look_at(job)
@@ -160,7 +161,15 @@ class AttemptEnds:
     # -- shared --------------------------------------------------------------------------------------------------
 
     def member_ended(
-        self, job: Job, gang: Gang, cause: Task, state: TaskState, error: str, change: Change, started: bool
+        self,
+        job: Job,
+        gang: Gang,
+        cause: Task,
+        state: TaskState,
+        error: str,
+        change: Change,
+        started: bool,
+        exit_code: int | None = None,
     ) -> None:
         """Charge one retry budget once for the end of a task, then requeue its whole gang or end it.
 
@@ -170,7 +179,9 @@ class AttemptEnds:
             error: the first cause, in words.
             change: collects the instructions.
             started: whether any task of the attempt ran.
+            exit_code: of the process of the task that ended, if it is known.
         """
+        cause.exit_code = exit_code
         self._table.gang_changed(job, gang)
         job.started = job.started or started
         if started:
@@ -181,13 +192,14 @@ class AttemptEnds:
         self._end_attempt(job, gang, error, change)
         if not exhausted:
             retry_budget.returns_after_end(job, gang, state, started, change.now)
-            self._requeue(job, gang, error)
+            self._requeue(job, gang, error, change.now, state, cause)
             return
         job.error = gang.error = error
         move(job, gang, cause, state, error)
-        for sibling in gang.tasks:
-            if sibling is not cause:
-                move(job, gang, sibling, TaskState.COSCHED_FAILED, f"{cause.task_id} ended the gang: {error}")
+        siblings = [task for task in gang.tasks if task is not cause]
+        because = f"{cause.task_id} ended the gang: {error}" if siblings else None
+        for sibling in siblings:
+            move(job, gang, sibling, TaskState.COSCHED_FAILED, because)
         if job.state.finished:
             self._end_other_gangs(job, gang, f"{cause.task_id} ended the job: {error}", change)
             change.instructions.finished.append(job.spec.job_id)
@@ -214,9 +226,25 @@ class AttemptEnds:
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
         if gang.placed:  # else all tasks have returned, and their results are lost
             change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
+        attempt_history.note_end(gang, change.now)
         self.mark_ending(job, gang)
 
-    def _requeue(self, job: Job, gang: Gang, error: str) -> None:
+    def _requeue(
+        self,
+        job: Job,
+        gang: Gang,
+        error: str,
+        now: float,
+        state: TaskState = TaskState.KILLED,
+        cause: Task | None = None,
+    ) -> None:
+        """Have a gang tried again.
+
+        Args:
+            job, gang, error, now: which gang, and why and when its attempt ended.
+            state, cause: how the attempt was charged, and the task that ended first.
+        """
+        attempt_history.set_aside(gang, state, error, now, cause)
         self.mark_ending(job, gang)
         job.error = gang.error = error
         self._spares.look_at(job)

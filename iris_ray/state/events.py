@@ -173,12 +173,19 @@ class TaskDispatchFailedEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskStateChangedEvent:
-    """One task of an attempt reports RUNNING, SUCCEEDED, FAILED or WORKER_FAILED."""
+    """One task of an attempt reports RUNNING, SUCCEEDED, FAILED or WORKER_FAILED.
+
+    Args:
+        attempt, task_index, new_state: which task of which attempt is in which state now.
+        error: why it failed, for people.
+        exit_code: of its process if it failed, or None if that is not known.
+    """
 
     attempt: AttemptId
     task_index: int
     new_state: TaskState
     error: Words | None = None
+    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.state import attempt_history
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
@@ -127,7 +128,9 @@ class Gangs:
                 if task.state is TaskState.SUCCEEDED and event.new_state is TaskState.FAILED:
                     raise IllegalTransitionError(f"{task.task_id}: SUCCEEDED → FAILED")
                 error = event.error or "unknown cause"
-                self._ends.member_ended(job, gang, task, event.new_state, error, change, started=True)
+                self._ends.member_ended(
+                    job, gang, task, event.new_state, error, change, started=True, exit_code=event.exit_code
+                )
             case TaskState.SUCCEEDED:
                 self._succeeded(job, gang, task, change)
             case TaskState.RUNNING:
@@ -138,6 +141,7 @@ class Gangs:
 
     def _runs(self, job: Job, gang: Gang, task: Task, change: Change) -> None:
         move(job, gang, task, TaskState.RUNNING)
+        task.started_at = change.now
         gang.dispatch_failures = 0
         self._has_started(job, gang, change)
         if job.spec.coscheduling and job.counts[TaskState.RUNNING] == len(gang.tasks):
@@ -151,6 +155,7 @@ class Gangs:
         if task.state is TaskState.ASSIGNED:  # the RUNNING report may be late or lost
             move(job, gang, task, TaskState.RUNNING)
         move(job, gang, task, TaskState.SUCCEEDED)
+        attempt_history.note_success(task, change.now)
         self._has_started(job, gang, change)
         if gang.succeeded in (
             1,

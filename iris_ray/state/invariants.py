@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Allocation, Gang, Job
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.jobs import ATTEMPTS_KEPT, Allocation, Gang, Job
+from iris_ray.model.lifecycle import ACTIVE, TaskState
 from iris_ray.model.workers import Worker
 from iris_ray.state.fleet import Fleet
 
@@ -69,6 +69,7 @@ def _check_counts(job: Job) -> None:
 
 def _check_gang(job: Job, gang: Gang, fleet: Fleet) -> None:
     who = job.spec.job_id
+    _check_history(gang, who)
     assert gang.pending == all(task.state is TaskState.PENDING for task in gang.tasks), f"{who}: gang is split"
     assert not (job.state.finished and (gang.pending or gang.placed)), f"{who} is over, a gang of it is not"
     assert gang.placed or not gang.end_confirmed, f"{who}: what its attempt held should be free"
@@ -100,3 +101,20 @@ def _check_worker(worker: Worker, jobs: Mapping[str, Job], allocations: Allocati
         gang = jobs[attempt.job_id].gangs[attempt.gang]
         over = gang.attempt != attempt.number or not gang.placed
         assert ((task_id, attempt) in worker.ending) == over, f"{worker.node_id}: is {task_id} over or not?"
+
+
+def _check_history(gang: Gang, who: str) -> None:
+    for task in gang.tasks:
+        if task.state in {TaskState.PENDING, *ACTIVE}:
+            assert (task.ended_at, task.exit_code) == (None, None), f"{task.task_id} has not ended"
+        if task.state in {TaskState.PENDING, TaskState.ASSIGNED}:
+            assert task.started_at is None, f"{task.task_id} has not started"
+        if task.state is TaskState.SUCCEEDED:
+            assert task.exit_code == 0, f"{task.task_id} has succeeded"
+        if task.started_at is not None and task.ended_at is not None:
+            assert task.started_at <= task.ended_at, f"{task.task_id} ended before it started"
+    numbers = [past.number for past in gang.past]
+    assert len(numbers) <= ATTEMPTS_KEPT, f"{who}: {len(numbers)} earlier attempts"
+    assert numbers == sorted(set(numbers)), f"{who}: earlier attempts {numbers}"
+    over = gang.attempt - 1 if gang.placed else gang.attempt
+    assert not numbers or numbers[-1] <= over, f"{who}: attempt {numbers[-1]} is not over"

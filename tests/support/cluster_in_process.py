@@ -11,7 +11,6 @@ import itertools
 import os
 import sys
 import time
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +19,6 @@ from unittest import mock
 
 import pytest
 import ray
-from ray import cloudpickle
 
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
@@ -29,6 +27,7 @@ from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LAB
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.log_files import AttemptLog, logs_directory
 from iris_ray.actors.host.log_writer import LogWriter
+from iris_ray.actors.host.result_pickling import exited, raised, returned
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
@@ -196,12 +195,10 @@ class Process:
             ray.kill(self.handle)
             await asyncio.Event().wait()
         except SystemExit as stop:
-            return TaskEnd(EndKind.EXITED, time.time(), error=f"the function called sys.exit({stop.code!r})")
+            return exited(stop)
         except Exception as error:
-            kind = EndKind.OUT_OF_MEMORY if isinstance(error, MemoryError) else EndKind.RAISED
-            summary = f"{type(error).__name__}: {error}"
-            return TaskEnd(kind, time.time(), cloudpickle.dumps(error), summary, traceback.format_exc())
-        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(result))
+            return raised(error)
+        return returned(result)
 
     def exit(self) -> None:
         self.kill("the task had returned")

@@ -1,8 +1,9 @@
 """How the Controller describes its jobs, tasks and hosts to people."""
 
-from iris_ray.actors.wire.status import JobStatus, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import JobStatus, TaskAttempt, TaskStatus, WorkerStatus
 from iris_ray.model.constraints import TAINT_PREFIX
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import Job, PastAttempt
+from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU_TOPOLOGY, Worker, string_attribute
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
@@ -33,19 +34,51 @@ def job_status(job: Job, state: ControllerState, waiting: PendingReason | None) 
 
 def task_status(job: Job, index: int, state: ControllerState) -> TaskStatus:
     gang, task = job.gang_of(index), job.task(index)
-    worker, number = state.workers.get(task.node_id or ""), index - gang.position
-    per_group = len(gang.tasks) // len(gang.groups) if gang.groups else 0
+    worker = state.workers.get(task.node_id or "")
+    group = _group(gang.groups, index - gang.position, len(gang.tasks)) if task.node_id else None
+    times = task.started_at, task.ended_at, task.exit_code
+    earlier = [past for past in gang.past if past.number < gang.attempt or not gang.succeeded]
+    attempts = [_past(past, job, index) for past in earlier]
+    if gang.attempt and not (earlier and earlier[-1].number == gang.attempt):
+        attempts.append(TaskAttempt(gang.attempt, task.state, group, *times, task.error))
     return TaskStatus(
         task_id=task.task_id,
         task_index=task.index,
         state=task.state,
         attempt=gang.attempt,
+        started_at=task.started_at,
+        ended_at=task.ended_at,
+        exit_code=task.exit_code,
+        failures=gang.failures,
+        preemptions=gang.preemptions,
+        attempts=tuple(attempts),
         node_id=task.node_id,
         address=worker.address if worker else None,
-        group=gang.groups[number // per_group] if task.node_id and per_group else None,
+        group=group,
         host=worker.name if worker else None,
         error=task.error,
     )
+
+
+def _past(past: PastAttempt, job: Job, index: int) -> TaskAttempt:
+    """An earlier attempt of a gang, as it was for one of its tasks."""
+    was_cause = past.cause == index
+    together = past.state if was_cause or past.state is TaskState.KILLED else TaskState.COSCHED_FAILED
+    number, size = (index, job.spec.replicas * len(past.groups)) if job.spec.coscheduling else (0, 1)
+    return TaskAttempt(
+        attempt=past.number,
+        state=together,
+        group=_group(past.groups, number, size),
+        started_at=past.started_at,
+        ended_at=past.ended_at,
+        exit_code=past.exit_code if was_cause else None,
+        error=past.error,
+    )
+
+
+def _group(groups: tuple[str, ...], number: int, tasks: int) -> str | None:
+    """The group that a task of a gang is on, by its number among so many tasks."""
+    return groups[number * len(groups) // tasks] if number < tasks and groups else None
 
 
 def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerStatus:

@@ -13,7 +13,7 @@ from iris_ray.model.outcomes import EndKind, TaskEnd
 def returned(result: object) -> TaskEnd:
     """Return the end of a task whose function returned this. A result that can't be pickled makes it an error."""
     try:
-        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(result))
+        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(result), exit_code=0)
     except Exception as error:
         message = f"the function returned a {type(result).__name__} that can't be pickled: {error}"
         return raised(ResultNotPicklableError(message))
@@ -22,8 +22,10 @@ def returned(result: object) -> TaskEnd:
 def exited(stop: SystemExit) -> TaskEnd:
     """Return the end of a task whose function called ``sys.exit``. Without a code or with 0, it counts as a return."""
     if stop.code in (None, 0):
-        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(None))
-    return TaskEnd(EndKind.EXITED, time.time(), error=f"the function called sys.exit({stop.code!r})")
+        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(None), exit_code=0)
+    code = stop.code if isinstance(stop.code, int) else 1  # as Python: anything else is printed, and the code is 1
+    error = f"the function called sys.exit({stop.code!r})"
+    return TaskEnd(EndKind.EXITED, time.time(), error=error, exit_code=code & 0xFF)
 
 
 def raised(error: BaseException) -> TaskEnd:
@@ -33,7 +35,7 @@ def raised(error: BaseException) -> TaskEnd:
     summary = "".join(traceback.format_exception_only(error)).strip()
     payload = _pickled(error) if isinstance(error, Exception) else None
     kind = EndKind.OUT_OF_MEMORY if isinstance(error, MemoryError) else EndKind.RAISED
-    return TaskEnd(kind, ended_at, payload, summary, text)
+    return TaskEnd(kind, ended_at, payload, summary, text, exit_code=1)
 
 
 def _pickled(error: Exception) -> bytes | None:

@@ -170,9 +170,9 @@ class TaskWatch:
     async def _learn_exit(self, at: float, had_started: bool, memory_was_short: bool) -> ProcessExit:
         """Ask the kernel how the process ended, unless we stopped it, and close its pidfd."""
         for _ in range(EXIT_STATUS_TRIES):
-            how = self._process.how_it_ended()
-            if how is not None or self._stopped_for is not None:
+            code = self._process.exit_code()
+            if code is not None or self._stopped_for is not None:
                 break
             await asyncio.sleep(EXIT_STATUS_POLL_S)
         self._process.close()
-        return ProcessExit(at, had_started, memory_was_short, how, self._stopped_for)
+        return ProcessExit(at, had_started, memory_was_short, code, self._stopped_for)

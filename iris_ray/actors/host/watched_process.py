@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 
-from iris_ray.actors.host.exit_status import how_it_ended
+from iris_ray.actors.host.exit_status import exit_code_of
 from iris_ray.actors.host.process_tree import runs_since
 
 
@@ -53,9 +53,9 @@ class WatchedProcess:
             if not self.ended:
                 signal.pidfd_send_signal(self._pidfd, number)
 
-    def how_it_ended(self) -> str | None:
-        """Return how the process ended, or None if the kernel can't tell, or can't tell yet."""
-        return how_it_ended(self._pidfd)
+    def exit_code(self) -> int | None:
+        """Return the process's exit code, or the negative number of a signal; None if the kernel can't tell (yet)."""
+        return exit_code_of(self._pidfd)
 
     def close(self) -> None:
         """Give back the file descriptor. Only after the process has ended, and only once."""

@@ -141,6 +141,11 @@ class Attempt:
         end = self._ends.get(key)
         return (end is not None and end.kind in DID_NOT_RUN) or (self._ended_at_once and key in self._lost_hosts)
 
+    def exit_code(self, key: TaskKey) -> int | None:
+        """The exit code of a task's process, if it is known."""
+        end = self._ends.get(key)
+        return None if end is None else end.exit_code
+
     def blamed_host(self, key: TaskKey) -> tuple[str, bool] | None:
         """The host that may be at fault for a task's end, and whether user code ran there; None if it can't be."""
         end = self._ends.get(key)

@@ -229,7 +229,8 @@ class GangRun:
             events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
-            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error))
+            exit_code = attempt.exit_code(verdict.cause)
+            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, exit_code))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
         if grows or attempt.never_started(verdict.cause):

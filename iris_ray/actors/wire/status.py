@@ -70,12 +70,39 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class TaskAttempt:
+    """One attempt of a task.
+
+    Attributes:
+        attempt: its number, from 1.
+        state: how it stands or ended. COSCHED_FAILED: another task of its gang ended first. KILLED: also an attempt
+            that could not be started, or has moved, and was free of charge.
+        group: the slice, or other group, that it ran on.
+        started_at, ended_at: when it, or an earlier attempt's gang, was reported to run and to have ended; seconds
+            since the epoch, None before that.
+        exit_code: of its process, 128 and its number for a signal; None if it is not known.
+        error: why it ended.
+    """
+
+    attempt: int
+    state: TaskState
+    group: str | None
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class TaskStatus:
     """How a task stands.
 
     Attributes:
         task_id, task_index: which.
         state, attempt: now, or when its job ended.
+        started_at, ended_at, exit_code: of that attempt, see `TaskAttempt`.
+        failures, preemptions: charged so far to the task, or to the gang that it is of.
+        attempts: the latest attempts, the present one at the end.
         node_id, address, group, host: where: Ray's node id, IP address, slice (or other group), and what people call
             the host; None while it waits.
         error: why its latest attempt ended.
@@ -85,6 +112,12 @@ class TaskStatus:
     task_index: int
     state: TaskState
     attempt: int
+    started_at: float | None
+    ended_at: float | None
+    exit_code: int | None
+    failures: int
+    preemptions: int
+    attempts: tuple[TaskAttempt, ...]
     node_id: str | None
     address: str | None
     group: str | None

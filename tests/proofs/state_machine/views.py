@@ -97,6 +97,8 @@ def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
             gang.running_since,
             gang.quick_ends,
             gang.groups_wanted,
+            gang.past,
+            [(task.started_at, task.ended_at, task.exit_code) for task in gang.tasks],
         )
         for job_id, job in state.jobs.items()
         for position, gang in enumerate(job.gangs)

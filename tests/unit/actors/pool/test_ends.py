@@ -8,7 +8,7 @@ import pytest
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.errors import TaskCrashedError
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import JobState, TaskState
 from tests.support.cluster_in_process import Crash, OutOfMemory, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
@@ -89,6 +89,38 @@ def test_results_of_the_other_tasks_come_back_if_the_job_survives_the_failure_of
         assert (first, last) == (0, 2)
         assert isinstance(error.cause, ZeroDivisionError)
         assert (await cluster.status("job")).state is JobState.SUCCEEDED
+
+    stage.play(story)
+
+
+EXIT_CODES: dict[str, tuple[Callable[[], BaseException], int]] = {
+    "sys.exit": (lambda: SystemExit(7), 7),
+    "sys.exit with words": (lambda: SystemExit("no data"), 1),
+    "exception": (lambda: ZeroDivisionError("division by zero"), 1),
+}
+
+
+@pytest.mark.parametrize("how", EXIT_CODES)
+def test_exit_codes_of_all_attempts_and_their_times_are_told(stage: Stage, how: str) -> None:
+    end, code = EXIT_CODES[how]
+
+    async def work(task: Task) -> None:
+        await asyncio.sleep(60.0)
+        if task.info.task_index == 1 and task.info.attempt == 1:
+            raise end()
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("job", (1,), work, max_retries_failure=1)
+        for task in await cluster.ask("list_tasks", "job"):
+            first, second = task.attempts
+            was_cause = task.task_index == 1
+            assert first.exit_code == (code if was_cause else None)
+            assert first.state is (TaskState.FAILED if was_cause else TaskState.COSCHED_FAILED)
+            assert (second.state, second.exit_code) == (TaskState.SUCCEEDED, 0)
+            assert (task.exit_code, task.failures, task.preemptions) == (0, 1, 0)
+            for attempt in task.attempts:
+                assert 59.0 < attempt.ended_at - attempt.started_at < 62.0
+            assert first.ended_at <= second.started_at
 
     stage.play(story)
 

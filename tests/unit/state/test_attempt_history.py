@@ -1,0 +1,127 @@
+"""When attempts of tasks began and ended, and how."""
+
+import dataclasses
+
+import pytest
+
+from iris_ray.actors.controller.status_views import task_status
+from iris_ray.actors.wire.status import TaskAttempt
+from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.state.events import GangMovedEvent, GangReturnedEvent, JobCancelledEvent, TaskStateChangedEvent
+from tests.support.worlds import World, attempt_id
+
+S = TaskState
+
+
+def attempts(world: World, job: Job, index: int = 0) -> list[TaskAttempt]:
+    return list(task_status(job, index, world.state).attempts)
+
+
+def run_for(world: World, job: Job, seconds: float) -> None:
+    """The gang is placed and runs for so long."""
+    world.schedule()
+    world.now += 1.0
+    for task in job.tasks:
+        world.report(job, S.RUNNING, task.index)
+    world.now += seconds
+
+
+def fail(world: World, job: Job, index: int, exit_code: int | None, error: str = "boom") -> None:
+    world.do(TaskStateChangedEvent(attempt_id(job, index), index, S.FAILED, error, exit_code))
+    world.confirm(job)
+
+
+def test_each_attempt_of_a_gang_is_told_for_each_of_its_tasks(world: World) -> None:
+    job = world.submit(max_retries_failure=3, max_retries_preemption=3)
+    run_for(world, job, 30.0)
+    fail(world, job, 1, exit_code=3)
+    run_for(world, job, 50.0)
+    world.lose("a-0")
+    world.confirm(job)
+    run_for(world, job, 20.0)
+    one, two, three = attempts(world, job, 1)
+    assert one == TaskAttempt(1, S.FAILED, "a", 101.0, 131.0, 3, "boom")
+    assert two == TaskAttempt(2, S.COSCHED_FAILED, "a", 132.0, 182.0, None, "the host died")
+    assert three == TaskAttempt(3, S.RUNNING, "b", 183.0, None, None, None)
+    assert [attempt.state for attempt in attempts(world, job, 0)] == [S.COSCHED_FAILED, S.WORKER_FAILED, S.RUNNING]
+    for index in (0, 1):
+        world.report(job, S.SUCCEEDED, index)
+    status = task_status(job, 0, world.state)
+    assert (status.started_at, status.ended_at, status.exit_code) == (183.0, 203.0, 0)
+    assert (status.failures, status.preemptions) == (1, 1)
+    assert len(status.attempts) == 3
+    world.check()
+
+
+def test_task_that_fails_for_good_keeps_its_exit_code_and_the_others_their_end(world: World) -> None:
+    job = world.submit(max_retries_failure=0)
+    run_for(world, job, 5.0)
+    fail(world, job, 1, exit_code=139)
+    assert [(task.ended_at, task.exit_code) for task in job.tasks] == [(106.0, None), (106.0, 139)]
+    (only,) = attempts(world, job, 1)
+    assert (only.state, only.exit_code) == (S.FAILED, 139)
+    world.check()
+
+
+def test_attempts_that_were_free_of_charge_are_told_too(world: World) -> None:
+    job = world.submit()
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    world.now += 10.0
+    run_for(world, job, 5.0)
+    world.do(GangMovedEvent(attempt_id(job), "it moves to more slices"))
+    assert [(a.state, a.started_at, a.error) for a in attempts(world, job)] == [
+        (S.KILLED, None, "no answer"),
+        (S.KILLED, 111.0, "it moves to more slices"),
+    ]
+    assert task_status(job, 0, world.state).started_at is None, "it waits"
+    world.check()
+
+
+def test_attempt_that_was_taken_back_and_has_returned_after_all_has_succeeded(world: World) -> None:
+    job = world.submit(max_retries_preemption=3)
+    run_for(world, job, 5.0)
+    world.lose("a-0")
+    world.do(GangReturnedEvent(attempt_id(job, 0, 1)))
+    assert [(a.attempt, a.state) for a in attempts(world, job)] == [(1, S.SUCCEEDED)]
+    assert task_status(job, 0, world.state).exit_code == 0
+    world.check()
+
+
+def test_cancelled_job_has_ended_when_it_was_cancelled(world: World) -> None:
+    running, waiting = world.submit(), world.submit("waits", slices=(3,))
+    run_for(world, running, 5.0)
+    for job in (running, waiting):
+        world.do(JobCancelledEvent(job.spec.job_id, "enough"))
+    assert {task.ended_at for task in running.tasks} == {106.0}
+    assert attempts(world, waiting) == [], "it never had one"
+    world.check()
+
+
+@pytest.mark.parametrize("coscheduled", [True, False])
+def test_only_the_latest_attempts_are_kept_and_the_beginning_of_their_errors(world: World, coscheduled: bool) -> None:
+    submit = world.submit if coscheduled else world.submit_tasks
+    job = submit(max_retries_failure=100)
+    for number in range(20):
+        run_for(world, job, 100.0)
+        fail(world, job, 0, exit_code=number, error="x" * 100_000)
+    past = job.gangs[0].past
+    assert [attempt.number for attempt in past] == list(range(21 - ATTEMPTS_KEPT, 21))
+    assert [attempt.exit_code for attempt in past] == list(range(20 - ATTEMPTS_KEPT, 20))
+    assert {len(attempt.error) for attempt in past} == {ATTEMPT_ERROR_CHARACTERS}
+    world.check()
+
+
+def test_history_outlives_the_controller(world: World) -> None:
+    from tests.unit.state.test_records import successor
+
+    job = world.submit(max_retries_failure=3)
+    run_for(world, job, 30.0)
+    fail(world, job, 1, exit_code=3)
+    run_for(world, job, 30.0)
+    new, _ = successor(world)
+    assert attempts(new, new.state.jobs["job"], 1) == attempts(world, job, 1)
+    assert [dataclasses.asdict(past)["number"] for past in new.state.jobs["job"].gang.past] == [1]
+    world.check()
