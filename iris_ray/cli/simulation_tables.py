@@ -1,50 +1,60 @@
 """Tables of what simulations show."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import click
 
 from iris_ray.cli.tables import print_table
 from iris_ray.cli.words import duration
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.simulation.report import Report, Waits
 
 USERS_SHOWN = 10
-
-
-def print_reports(reports: Mapping[str, Report]) -> None:
-    """Print the reports of several policies side by side."""
-    print_table(
-        ("POLICY", "JOBS", "WAITING", "HALF WAIT", "9 OF 10", "LONGEST", "ATTEMPTS", "PREEMPTED", "IN USE", "USEFUL",
-         "LOST", "STARTING", "SPARE"),
-        [_overview(policy, found) for policy, found in reports.items()],
-        "no policies",
-    )  # fmt: skip
-    click.echo(f"\nWaits by size, in {_unit(reports)}:")
-    print_table(
-        ("SIZE", "POLICY", *_WAITS),
-        [
-            (f"{size:g}", policy, *_waits(found.waits_by_size[size]))
-            for size in sorted({size for found in reports.values() for size in found.waits_by_size})
-            for policy, found in reports.items()
-            if size in found.waits_by_size
-        ],
-        "no jobs came",
-    )
-    users = _largest_users(reports)
-    click.echo(f"\nWaits and shares by user{_rest(reports, users)}:")
-    print_table(
-        ("USER", "POLICY", "SHARE", *_WAITS),
-        [
-            (user, policy, _percent(found.shares.get(user, 0.0)), *_waits(found.waits_by_user[user]))
-            for user in users
-            for policy, found in reports.items()
-            if user in found.waits_by_user
-        ],
-        "no jobs came",
-    )
-
-
+_OVERVIEW = (
+    "POLICY", "JOBS", "WAITING", "HALF WAIT", "9 OF 10", "LONGEST", "STARVED", "ATTEMPTS", "PREEMPTED", "IN USE",
+    "USEFUL", "LOST", "STARTING", "SPARE",
+)  # fmt: skip
 _WAITS = ("JOBS", "WAITING", "HALF WAIT", "9 OF 10", "99 OF 100", "LONGEST")
+
+Reports = Mapping[str, Report]
+"""By policy."""
+
+
+def print_reports(reports: Reports) -> None:
+    """Print the reports of several policies side by side."""
+    print_table(_OVERVIEW, [_overview(policy, found) for policy, found in reports.items()], "no policies")
+    bands = [band.name.lower() for band in PriorityBand]
+    _print_waits("Waits by priority band", "BAND", reports, lambda found: found.waits_by_band, bands)
+    sizes = sorted({size for found in reports.values() for size in found.waits_by_size})
+    _print_waits(f"Waits by size, in {_unit(reports)}", "SIZE", reports, lambda found: found.waits_by_size, sizes)
+    users = _largest_users(reports)
+    _print_waits(f"Waits by user{_rest(reports, users)}", "USER", reports, lambda found: found.waits_by_user, users)
+    click.echo("\nShares of what all users held:")
+    shares = [(user, *(_percent(found.shares.get(user, 0.0)) for found in reports.values())) for user in users]
+    print_table(("USER", *reports), shares, "no jobs came")
+
+
+def _print_waits(
+    title: str, label: str, reports: Reports, of: Callable[[Report], Mapping[Any, Waits]], keys: Iterable[Any]
+) -> None:
+    """Print how long the jobs of each group waited, under each policy.
+
+    Args:
+        title: of the table.
+        label: of the column with the groups.
+        reports: by policy.
+        of: returns the waits by group.
+        keys: the groups.
+    """
+    rows = [
+        (f"{key:g}" if isinstance(key, float) else key, policy, *_waits(of(found)[key]))
+        for key in keys
+        for policy, found in reports.items()
+        if key in of(found)
+    ]
+    click.echo(f"\n{title}:")
+    print_table((label, "POLICY", *_WAITS), rows, "no jobs came")
 
 
 def _overview(policy: str, found: Report) -> tuple[object, ...]:
@@ -56,6 +66,7 @@ def _overview(policy: str, found: Report) -> tuple[object, ...]:
         duration(waits.p50_s),
         duration(waits.p90_s),
         duration(waits.longest_s),
+        f"{found.starved:,}",
         f"{found.attempts:,}",
         f"{found.preempted:,}",
         *map(_percent, (use.utilisation, use.useful, use.lost, use.starting, use.spare)),
@@ -71,11 +82,11 @@ def _percent(part: float) -> str:
     return f"{100 * part:.1f} %"
 
 
-def _unit(reports: Mapping[str, Report]) -> str:
+def _unit(reports: Reports) -> str:
     return "chips" if any(found.resource == "TPU" for found in reports.values()) else "CPUs"
 
 
-def _largest_users(reports: Mapping[str, Report]) -> list[str]:
+def _largest_users(reports: Reports) -> list[str]:
     """Return the users who held most under any policy."""
     held: dict[str, float] = {}
     for found in reports.values():
@@ -84,6 +95,6 @@ def _largest_users(reports: Mapping[str, Report]) -> list[str]:
     return sorted(sorted(held, key=lambda user: (-held[user], user))[:USERS_SHOWN])
 
 
-def _rest(reports: Mapping[str, Report], shown: list[str]) -> str:
+def _rest(reports: Reports, shown: list[str]) -> str:
     users = {user for found in reports.values() for user in found.waits_by_user}
     return f"; the {len(shown)} who held most of {len(users)}" if len(users) > len(shown) else ""

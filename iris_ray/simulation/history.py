@@ -88,6 +88,7 @@ class History:
         capacity: what the live hosts had from then on, by Ray's resource names.
         plans: how many were made.
         events: how many the state has handled.
+        starved: how many jobs waited longer than the backfill bound, so that groups were kept for them.
     """
 
     jobs: dict[str, JobHistory] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class History:
     capacity: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
     plans: int = 0
     events: int = 0
+    starved: int = 0
     _live: dict[AttemptId, AttemptHistory] = field(default_factory=dict)
 
     def capacity_is(self, now: float, totals: Mapping[str, float]) -> None:

@@ -59,6 +59,7 @@ class Report:
         seconds: the time that it covers.
         resource: what is counted in `use`, `shares` and sizes: chips, or CPUs where there are none. Ray's name.
         waits: of all jobs.
+        waits_by_band: of the jobs of each priority band, by its name.
         waits_by_user: of each user's jobs.
         waits_by_size: of the jobs of each size.
         shares: the part of what all users held that each user held.
@@ -67,12 +68,14 @@ class Report:
         attempts: how many there were, without those of spares.
         preempted: how many of them lost hosts, or moved because they had a notice.
         failed_launches: how many attempts never started.
+        starved: how many jobs waited longer than the backfill bound, so that groups were kept for them.
         plans, events: how many there were.
     """
 
     seconds: float
     resource: str
     waits: Waits
+    waits_by_band: Mapping[str, Waits]
     waits_by_user: Mapping[str, Waits]
     waits_by_size: Mapping[float, Waits]
     shares: Mapping[str, float]
@@ -81,6 +84,7 @@ class Report:
     attempts: int
     preempted: int
     failed_launches: int
+    starved: int
     plans: int
     events: int
 
@@ -103,6 +107,7 @@ def report(history: History, until: float, since: float = 0.0) -> Report:
         seconds=until - since,
         resource=resource,
         waits=waits(jobs, until),
+        waits_by_band={band.name.lower(): waits(those, until) for band, those in _grouped(jobs, lambda job: job.band)},
         waits_by_user={user: waits(those, until) for user, those in _grouped(jobs, lambda job: job.user)},
         waits_by_size={size: waits(those, until) for size, those in _grouped(jobs, lambda job: job.size)},
         shares=shares(history, resource, since, until),
@@ -111,6 +116,7 @@ def report(history: History, until: float, since: float = 0.0) -> Report:
         attempts=len(own),
         preempted=sum(one.outcome in ("moved", "stopped") for one in own),
         failed_launches=sum(one.outcome == "no launch" for one in own),
+        starved=history.starved,
         plans=history.plans,
         events=history.events,
     )

@@ -136,6 +136,7 @@ class Simulation:
         self.history.plans += 1
         placements = self._planner.plan(self.now, self._instructions)
         self._require_no_defect()
+        self.history.starved = self._planner.counts["starved"]
         instructions, self._instructions = self._instructions, Instructions()
         self.state.unrecorded.clear()
         for placement in placements:

@@ -57,6 +57,7 @@ def test_json_has_everything(fleet: Path) -> None:
     assert (usual["policy"], spare["policy"]) == ("usual", "one spare")
     assert usual["waits"]["jobs"] == sum(waits["jobs"] for waits in usual["waits_by_user"].values())
     assert set(usual["waits_by_size"]) == {"8.0"}
+    assert set(usual["waits_by_band"]) == {"interactive"}
     assert sum(usual["use"].values()) == pytest.approx(1.0)
     assert spare["use"]["spare"] > 100 * usual["use"]["spare"]  # which has replacements for slices that are to go
     assert usual["decisions_per_s"] > 0
