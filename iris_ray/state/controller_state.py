@@ -252,6 +252,10 @@ class ControllerState:
         """Return the unfinished jobs of one owner."""
         return [job for job in self.jobs.values() if job.spec.owner == owner and not job.state.finished]
 
+    def owners(self) -> set[str]:
+        """Return the owners of all jobs that have not ended, or of which an attempt's end is still to be confirmed."""
+        return {job.spec.owner for job in self.jobs.values() if not job.over or self._allocations.of(job.spec.job_id)}
+
     def attempts_of(self, owner: str) -> list[AttemptId]:
         """Return one owner's attempts whose end is still to be confirmed."""
         return self._allocations.of_owner(self.jobs, owner)

@@ -262,6 +262,10 @@ class RayInProcess:
         self._named = {name: actor for name, actor in self._named.items() if actor is not handle}
         self._loop.call_soon_threadsafe(handle._die)
 
+    def current_actor(self) -> Handle | None:
+        """Return the actor whose task runs."""
+        return _actor.get()
+
     def get_actor(self, name: str, namespace: str | None = None) -> Handle:
         if name not in self._named or self._named[name]._is_dead:
             raise ValueError(f"there is no actor {name}")

@@ -13,7 +13,7 @@ the next epoch and does not acknowledge.
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
-``pool/<owner>``    the handle of a SlicePoolManager, and the incarnation of its process
+``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the incarnation of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
 ``unrestorable/…``  why a job could not be restored from its record; the next Controller moves it, too
 ``aside/<id>``      why a job broke the Controller, which ended with it; the next one ends the job
@@ -68,7 +68,9 @@ class Journal:
         self._store = ClusterStore()
         self.corrupt = CorruptRecords(self._store)
         self._taints: dict[str, dict[str, Taint]] = {}
+        self._last = 0  # the epoch of what was left behind
         self._pools: dict[str, bytes | None] = {}  # what is known of pools and was not collected yet
+        self._recorded_pools: set[str] = set()  # their keys
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
         self._unrecordable: dict[str, Exception] = {}
 
@@ -99,6 +101,7 @@ class Journal:
             jobs, gangs = self._store.items(f"job/{last}/"), self._store.items(f"gangs/{last}/")
             taints_then = self._store.items(f"taints/{last}")
             completed = self._last_complete()
+        self._last = last
         noted = self._store.items("unrestorable/")
         records = (self._record(job_id, values, noted) for job_id, values in _by_job(jobs, gangs).items())
         taints = self.corrupt.read("the taints", taints_then, lambda: _taints(taints_then.get(f"taints/{last}", b"{}")))
@@ -127,6 +130,7 @@ class Journal:
             if epoch < self.epoch:
                 self._store.delete_all(f"job/{epoch}/")
                 self._store.delete_all(f"gangs/{epoch}/")
+                self._store.delete_all(f"pool/{epoch}/")
         for kind, kept in (("taints/", 0), ("complete/", 0), ("epoch/", EPOCHS_KEPT)):
             for number in self._numbers(kind):
                 if number < self.epoch - kept:
@@ -135,8 +139,9 @@ class Journal:
     async def write(self, state: ControllerState) -> None:
         """Record everything that has changed since the last time, side by side; try until it is done.
 
-        One call at a time, so that no older record comes after a newer one. Pools come before their jobs, which a
-        successor would otherwise take for those of a pool that is gone. The gangs of large jobs come after these jobs.
+        One call at a time, so that no older record comes after a newer one. A new pool comes before its jobs, which a
+        successor would otherwise take for those of a pool that is gone. What becomes of a pool later comes after its
+        jobs: by then these know that what ran in its process is over. The gangs of large jobs come after these jobs.
 
         Raises:
             DeposedError: another Controller has begun, and may have read the journal before this was written.
@@ -145,8 +150,9 @@ class Journal:
         while self._pending:
             batch, self._pending = self._pending, {}
             try:
-                for step in _in_order(batch):
+                for step in self._in_order(batch):
                     await self._put(step)
+                    self._note_recorded_pools(step)
                 deposed = await self._store.has(f"epoch/{self.epoch + 1}")
             except Exception as error:
                 logger.warning("what has been decided can't be recorded; trying again: %s", error)
@@ -157,6 +163,22 @@ class Journal:
             if deposed:
                 raise DeposedError(f"Controller {self.epoch} was replaced; another one has taken over")
             return
+
+    def _in_order(self, batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
+        """Yield what is written first, then what is written after it, and so on."""
+        kinds = "new pool", "job", "gangs", "pool"
+        steps: dict[str, dict[str, bytes | None]] = {kind: {} for kind in kinds}
+        for key, value in batch.items():
+            kind = key.partition("/")[0]
+            if kind == "pool" and value is not None and key not in self._recorded_pools:
+                kind = "new pool"
+            steps[kind if kind in steps else "job"][key] = value
+        return filter(None, steps.values())
+
+    def _note_recorded_pools(self, step: Mapping[str, bytes | None]) -> None:
+        pools = {key: value for key, value in step.items() if key.startswith("pool/")}
+        self._recorded_pools.update(pools)
+        self._recorded_pools.difference_update(key for key, value in pools.items() if value is None)
 
     async def _put(self, values: Mapping[str, bytes | None]) -> None:
         """Side by side, `SIDE_BY_SIDE` at a time; raises what went wrong first, once these are through."""
@@ -232,18 +254,18 @@ class Journal:
         self._store.delete_all("unrestorable/")
 
     def pools(self) -> dict[str, tuple[ActorHandle, str]]:
-        """The pools that an earlier Controller knew, by owner, each with the incarnation of its process."""
-        found = {}
-        for key, value in self._store.items("pool/").items():
+        """The pools that the last Controller knew, by owner, each with the incarnation of its process."""
+        found, prefix = {}, f"pool/{self._last}/"
+        for key, value in self._store.items(prefix).items():
             try:
-                found[key.removeprefix("pool/")] = cloudpickle.loads(value)
+                found[key.removeprefix(prefix)] = cloudpickle.loads(value)
             except Exception:  # its Ray job is gone, and so is the pool
                 logger.exception("the handle of %s can't be read", key)
         return found
 
     def note_pool(self, owner: str, pool: tuple[ActorHandle, str] | None) -> None:
         """Have a pool recorded with the next writing, with the incarnation of its process; None: have it deleted."""
-        self._pools[f"pool/{owner}"] = None if pool is None else cloudpickle.dumps(pool)
+        self._pools[f"pool/{self.epoch}/{owner}"] = None if pool is None else cloudpickle.dumps(pool)
 
     def _last_complete(self) -> int:
         return max(self._numbers("complete/"), default=0)
@@ -251,15 +273,6 @@ class Journal:
     def _numbers(self, kind: str) -> list[int]:
         found = (key.removeprefix(kind) for key in self._store.keys(kind))
         return [int(number) for number in found if number.isdecimal()]  # anything else is not ours
-
-
-def _in_order(batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
-    """Yield what is written first, then what is written after it, and so on."""
-    steps: dict[str, dict[str, bytes | None]] = {"pool": {}, "job": {}, "gangs": {}}
-    for key, value in batch.items():
-        kind = key.partition("/")[0]
-        steps[kind if kind in steps else "job"][key] = value
-    return filter(None, steps.values())
 
 
 def _in_parts(chunks: list[int]) -> Iterator[list[int]]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
@@ -76,9 +76,8 @@ class PoolRegistry(Mapping[str, PoolStub]):
 
     async def come_back(self) -> dict[str, PoolView]:
         """Take up the pools that an earlier Controller knew; what those have that answer."""
-        found = self._journal.pools()
-        self._stubs = {owner: PoolStub(handle) for owner, (handle, _) in found.items()}
-        self._incarnations = {owner: incarnation for owner, (_, incarnation) in found.items()}
+        for owner, (handle, incarnation) in self._journal.pools().items():
+            self._note(owner, PoolStub(handle), incarnation)
         views = await asyncio.gather(*(self._view_of(owner, pool) for owner, pool in self.items()))
         return {owner: view for owner, view in zip(self, views, strict=True) if view is not None}
 
@@ -87,13 +86,24 @@ class PoolRegistry(Mapping[str, PoolStub]):
         for owner, pool in self.items():
             self._background.start(self._watch(owner, pool, owner in seen), f"watching pool {owner}")
 
+    async def end_unknown(self) -> None:
+        """End the jobs of pools that are gone, and free what is left of them.
+
+        Their records say so if the Controller before died in between, or if the handle of a pool can't be read.
+        """
+        unknown = {owner for owner in self._state.owners() if owner not in self}
+        events = [event for owner in unknown for event in ends_with_pool(self._state, owner)]
+        if events:
+            await _remove_reservations(unknown)
+            self._apply(events)
+
     async def process_is(self, owner: str, incarnation: str) -> None:
         """If the pool is another process than before, all that ran in the old one is over."""
         async with self._restarting[owner]:
             if self._incarnations.get(owner, incarnation) == incarnation:
                 return
             logger.warning("the process of pool %s died and was started anew", owner)
-            await _remove_reservations(owner)  # before anything new is reserved
+            await _remove_reservations({owner})  # before anything new is reserved
             if owner not in self:
                 return  # gone for good meanwhile
             self._note(owner, self[owner], incarnation)
@@ -117,13 +127,9 @@ class PoolRegistry(Mapping[str, PoolStub]):
             except RayError:
                 break
         del self._stubs[owner], self._incarnations[owner]
+        await _remove_reservations({owner})
+        self._apply(ends_with_pool(self._state, owner))
         self._journal.note_pool(owner, None)
-        await _remove_reservations(owner)
-        state = self._state
-        events: list[Event] = [JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in state.jobs_of(owner)]
-        events += map(AttemptEndConfirmedEvent, state.attempts_of(owner))
-        events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
-        self._apply(events)
 
     async def _look_at(self, owner: str, pool: PoolStub) -> bool:
         """Learn what a pool has that has not answered for a while; whether it does now."""
@@ -143,16 +149,24 @@ class PoolRegistry(Mapping[str, PoolStub]):
         return None if isinstance(view, Unreachable) else view
 
 
-async def _remove_reservations(owner: str) -> None:
+async def _remove_reservations(owners: Collection[str]) -> None:
     try:
-        await asyncio.to_thread(remove_reservations, owner)
+        await asyncio.to_thread(remove_reservations, owners)
     except Exception:
         logger.exception("removing the reservations of a pool that is gone failed")
 
 
-def remove_reservations(owner: str) -> None:
-    """Remove the placement groups that a vanished pool left behind. Their names say whose they are."""
-    prefix = reservations_of(owner)
+def remove_reservations(owners: Iterable[str]) -> None:
+    """Remove the placement groups that vanished pools left behind. Their names say whose they are."""
+    prefixes = tuple(map(reservations_of, owners))
     for group_id, group in placement_group_table().items():
-        if group["name"].startswith(prefix) and group["state"] != "REMOVED":
+        if group["name"].startswith(prefixes) and group["state"] != "REMOVED":
             remove_placement_group(placement_group_by_id(group_id))
+
+
+def ends_with_pool(state: ControllerState, owner: str) -> list[Event]:
+    """Return what the end of a pool means: its jobs are over, and nothing is left of their attempts and its slices."""
+    events: list[Event] = [JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in state.jobs_of(owner)]
+    events += map(AttemptEndConfirmedEvent, state.attempts_of(owner))
+    events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
+    return events

@@ -9,12 +9,12 @@ from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
-from iris_ray.actors.controller.pool_registry import POOL_GONE, PoolRegistry
+from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all, apply_safely
-from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, SliceHeldEvent, TimePassedEvent
+from iris_ray.state.events import JobRestoredEvent, SliceHeldEvent, TimePassedEvent
 from iris_ray.state.instructions import Instructions, ReclaimSlice
 from iris_ray.state.records import JobRecord
 
@@ -47,7 +47,7 @@ async def come_back(
     for owner, view in views.items():
         await pools.process_is(owner, view.incarnation)
     pools.watch(views)
-    _end_orphans(state, pools, instructions)
+    await pools.end_unknown()
     for job_id, why in journal.noted_aside().items():
         aside.end_again(job_id, why, instructions)
     dispatcher.carry_out(instructions)
@@ -67,13 +67,6 @@ def _restore(record: JobRecord, state: ControllerState, journal: Journal, instru
     except Exception as error:
         journal.note_unrestorable(record.job.spec.job_id, error)
         raise
-
-
-def _end_orphans(state: ControllerState, pools: PoolRegistry, instructions: Instructions) -> None:
-    """End the jobs whose pool is gone."""
-    orphans = [job for job in state.jobs.values() if job.spec.owner not in pools]
-    ends = (JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in orphans if not job.state.finished)
-    apply_all(state, ends, instructions)
 
 
 def _repeat_orders(

@@ -76,18 +76,24 @@ def test_pool_that_ends_while_the_store_fails_is_deleted(world: World, monkeypat
     journal = journal_on(store, monkeypatch)
     journal.note_pool("me", ("a handle", "ann"))
     asyncio.run(journal.write(world.state))
-    assert store.values == {"pool/me": None}
+    assert store.values == {"pool/0/me": None}
 
 
-def test_pool_is_put_down_before_its_jobs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_pool_is_put_down_before_its_jobs_and_what_becomes_of_it_after_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A successor takes a job whose pool it does not know for one whose process is gone."""
     store = FailingStore(1)
     journal = journal_on(store, monkeypatch)
-    world.submit()
-    journal.note_pool("me", None)
-    asyncio.run(journal.write(world.state))
-    tried_twice = ["begin pool/me", "begin pool/me", "end pool/me"]
-    assert store.calls == [*tried_twice, "begin job/0/job", "end job/0/job", "has epoch/1"]
+    for name, process in (("new", "first"), ("changed", "second"), ("gone", None)):
+        world.submit(name)
+        journal.note_pool("me", None if process is None else ("a handle", process))
+        asyncio.run(journal.write(world.state))
+        pool, job = "end pool/0/me", f"end job/0/{name}"
+        assert [call for call in store.calls if call.startswith("end")] == (
+            [pool, job] if name == "new" else [job, pool]
+        )
+        store.calls.clear()
     world.state.check()
 
 
