@@ -232,7 +232,7 @@ def test_wait_streams_what_the_tasks_print_and_the_log_stays(client: IrisClient,
         if info.attempt == 1 and info.task_index == 1:
             raise ValueError("once")
 
-    job = client.submit(speak, resources=ResourceSpec(replicas=2))
+    job = client.submit(speak, resources=ResourceSpec(replicas=2), max_retries_failure=1)
     assert job.wait(stream_logs=True).state is JobState.SUCCEEDED
     lines = terminal.lines
     for line in ("task-0| task 0 attempt 1", "task-1| task 1 attempt 1", "task-1| task 1 attempt 2"):

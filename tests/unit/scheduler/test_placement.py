@@ -266,8 +266,7 @@ def test_taint_is_tolerated_by_name_or_by_a_constraint_that_asks_for_it(world: W
     "changes",
     [
         {"tolerations": ("other",)},
-        {"tolerations": ("taint:spot",)},
-        {"tolerations": ("spo", "spott", "")},
+        {"tolerations": ("spo", "spott")},
         {"preferences": (Constraint("taint:spot", OP.EXISTS),)},
         {"constraints": (Constraint("taint:spot", OP.NOT_EXISTS),)},
         {"constraints": (Constraint("taint:spot", OP.NOT_EXISTS),), "tolerations": ("spot",)},
