@@ -1,18 +1,19 @@
 """What has changed in Ray's node table since the last reading, and what became of the hosts that are gone."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
 from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, NodeTable, failure, registration
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.state import ControllerState
-from iris_ray.state.events import Event, WorkerDrainedEvent
+from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent
 
 logger = logging.getLogger(__name__)
 
 GONE_HOSTS_KEPT = 10_000
+MISSING = "the host is missing in Ray's node table, which lists a node that died only until very many others have died"
 
 
 class NodeDiff:
@@ -26,18 +27,25 @@ class NodeDiff:
         self._state = state
         self._readings: dict[str, object] = {}  # node id → what was last read of it
         self._refused: set[str] = set()
+        self._missing: set[str] = set()  # live hosts that the last reading did not have
         self._gone: dict[str, str] = {}  # node id → how it was lost
         self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
         self._slices: dict[str, str] = {}  # node id → the slice that it is, or was, of
 
     def events_of(self, table: NodeTable) -> list[Event]:
-        """Return what has changed since the last reading."""
+        """Return what has changed since the last reading.
+
+        A host is lost if Ray says so, or if two readings in a row don't have it. A reading without any live node says
+        nothing of hosts that it does not have.
+        """
         events: list[Event] = []
         for node in table.nodes:
             node_id = node["NodeID"]
             if node_id not in self._slices and (name := node.get("Labels", {}).get(SLICE_NAME_LABEL)):
                 self._slices[node_id] = name
-            events += self._alive(node, table) if node["Alive"] else self._dead(node)
+            events += self._alive(node, table) if node["Alive"] else self._lost(failure(node))
+        if any(node["Alive"] for node in table.nodes):
+            events += self._vanished({node["NodeID"] for node in table.nodes})
         return events
 
     def note_drains(self, events: Iterable[Event]) -> None:
@@ -59,8 +67,14 @@ class NodeDiff:
         draining = worker.draining if worker else self._notices.get(node_id)
         return HostEvidence(self._gone.get(node_id), draining)
 
-    def _dead(self, node: Mapping[str, Any]) -> list[Event]:
-        node_id, died = node["NodeID"], failure(node)
+    def _vanished(self, listed: Set[str]) -> list[Event]:
+        """Return the loss of the hosts that are neither in this reading nor were in the one before."""
+        before, self._missing = self._missing, self._state.workers.keys() - listed
+        vanished = [WorkerFailedEvent(node_id, MISSING) for node_id in before & self._missing]
+        return [event for died in vanished for event in self._lost(died)]
+
+    def _lost(self, died: WorkerFailedEvent) -> list[Event]:
+        node_id = died.node_id
         worker = self._state.workers.get(node_id)
         if node_id not in self._gone:
             if worker is not None and worker.draining:
@@ -79,6 +93,7 @@ class NodeDiff:
         if self._readings.get(node_id) == reading:
             return []
         self._readings[node_id] = reading
+        self._gone.pop(node_id, None)
         chips = node.get("Resources", {}).get("TPU", 0.0)
         worker = registration(node, table, ours=chips if held else 0.0)
         if isinstance(worker, str):

@@ -1,0 +1,93 @@
+"""Which hosts are lost, by comparing readings of Ray's node table."""
+
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.controller.node_diff import NodeDiff
+from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.state import ControllerState
+from iris_ray.state.controller_state import apply_all
+from iris_ray.state.events import WorkerDrainedEvent, WorkerFailedEvent
+
+
+def node(node_id: str, alive: bool = True) -> dict[str, Any]:
+    return {
+        "NodeID": node_id,
+        "Alive": alive,
+        "NodeManagerAddress": "10.0.0.1",
+        "Resources": {"CPU": 4.0},
+    }
+
+
+class Looks:
+    """What the Controller sees in Ray's node table, look by look."""
+
+    def __init__(self) -> None:
+        self.state = ControllerState()
+        self.nodes = NodeDiff(self.state)
+
+    def look(self, *nodes: dict[str, Any]) -> list[str]:
+        """Return the reasons of the losses that it finds."""
+        events = self.nodes.events_of(NodeTable(nodes, {}, {}))
+        apply_all(self.state, events)
+        self.state.check()
+        return [event.reason for event in events if isinstance(event, WorkerFailedEvent)]
+
+    @property
+    def hosts(self) -> list[str]:
+        return sorted(self.state.workers)
+
+
+@pytest.fixture
+def looks() -> Looks:
+    looks = Looks()
+    looks.look(node("a"), node("b"))
+    assert looks.hosts == ["a", "b"]
+    return looks
+
+
+def test_host_that_two_readings_do_not_have_is_lost(looks: Looks) -> None:
+    """Ray forgets dead nodes when there are too many of them."""
+    assert looks.look(node("a")) == []
+    assert looks.hosts == ["a", "b"]
+    (reason,) = looks.look(node("a"))
+    assert "missing in Ray's node table" in reason
+    assert looks.hosts == ["a"]
+    assert looks.look(node("a")) == []
+    assert looks.nodes.evidence(["b"])["b"].lost == reason
+
+
+def test_host_that_one_reading_does_not_have_is_not_lost(looks: Looks) -> None:
+    for _ in range(3):
+        assert looks.look(node("a")) == []
+        assert looks.look(node("a"), node("b")) == []
+    assert looks.hosts == ["a", "b"]
+
+
+@pytest.mark.parametrize("empty", [(), (node("a", alive=False),)], ids=["no node", "no live node"])
+def test_reading_without_a_live_node_says_nothing_of_those_that_it_does_not_have(
+    looks: Looks, empty: tuple[dict[str, Any], ...]
+) -> None:
+    for _ in range(3):
+        looks.look(*empty)
+    assert "b" in looks.hosts
+    assert looks.look(node("c")) == []
+    assert looks.hosts[-2:] == ["b", "c"]
+
+
+def test_drained_host_that_is_missing_was_preempted(looks: Looks) -> None:
+    looks.state.handle_event(WorkerDrainedEvent("b", "spot"))
+    looks.look(node("a"))
+    (reason,) = looks.look(node("a"))
+    assert reason.endswith("; spot")
+    assert looks.nodes.evidence(["b"])["b"].draining == "spot"
+
+
+def test_missing_host_that_is_there_again_is_a_host_again(looks: Looks) -> None:
+    for _ in range(2):
+        looks.look(node("a"))
+    assert looks.hosts == ["a"]
+    looks.look(node("a"), node("b"))
+    assert looks.hosts == ["a", "b"]
+    assert looks.nodes.evidence(["b"])["b"].lost is None
