@@ -124,7 +124,7 @@ def clusters() -> Iterator["Clusters"]:
 
     running = Clusters()
     yield running
-    running.end()
+    running.give_back_and_end()
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def persistent_cluster(clusters: "Clusters") -> Iterator["SimulatedCluster"]:
 @pytest.fixture
 def no_shared_cluster(clusters: "Clusters") -> None:
     """Room for a cluster of the test's own: there can be one in a process."""
-    clusters.end()
+    clusters.give_back_and_end()
 
 
 def three_slices(persistent: bool = False) -> "Shape":
@@ -154,14 +154,13 @@ def three_slices(persistent: bool = False) -> "Shape":
 
 
 def shared(clusters: "Clusters", shape: "Shape") -> Iterator["SimulatedCluster"]:
-    """A cluster of that shape for one module, on which nothing runs and nothing is warm, before and after."""
+    """A cluster of that shape for one module, on which nothing runs before and after. Its slices may be warm."""
     world = clusters.of(shape)
     yield world.cluster
     if not clusters.run(world):
         return
     try:
         world.check()
-        world.give_everything_back()
     except Exception:
         clusters.end()
         raise

@@ -313,6 +313,7 @@ def test_controller_start_and_status(cluster: SimulatedCluster, running: Job) ->
     assert (status["jobs"]["running"], status["slices"], status["hosts"]) == (1, {"busy": 1, "free": 2}, 7)
 
 
+@pytest.mark.proof
 def test_controller_stop_ends_one_that_does_not_answer(cluster: SimulatedCluster, running: Job) -> None:
     pid = controller_pid()
     os.kill(pid, signal.SIGSTOP)

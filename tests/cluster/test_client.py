@@ -114,6 +114,7 @@ def test_tasks_without_tpu_run_off_the_slices_with_their_environment(
     assert job.job_id.startswith("paint-")
 
 
+@pytest.mark.proof
 def test_more_tasks_than_places_run_one_after_another(client: IrisClient, cluster: SimulatedCluster) -> None:
     """Three tasks, two slices of that type: the third gets a slice that is free again."""
     slices = {cluster.add_slice("v4-8") for _ in range(2)}

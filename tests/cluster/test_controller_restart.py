@@ -50,6 +50,7 @@ def test_waiting_job_keeps_its_place_while_the_controller_restarts(trace: Trace,
     assert len(later.starts()) == 2
 
 
+@pytest.mark.proof
 def test_restarted_controller_remembers_the_retries_that_are_used_up(trace: Trace) -> None:
     """A restarted controller forgot all budgets (defect 9)."""
 

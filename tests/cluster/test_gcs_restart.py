@@ -52,6 +52,7 @@ def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(
     assert len(trace.starts()) == 2
 
 
+@pytest.mark.proof
 def test_controller_that_dies_while_no_gcs_is_there_comes_back_with_it(
     persistent_cluster: SimulatedCluster, trace: Trace
 ) -> None:

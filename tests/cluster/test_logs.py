@@ -105,6 +105,7 @@ def test_every_attempt_can_be_read_whatever_ended_it_and_with_all_of_its_job_gon
             fetch(*wrong)
 
 
+@pytest.mark.proof
 def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(trace: Trace) -> None:
     def says(facts: dict[str, Any]) -> None:
         print("I am", facts["index"])
@@ -168,6 +169,7 @@ def test_binary_output_comes_back_as_it_was() -> None:
     assert isinstance(log.text, str)
 
 
+@pytest.mark.proof
 def test_task_that_prints_gigabytes_goes_on_and_neither_disk_nor_driver_is_flooded(cluster: SimulatedCluster) -> None:
     script = """
         import sys
@@ -312,6 +314,7 @@ def test_command_prints_follows_through_attempts_and_names_what_is_there(
     assert "did you mean" in iris(cluster, "logs", "-f", job[:-1], code=USAGE).stderr
 
 
+@pytest.mark.proof
 def test_of_a_job_that_failed_the_task_that_failed_is_shown(cluster: SimulatedCluster) -> None:
     def dies(attempt: int) -> None:
         import os

@@ -103,6 +103,7 @@ def test_frozen_host_is_noticed_and_replaced(cluster: SimulatedCluster, trace: T
     assert job_view(first[0]["job"]).preemptions == 1
 
 
+@pytest.mark.proof
 def test_exception_after_an_announced_preemption_costs_no_failure(cluster: SimulatedCluster, trace: Trace) -> None:
     """Even if the user's code raises because of it, before the host is gone."""
     ref = run_on_pod_ray.remote(trace.gang_that_raises_when_told(), "v4-16", max_retries_failure=0)
@@ -129,6 +130,7 @@ def test_preempted_too_many_times_is_a_runtime_error_that_says_so(cluster: Simul
     assert isinstance(error.cause, PreemptedTooManyTimesError)
 
 
+@pytest.mark.proof
 def test_job_waits_for_a_slice_that_comes_later(cluster: SimulatedCluster, trace: Trace) -> None:
     trace.finish()
     first = cluster.add_slice("v4-8")

@@ -77,6 +77,7 @@ def test_gang_that_is_told_saves_moves_at_once_and_repeats_no_step(cluster: Simu
     preemption.cancel()
 
 
+@pytest.mark.proof
 def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_on(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
@@ -241,6 +242,7 @@ def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: Simulat
     assert (view.failures, view.preemptions) == (0, 1), "to grow is free"
 
 
+@pytest.mark.proof
 def test_handler_that_saves_and_exits_is_neither_a_success_nor_a_failure(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:

@@ -87,6 +87,7 @@ def test_multislice_tasks_agree_on_a_coordinator_at_the_real_address_of_slice_0_
         assert result["coordinator"] == results[0]["coordinator"] != f"{address}:{port}"
 
 
+@pytest.mark.proof
 def test_single_slice_has_no_megascale_variable_even_if_the_user_sets_one(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
@@ -194,6 +195,7 @@ def test_environment_of_one_job_does_not_reach_the_next(cluster: SimulatedCluste
     assert run_on_pod(tea, "v4-16") == [None, None]
 
 
+@pytest.mark.proof
 def test_working_dir_of_a_remote_function_is_honoured(cluster: SimulatedCluster, tmp_path: Any) -> None:
     (tmp_path / "kitchen").mkdir()
     (tmp_path / "kitchen" / "recipe.txt").write_text("boil water")
@@ -385,6 +387,7 @@ def test_jobs_without_keep_warm_take_turns_on_the_same_slices(cluster: Simulated
     assert [len(results) for results in ray.get(refs)] == [4, 4]
 
 
+@pytest.mark.proof
 def test_standby_that_died_while_it_waited_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()
     wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
@@ -402,6 +405,7 @@ def test_module_that_can_not_be_preloaded_is_a_typed_error(cluster: SimulatedClu
         run_on_pod(index, "v4-16", preload=["no_such_module"], max_retries_failure=0)
 
 
+@pytest.mark.proof
 def test_keep_warm_zero_has_given_everything_back_when_the_call_returns(cluster: SimulatedCluster) -> None:
     release()
     wait_until(lambda: free_chips() == CHIPS, 15)

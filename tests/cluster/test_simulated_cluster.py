@@ -115,6 +115,7 @@ def test_host_environment_is_its_own(cluster: SimulatedCluster) -> None:
     assert len({look["env"]["IRIS_RAY_HOST_DIR"] for look in seen}) == 2
 
 
+@pytest.mark.proof
 def test_runtime_env_reaches_workers_on_host_and_head(cluster: SimulatedCluster) -> None:
     name = cluster.slice_names[0]
     read = ray.remote(num_cpus=0, runtime_env={"env_vars": {"COLOUR": "green"}})(lambda: os.environ["COLOUR"])

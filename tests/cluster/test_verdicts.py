@@ -48,7 +48,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize(
-    "how", ["SIGKILL", "out of memory", "hang", *in_proofs("exception", "exit code", "sys.exit", "SIGSEGV", "abort")]
+    "how", ["SIGKILL", *in_proofs("out of memory", "hang", "exception", "exit code", "sys.exit", "SIGSEGV", "abort")]
 )
 def test_end_that_is_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
     end, kind, words = ENDS[how]
@@ -90,9 +90,8 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
 @pytest.mark.parametrize(
     ("kind", "worker_id", "num_slices", "has_standby"),
     [
-        ("SliceActor", 0, 2, True),
         ("TPUHostActor", 1, 1, False),
-        *in_proofs(("TPUHostActor", 0, 2, True)),
+        *in_proofs(("SliceActor", 0, 2, True), ("TPUHostActor", 0, 2, True)),
     ],
 )
 def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
@@ -215,6 +214,7 @@ def test_task_process_that_is_killed_from_outside_is_a_crash(trace: Trace) -> No
     assert (view.failures, view.preemptions) == (1, 0)
 
 
+@pytest.mark.proof
 def test_forked_child_of_a_task_that_crashed_neither_hides_the_crash_nor_outlives_it(trace: Trace) -> None:
     """It has copies of all the connections that Ray's other processes watch."""
     directory = trace.directory

@@ -48,6 +48,7 @@ def test_workspace_of_a_client_is_where_its_tasks_work(cluster: SimulatedCluster
     assert done.stdout == "['blue']\n['blue', 'blue']\n", done.stderr
 
 
+@pytest.mark.proof
 def test_workspace_over_rays_limit_is_refused_with_the_limit_and_what_to_do(
     cluster: SimulatedCluster, workspace: Path
 ) -> None:
@@ -92,6 +93,7 @@ def run(cluster: SimulatedCluster, workspace: Path, **variables: str) -> Done:
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd="/", env=variables)
 
 
+@pytest.mark.proof
 def test_local_client_has_a_simulated_cluster_of_its_own_and_ends_it(cluster: SimulatedCluster) -> None:
     body = """
         import ray

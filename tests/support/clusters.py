@@ -44,9 +44,9 @@ class Clusters:
         self._end = ExitStack()
 
     def of(self, shape: Shape) -> "World":
-        """Return a cluster of that shape on which nothing runs; another one that runs is ended."""
+        """Return a cluster of that shape on which no job runs; another one that runs is ended."""
         if self._world is None or self._shape != shape:
-            self.end()
+            self.give_back_and_end()
             self._world, self._shape = World(self._end.enter_context(shape.start()), shape.slices), shape
         return self._world
 
@@ -64,6 +64,14 @@ class Clusters:
         """End the cluster that runs, if there is one."""
         self._world = None
         self._end.close()
+
+    def give_back_and_end(self) -> None:
+        """End the cluster that runs. Raise AssertionError if it can't be made as free as it was at its start."""
+        try:
+            if self._world is not None:
+                self._world.give_everything_back()
+        finally:
+            self.end()
 
 
 class World:
