@@ -11,11 +11,11 @@ TWO_PROCESSES := -n 2 --no-loadscope-reorder
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
 
-test: $(READY)  ## every test, real Ray clusters included; ten to fifteen minutes on two cores
+test: $(READY)  ## every test, real Ray clusters included; about ten minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; about half an hour
-	$(BIN)/python -m pytest --profile=proofs $(ARGS)
+proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; about twenty minutes
+	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute
 
