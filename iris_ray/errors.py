@@ -24,6 +24,7 @@
     ├── ResultsLostError (RuntimeError)      it succeeded, but the process that had its results died
     ├── JobCancelledError (RuntimeError)
     ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
+    │   └── LaunchesFailedError              its tasks could not be started, again and again
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
     ├── CorruptRecordError (RuntimeError)    a job record that no version can read
     ├── VersionMismatchError (RuntimeError)  the Controller is of another version, which speaks differently
@@ -124,7 +125,11 @@ class JobCancelledError(IrisError, RuntimeError):
 
 
 class JobUnschedulableError(IrisError, RuntimeError):
-    """The job was given up before it ever ran: out of time, or its constraints can't be evaluated."""
+    """The job was given up because it could not be started: out of time, or its constraints can't be evaluated."""
+
+
+class LaunchesFailedError(JobUnschedulableError):
+    """The job was given up because launches of it failed many times in a row; the message has the last reason."""
 
 
 class UnknownRecordError(IrisError, RuntimeError):

@@ -62,6 +62,7 @@ def run_on_pod(
         TaskSetupError: the runtime environment or a module of ``preload`` can't be had on the hosts.
         TaskCrashedError: a task process died without an exception, more often than allowed.
         JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
+        LaunchesFailedError: ten launches in a row failed; a JobUnschedulableError.
         PreemptedTooManyTimesError: a RuntimeError.
 
     Example::

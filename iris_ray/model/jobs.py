@@ -159,6 +159,8 @@ class Job:
         spares_made: how many spares have been made for it; numbers their ids.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
         over: the state in which it has ended, or None.
+        avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.avoided_hosts`.
+        avoided_until: when it tries these hosts again; seconds on the caller's clock.
         error: why its latest attempt, or the job, ended, in words.
     """
 
@@ -176,6 +178,8 @@ class Job:
     spares_made: int = 0
     started: bool = False
     over: JobState | None = None
+    avoided: tuple[str, ...] = ()
+    avoided_until: float = 0.0
     error: str | None = None
 
     @property

@@ -1,7 +1,7 @@
 """What is available to one requirement while a plan is made: the groups with room for its tasks."""
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Set
 from itertools import islice
 
 from iris_ray.model.requirement import Requirement
@@ -35,10 +35,26 @@ class Availability:
         self._remaining = remaining
         self._now = now
         self._evaluations: dict[str, Evaluation] = {}  # of a few groups
+        self._suitable: dict[tuple[int, bool], int] = {}  # (bucket, later) → how many; no plan changes it
+        self._avoided: Collection[str] = ()  # node ids
+        self._impaired: Set[str] = frozenset()  # names of their groups
+
+    def without(self, avoided: Iterable[Worker]) -> "Availability":
+        """Return what is available to a job that avoids some workers."""
+        others = Availability(self.requirement, self._remaining, self._now)
+        others._suitable = self._suitable
+        others._avoided = {worker.node_id for worker in avoided}
+        others._impaired = {name for worker in avoided if (name := self.candidates.grouping.name_of(worker))}
+        return others
 
     def catch_up(self) -> None:
         """Account for what the plan has given away since the last call."""
         self._remaining.catch_up()
+
+    @property
+    def impaired(self) -> tuple[str, ...]:
+        """Names of the groups with workers that are avoided, sorted."""
+        return tuple(sorted(self._impaired))
 
     @property
     def candidates(self) -> Candidates:
@@ -54,12 +70,17 @@ class Availability:
             bucket: where to look.
             later: whether to count groups, too, that something is wrong with which passes by itself.
         """
-        return self.candidates.suitable.count(bucket, self._needs, later)
+        count = self._suitable.get((bucket, later))
+        if count is None:
+            count = self._suitable[bucket, later] = self.candidates.suitable.count(bucket, self._needs, later)
+        evaluations, suits = self.candidates.evaluations, self.candidates.suitable.suits
+        here = [name for name in self._impaired if evaluations[name].bucket == bucket]
+        return count - sum(suits(name, self._needs, later) and not self.suits(name, later) for name in here)
 
     def free(self, bucket: int) -> int:
         """Return how many groups are free."""
         groups = self._groups(bucket)
-        unequal = [name for name in groups.mixed if fits(groups.rooms[name], self._needs)]
+        unequal = [name for name in self._unequal(groups) if fits(groups.rooms[name], self._needs)]
         return groups.count(self._needs) - sum(self._rank(name) is None for name in unequal)
 
     def free_soon(self, bucket: int) -> int:
@@ -96,7 +117,8 @@ class Availability:
 
     def with_room(self, name: str) -> Iterator[Worker]:
         """Iterate over the workers of a group with idle hosts that have room for a task."""
-        return (worker for worker, room in self._remaining.idle(name) if fits(room, self._needs))
+        there = (worker for worker, room in self._remaining.idle(name) if fits(room, self._needs))
+        return there if name not in self._impaired else (w for w in there if w.node_id not in self._avoided)
 
     def group(self, name: str) -> Group:
         """Return a candidate's group by its name."""
@@ -132,13 +154,20 @@ class Availability:
         if self.is_free(name):
             return False
         plan, found, has_room = self._remaining.plan, self.candidates.evaluations[name], self.requirement.has_room
-        not_kept = (worker for worker in found.eligible if worker.node_id not in plan.kept)
+        no_use = plan.kept.keys() | self._avoided if self._avoided else plan.kept
+        not_kept = (worker for worker in found.eligible if worker.node_id not in no_use)
         soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=True) for worker in not_kept)
         return soon >= self.tasks(name)
 
-    def suits(self, name: str) -> bool:
-        """Return whether a group would be free if no task used it."""
-        return self.candidates.suitable.suits(name, self._needs)
+    def suits(self, name: str, later: bool = False) -> bool:
+        """Return whether a group would be free if no task used it, or also if what passes by itself had passed."""
+        if not self.candidates.suitable.suits(name, self._needs, later):
+            return False
+        if name not in self._impaired:
+            return True
+        found = self.candidates.evaluations[name]
+        others = (w for w in (found.later if later else found.eligible) if w.node_id not in self._avoided)
+        return sum(fits(worker.resources, self._needs) for worker in others) >= self.tasks(name)
 
     def evaluation(self, name: str) -> Evaluation:
         """Return what a group was to the requirement before the plan, with the reason in words."""
@@ -178,17 +207,22 @@ class Availability:
     def _groups(self, bucket: int) -> RankedGroups:
         return self.candidates.free.get(bucket, NO_GROUPS)
 
+    def _unequal(self, groups: RankedGroups) -> Set[str]:
+        """Return the names of groups of which the members that can be used must be counted."""
+        return groups.mixed | (self._impaired & groups.rooms.keys()) if self._impaired else groups.mixed
+
     def _free(self, bucket: int) -> Iterator[Rank]:
         groups = self._groups(bucket)
-        if not groups.mixed:
+        unequal = self._unequal(groups)
+        if not unequal:
             return groups.fitting(self._needs)
-        equal = (rank for rank in groups.fitting(self._needs) if rank[-1] not in groups.mixed)
-        return heapq.merge(equal, sorted(filter(None, map(self._rank, groups.mixed))))
+        equal = (rank for rank in groups.fitting(self._needs) if rank[-1] not in unequal)
+        return heapq.merge(equal, sorted(filter(None, map(self._rank, unequal))))
 
     def _not_free(self, bucket: int) -> Iterator[Rank]:
         groups = self._groups(bucket)
         yield from groups.not_fitting(self._needs)
-        for name in groups.mixed:
+        for name in self._unequal(groups):
             rank = self._remaining.rank(name)
             if rank is not None and fits(groups.rooms[name], self._needs) and self._rank(name) is None:
                 yield rank
@@ -213,7 +247,7 @@ class Availability:
 
     def _distance(self, name: str) -> Distance:
         found, taken = self.candidates.evaluations[name], self._remaining.plan.taken
-        large = [worker for worker in found.eligible if fits(worker.resources, self._needs)]
+        large = [w for w in found.eligible if fits(w.resources, self._needs) and w.node_id not in self._avoided]
         lacks = [self.requirement.shortfall(worker, taken.get(worker.node_id)) for worker in large]
         full = [lack for lack in lacks if lack > 0]
         return self.tasks(name) - len(large) + len(full), sum(full), name

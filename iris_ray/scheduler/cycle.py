@@ -11,10 +11,11 @@ from iris_ray.scheduler.explanation import Explainer, Unplaced, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_groups import keep_groups
-from iris_ray.scheduler.placement import assign, choose, num_groups
+from iris_ray.scheduler.placement import assign, buckets_for, choose, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
 from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.state.avoided_hosts import avoided_by
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
 
@@ -39,6 +40,7 @@ class Cycle:
         self._explainer = Explainer(fleet, self._plan)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
+        self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[Requirement, Remaining] = {}  # by shape
         self._unplaced: list[Unplaced] = []
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
@@ -79,7 +81,7 @@ class Cycle:
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
-        available, wanted = self._available_to(job.requirement), num_groups(job)
+        available, wanted = self._available_to(job), num_groups(job)
         free = available.failed_placements.get(wanted)
         if free is None:
             names, free = choose(job, available, self._fleet.held_by(job.spec.owner))
@@ -98,15 +100,16 @@ class Cycle:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
             return
         kept = self._keep(job, gang, available)
-        self._unplaced.append(Unplaced(job, available, free, len(available.unplaced), kept))
-        available.unplaced.append(job_id)
+        to_all = self._available_to_all(job.requirement)
+        avoided = available.impaired if available is not to_all else ()
+        self._unplaced.append(Unplaced(job, to_all, free, len(to_all.unplaced), kept, avoided))
+        to_all.unplaced.append(job_id)
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
-        # Nothing is kept for a paused task that is a gang by itself: it would be in the way of its job's other tasks.
+        """Leave a gang out that pauses. Nothing is kept for it: others may use meanwhile what it needs."""
         reasons, job_id = self._result.pending_reasons, job.spec.job_id
         if job_id not in reasons:
-            kept = self._keep(job, gang, self._available_to(job.requirement)) if job.spec.coscheduling else ()
-            reasons[job_id] = paused(job, pause_s, gang.error, kept)
+            reasons[job_id] = paused(job, pause_s, gang.error)
 
     def _keep(self, job: Job, gang: Gang, available: Availability) -> tuple[str, ...]:
         names = keep_groups(job, gang, available, self._fleet, self._deadlines, self._plan)
@@ -114,7 +117,21 @@ class Cycle:
             self._result.starving.append(job.spec.job_id)
         return names
 
-    def _available_to(self, requirement: Requirement) -> Availability:
+    def _available_to(self, job: Job) -> Availability:
+        """Return what is available to a job. Hosts that it avoids count only if it can't do without them."""
+        available = self._available_to_all(job.requirement)
+        avoided = avoided_by(job, self._deadlines.now)
+        if not avoided:
+            return available
+        key = job.requirement, avoided
+        if key not in self._elsewhere:
+            workers = (self._fleet.workers.get(node_id) for node_id in avoided)
+            self._elsewhere[key] = available.without([worker for worker in workers if worker is not None])
+        elsewhere = self._elsewhere[key]
+        enough = sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]
+        return elsewhere if enough else available
+
+    def _available_to_all(self, requirement: Requirement) -> Availability:
         available = self._available.get(requirement)
         if available is None:
             remaining = self._remaining_of(requirement.shape)

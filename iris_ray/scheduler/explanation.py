@@ -29,6 +29,7 @@ class Unplaced:
         free: how many groups were free at its turn.
         ahead: how many jobs with the same requirement came before it and found too few.
         kept: names of the groups that are kept for it.
+        avoided: names of the groups that it avoids, wholly or in part, because launches have failed there.
     """
 
     job: Job
@@ -36,6 +37,7 @@ class Unplaced:
     free: int
     ahead: int
     kept: tuple[str, ...]
+    avoided: tuple[str, ...] = ()
 
 
 class Explainer:
@@ -66,6 +68,7 @@ class Explainer:
             unplaced.ahead,
             available.unplaced[0] if unplaced.ahead else None,
             unplaced.kept,
+            tuple(self._display_name(name, job.requirement) for name in unplaced.avoided),
         )
 
     def _count(self, job: Job, available: Availability) -> int:
@@ -109,10 +112,10 @@ class Explainer:
         return f"{worker.slice_name} {worker.name}" if worker.slice_name else f"host {worker.address}"
 
 
-def paused(job: Job, pause_s: float, cause: str | None, kept: tuple[str, ...]) -> PendingReason:
+def paused(job: Job, pause_s: float, cause: str | None) -> PendingReason:
     """Return why the job waits if it is not tried for some seconds after a failed launch."""
     pause = pause_s, cause or "unknown cause"
-    return PendingReason(job.spec.job_id, PendingKind.PAUSED, job.requirement, num_groups(job), kept=kept, pause=pause)
+    return PendingReason(job.spec.job_id, PendingKind.PAUSED, job.requirement, num_groups(job), pause=pause)
 
 
 def _name_of(what: int | str, requirement: Requirement) -> str:

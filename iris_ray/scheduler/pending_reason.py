@@ -69,6 +69,7 @@ class PendingReason:
         ahead: how many jobs with the same requirement are before it in the queue.
         first_ahead: the id of the first of them, or None.
         kept: names of the groups that are kept for it, because it has waited long or has just lost its hosts.
+        avoided: names of groups that it avoids for some minutes, because launches of it have failed there.
         pause: for how many seconds it is not tried, and why; None if it is tried.
     """
 
@@ -82,6 +83,7 @@ class PendingReason:
     ahead: int = 0
     first_ahead: str | None = None
     kept: tuple[str, ...] = ()
+    avoided: tuple[str, ...] = ()
     pause: tuple[float, str] | None = None
 
     def __str__(self) -> str:
@@ -94,7 +96,9 @@ class PendingReason:
             jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
             parts.append(f"behind {jobs} with the same requirement, the first is {self.first_ahead}")
         if self.kept:
-            parts.append(f"{', '.join(self.kept[:4])}{', …' if len(self.kept) > 4 else ''} kept for it")
+            parts.append(f"{_some(self.kept)} kept for it")
+        if self.avoided:
+            parts.append(f"it avoids {_some(self.avoided)} for some minutes, since launches have failed there")
         parts += map(str, shortage.closest)
         if shortage.more:
             parts.append("…")
@@ -118,3 +122,7 @@ class PendingReason:
         types = sorted(self.shortage.slice_types.items())
         named = ", ".join(f"{count} × {name}" for name, count in types)
         return named or "no TPU hosts at all (to try without: SimulatedCluster)"
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return f"{', '.join(names[:4])}{', …' if len(names) > 4 else ''}"

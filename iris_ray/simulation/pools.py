@@ -267,7 +267,7 @@ class SimulatedPools:
         self._leave(attempt)
         job = self._state.jobs.get(attempt.id.job_id)
         if job is not None and (gang := job.gang_of(attempt.id.gang)).pending:
-            for when in (gang.not_before, gang.returning_until):
+            for when in (gang.not_before, gang.returning_until, job.avoided_until):
                 if when > self._agenda.now:
                     self._look_at(when)
 

@@ -5,7 +5,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job, Task
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
-from iris_ray.state import attempt_history, retry_budget
+from iris_ray.state import attempt_history, avoided_hosts, retry_budget
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.change import Change
 from iris_ray.state.events import (
@@ -47,20 +47,23 @@ class AttemptEnds:
         if job is None or job.state.finished:
             return
         gang = self._table.gang(job, 0 if job.spec.coscheduling else event.task_index)
-        if not gang.pending or job.started:
-            return  # it has run after all
-        move_all(job, gang, TaskState.UNSCHEDULABLE, event.reason)
-        self._table.gang_changed(job, gang)
-        self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {event.reason}", change)
-        job.error = event.reason
-        change.instructions.finished.append(event.job_id)
+        if gang.pending and not job.started:  # else it has run after all
+            self._give_up(job, gang, event.reason, change)
 
-    def dispatch_failed(self, event: TaskDispatchFailedEvent) -> None:
-        """Requeue a gang whose attempt could not be started. It is not charged, and pauses first."""
-        if (found := self._table.live(event.attempt)) is not None:
-            job, gang = found
-            retry_budget.returns_after_failed_launch(gang, event.now)
-            self._requeue(job, gang, event.error, event.now)
+    def dispatch_failed(self, event: TaskDispatchFailedEvent, change: Change) -> None:
+        """Requeue a gang whose attempt could not be started, or give its job up if that happens again and again.
+
+        The gang is not charged. It pauses, and its job avoids the hosts for a while.
+        """
+        if (found := self._table.live(event.attempt)) is None:
+            return
+        job, gang = found
+        retry_budget.returns_after_failed_launch(gang, event.now)
+        avoided_hosts.avoid(job, gang, event.groups, self._fleet, event.now)
+        self._requeue(job, gang, event.error, event.now)
+        if retry_budget.can_not_be_launched(job, gang):
+            failed = f"{gang.dispatch_failures} launches in a row failed; the last one: {event.error}"
+            self._give_up(job, gang, failed, change)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
         """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
@@ -211,6 +214,14 @@ class AttemptEnds:
         if gang.end_confirmed:
             gang.end_confirmed = False
             self._allocations.end(job, job.current_attempt(gang))
+
+    def _give_up(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
+        """End a job because one of its gangs, which waits, can't be started."""
+        move_all(job, gang, TaskState.UNSCHEDULABLE, reason)
+        self._table.gang_changed(job, gang)
+        self._end_other_gangs(job, gang, f"{gang.tasks[0].task_id} is unschedulable: {reason}", change)
+        job.error = gang.error = reason
+        change.instructions.finished.append(job.spec.job_id)
 
     def _end_other_gangs(self, job: Job, cause: Gang | None, reason: str, change: Change) -> None:
         """Kill all gangs of a job that are not over, and stop the attempts that have hosts."""

@@ -137,7 +137,7 @@ class ControllerState:
             case TaskAssignedEvent():
                 self._gangs.task_assigned(event, change)
             case TaskDispatchFailedEvent():
-                self._ends.dispatch_failed(event)
+                self._ends.dispatch_failed(event, change)
             case GangMovedEvent():
                 self._ends.gang_moved(event, change)
             case GangReturnedEvent():

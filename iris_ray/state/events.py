@@ -164,11 +164,18 @@ class TaskUnschedulableEvent:
 
 @dataclass(frozen=True, slots=True)
 class TaskDispatchFailedEvent:
-    """An attempt could not be started as a whole. Its gang is requeued after a pause and not charged."""
+    """An attempt could not be started as a whole. Its gang is requeued after a pause and not charged.
+
+    Args:
+        attempt, error, now: which, why and when.
+        groups: names of its groups in which a host could not be made ready. If it has none of these names, any of its
+            hosts may be at fault.
+    """
 
     attempt: AttemptId
     error: Words
     now: float
+    groups: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

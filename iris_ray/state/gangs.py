@@ -7,7 +7,7 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.state import attempt_history
+from iris_ray.state import attempt_history, avoided_hosts
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
@@ -142,7 +142,6 @@ class Gangs:
     def _runs(self, job: Job, gang: Gang, task: Task, change: Change) -> None:
         move(job, gang, task, TaskState.RUNNING)
         task.started_at = change.now
-        gang.dispatch_failures = 0
         self._has_started(job, gang, change)
         if job.spec.coscheduling and job.counts[TaskState.RUNNING] == len(gang.tasks):
             if len(gang.groups) >= gang.groups_wanted:
@@ -169,6 +168,8 @@ class Gangs:
 
     def _has_started(self, job: Job, gang: Gang, change: Change) -> None:
         job.started = True
+        gang.dispatch_failures = 0
+        avoided_hosts.forgive(job, gang)
         gang.running_since = min(gang.running_since, change.now)
         self._table.gang_changed(job, gang)
 

@@ -11,6 +11,8 @@ QUICK_S = 10.0
 """An attempt that ended sooner after its start is a quick end."""
 QUICK_ENDS_ARE_FAILURES = 5
 """After so many quick ends in a row, a task that is lost on a sound host counts as a failure."""
+MOST_FAILED_LAUNCHES = 10
+"""After so many failed launches of a gang in a row its job ends."""
 RETURNING_S = 30.0
 """How long a gang that has just lost its hosts goes before all waiting gangs."""
 
@@ -75,9 +77,18 @@ def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: 
 
 
 def returns_after_failed_launch(gang: Gang, now: float) -> None:
-    """Set when a gang is tried again after a failed launch: after a pause, not charged."""
+    """Set when a gang is tried again after a failed launch: after a pause, not charged.
+
+    Its wait for the backfill bound begins anew: it has had its turn.
+    """
     gang.dispatch_failures += 1
     gang.not_before = now + dispatch_backoff_s(gang.dispatch_failures)
+    gang.waiting_since = now
+
+
+def can_not_be_launched(job: Job, gang: Gang) -> bool:
+    """Return whether so many launches of a gang have failed in a row that its job ends. Spares never end so."""
+    return gang.dispatch_failures >= MOST_FAILED_LAUNCHES and job.spec.spare_for is None
 
 
 def returns_to_move(job: Job, gang: Gang, now: float) -> None:

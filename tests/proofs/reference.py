@@ -116,13 +116,10 @@ class ReferencePlan:
         if timeout is not None and self.now - job.submitted_at > timeout and not job.started:
             self.timed_out.add(spec.job_id)
             return False
-        paused = [gang for gang in gangs if gang.not_before > self.now]
-        gang = next((gang for gang in gangs if gang not in paused), None)
-        options = self.options(job)
-        if paused and spec.coscheduling:
-            self.keep(job, job.gang, options)
+        gang = next((gang for gang in gangs if gang.not_before <= self.now), None)
         if gang is None:
             return False
+        options = self.options(job)
         chosen = self.choose(job, options)
         if chosen:
             self.take(job, gang, chosen)
@@ -135,16 +132,27 @@ class ReferencePlan:
 
     def options(self, job: Job) -> list[Option]:
         """The groups that the job could run on if nobody used them: of one size; parts of slices only if need be."""
-        found = [option for name, hosts in self.groups(job.spec) if (option := self.option(job.spec, name, hosts))]
+        elsewhere = self.options_without(job, self.avoided(job))
+        return elsewhere if len(elsewhere) >= counts(job)[0] else self.options_without(job, set())
+
+    def avoided(self, job: Job) -> set[str]:
+        """The hosts where launches of the job have failed."""
+        return set(job.avoided) if self.now < job.avoided_until else set()
+
+    def options_without(self, job: Job, avoided: set[str]) -> list[Option]:
+        found = self.options_anywhere(job, avoided, later=False)
         if job.spec.whole_groups:
             free, sound = Counter(o.wanted for o in found if o.free), Counter(o.wanted for o in found)
             least = counts(job)[0]
             best = max(sound, key=lambda size: (sound[size] >= least, free[size], sound[size], size), default=0)
             return [option for option in found if option.wanted == best]
         exact = [option for option in found if option.exact]
-        later = [self.option(job.spec, name, hosts, later=True) for name, hosts in self.groups(job.spec)]
-        enough = sum(option is not None and option.exact for option in later) >= counts(job)[0]
-        return exact if enough else found
+        later = self.options_anywhere(job, avoided, later=True)
+        return exact if sum(option.exact for option in later) >= counts(job)[0] else found
+
+    def options_anywhere(self, job: Job, avoided: set[str], later: bool) -> list[Option]:
+        groups = self.groups(job.spec)
+        return [o for name, hosts in groups if (o := self.option(job.spec, name, hosts, avoided, later))]
 
     def choose(self, job: Job, options: list[Option]) -> list[Option]:
         """The groups to take now; none if there are too few, or soon enough for a larger count."""
@@ -190,8 +198,8 @@ class ReferencePlan:
         """How many groups there are, with those that are of no use for now only."""
         if not job.spec.coscheduling:
             return len(options)
-        later = [self.option(job.spec, name, hosts, later=True) for name, hosts in self.groups(job.spec)]
-        found = [option for option in later if option is not None]
+        enough = len(self.options_without(job, self.avoided(job))) >= counts(job)[0]
+        found = self.options_anywhere(job, self.avoided(job) if enough else set(), later=True)
         if job.spec.whole_groups:
             size = options[0].wanted if options else job.spec.replicas
             return sum(option.wanted == size for option in found)
@@ -213,7 +221,7 @@ class ReferencePlan:
                 members.setdefault(str(worker.attributes[key]), []).append(worker)
         return sorted(members.items())
 
-    def option(self, spec: JobSpec, name: str, hosts: list[Worker], later: bool = False) -> Option | None:
+    def option(self, spec: JobSpec, name: str, hosts: list[Worker], avoided: set[str], later: bool) -> Option | None:
         """What the group is to the job; None if it is no use, however idle. Later: once what passes has passed."""
         is_slice = spec.coscheduling is not None and spec.coscheduling.group_by == TPU_NAME
         if is_slice and not (is_complete(hosts) and all(self.is_well(worker, later) for worker in hosts)):
@@ -222,6 +230,7 @@ class ReferencePlan:
             return None
         wanted = len(hosts) if spec.whole_groups else spec.replicas if spec.coscheduling else 1
         good = [worker for worker in hosts if self.is_well(worker, later) and suits(spec, worker)]
+        good = [worker for worker in good if worker.node_id not in avoided]
         if len(good) < wanted:
             return None
         ready = [worker for worker in good if self.has_room(spec, worker)]

@@ -219,7 +219,8 @@ class RandomWorld(World):
             case "move":
                 self.do(GangMovedEvent(it, "to more slices"))
             case "launch fails":
-                self.do(TaskDispatchFailedEvent(it, "no answer", self.now))
+                groups = job.gangs[it.gang].groups[: pick % 2]
+                self.do(TaskDispatchFailedEvent(it, "no answer", self.now, groups))
             case "cancel":
                 self.do(JobCancelledEvent(it.job_id, "enough"))
             case "confirm":

@@ -177,7 +177,8 @@ class Controller:
         if not 0 <= gang < len(job.gangs):
             raise unknown_number(f"gang of {job_id}", gang, range(len(job.gangs)))
         found, state = job.gangs[gang], job.gang_state(gang)
-        return JobView(state, found.attempt, found.failures, found.preemptions, found.error or job.error, job.state)
+        counts = found.attempt, found.failures, found.preemptions, found.dispatch_failures
+        return JobView(state, *counts, found.error or job.error, job.state)
 
     @checked
     async def why(self, job_id: str) -> str:

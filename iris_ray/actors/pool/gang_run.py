@@ -21,6 +21,7 @@ from iris_ray.errors import (
     ControllerUnavailableError,
     JobCancelledError,
     JobUnschedulableError,
+    LaunchesFailedError,
     PreemptedTooManyTimesError,
     RemoteUserError,
     TaskCrashedError,
@@ -40,6 +41,7 @@ from iris_ray.state.events import (
     WorkerBlamedEvent,
     WorkerSuspectedEvent,
 )
+from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +127,7 @@ class GangRun:
         except SpareFailed as failure:
             logger.info("%s: %s", order.attempt.job_id, failure)
             released = self._slices.retire(failure.broken)
-            failed = TaskDispatchFailedEvent(order.attempt, str(failure), 0.0)
+            failed = TaskDispatchFailedEvent(order.attempt, str(failure), 0.0, failure.broken)
             events = [failed, *released, AttemptEndConfirmedEvent(order.attempt)]
         await self._controller.report(None, events)
 
@@ -226,7 +228,7 @@ class GangRun:
         if grows:
             events.append(GangMovedEvent(attempt.id, error))
         elif attempt.never_started(verdict.cause):
-            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0))
+            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, (attempt.place.name(verdict.cause),)))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
             exit_code = attempt.exit_code(verdict.cause)
@@ -259,7 +261,7 @@ class GangRun:
         if failure.by_request:
             events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
         else:
-            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0))
+            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
         return job
@@ -296,7 +298,9 @@ class GangRun:
         if job.state is JobState.SUCCEEDED:  # to the process before this one; others of the job say why it ended
             return JobCancelledError(f"{self._who} had succeeded, but its results were lost when the job ended")
         if job.state is JobState.UNSCHEDULABLE:
-            return JobUnschedulableError(f"job {self._who} was given up: {job.error}")
+            why = f"job {self._who} was given up: {job.error}"
+            gave_up = job.failed_launches >= MOST_FAILED_LAUNCHES
+            return LaunchesFailedError(why) if gave_up else JobUnschedulableError(why)
         if job.state is JobState.WORKER_FAILED:
             return PreemptedTooManyTimesError(
                 f"job {self._who} was preempted too many times: it lost its hosts {job.preemptions} times, and"

@@ -185,7 +185,7 @@ class JobView:
 
     Attributes:
         state: of the gang.
-        attempt, failures, preemptions, error: of the gang.
+        attempt, failures, preemptions, failed_launches, error: of the gang.
         job_state: of the job that the gang is a part of.
     """
 
@@ -193,5 +193,6 @@ class JobView:
     attempt: int
     failures: int
     preemptions: int
+    failed_launches: int
     error: str | None
     job_state: JobState

@@ -43,6 +43,7 @@ class Account:
         finals: worker id → those of the nearest drain or preemption that it had word of.
         told: attempt → kind and deadline of the notice that its tasks have.
         began: (job, position) → when the first task of the attempt was said to run.
+        launches: (job, position) → launches that failed since one has not.
         quick: (job, position) → ends in a row that came soon.
         returning: job → until when it comes before all others.
         wanted: job → on how many groups it ran before it lost some.
@@ -64,6 +65,7 @@ class Account:
     finals: dict[str, tuple[NoticeKind, float]] = field(default_factory=dict)
     told: dict[AttemptId, tuple[NoticeKind, float]] = field(default_factory=dict)
     began: dict[tuple[str, int], float] = field(default_factory=dict)
+    launches: Counter[tuple[str, int]] = field(default_factory=Counter)
     quick: Counter[tuple[str, int]] = field(default_factory=Counter)
     returning: dict[str, float] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from iris_ray.state.events import (
     TaintedEvent,
     TaintLiftedEvent,
     TaskAssignedEvent,
+    TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     TaskUnschedulableEvent,
     TimePassedEvent,
@@ -162,11 +163,21 @@ class Bookkeeper:
                 job_id, _, position = attempt
                 if position < len(before[job_id].gangs) and before[job_id] != after[job_id]:
                     account.began.setdefault((job_id, position), now)
+                    account.launches.pop((job_id, position), None)
                     gang = after[job_id].gangs[position]
                     if set(gang.states) == {S.RUNNING} and len(gang.groups) >= account.wanted.get(job_id, 0):
                         account.wanted[job_id] = 0
 
     # -- who holds what ----------------------------------------------------------------------------------------------
+
+    def launch_failed(self, attempt: AttemptId, before: JobView) -> None:
+        """Ten in a row end the job, unless it only holds slices."""
+        job_id, number, position = attempt
+        gang = before.gangs[position] if position < len(before.gangs) else None
+        if gang and gang.live and gang.attempt == number and not before.state.finished:
+            self.account.launches[job_id, position] += 1
+            if self.account.launches[job_id, position] == 10 and not self.state.jobs[job_id].spec.spare_for:
+                self.account.verdicts[job_id] = JobState.UNSCHEDULABLE
 
     def book(self, event: Event, before: Mapping[str, JobView], instructions: Instructions) -> None:
         """Write down what the event says about who holds what."""
@@ -215,6 +226,8 @@ class Bookkeeper:
                 gang = before[job_id].gangs[0 if self.state.jobs[job_id].spec.coscheduling else index]
                 if gang.states[0] is S.PENDING and not before[job_id].started:
                     self.account.verdicts[job_id] = JobState.UNSCHEDULABLE
+            case TaskDispatchFailedEvent(attempt) if attempt.job_id in before:
+                self.launch_failed(attempt, before[attempt.job_id])
             case WorkerBlamedEvent(node_id, job_id, _, by_user_code) if node_id in self.state.workers:
                 self.blame(node_id, job_id, by_user_code)
             case TaintedEvent(target, name, _, until):

@@ -198,13 +198,21 @@ class RandomEvents(RuleBasedStateMachine):
             self.apply(TaskStateChangedEvent(attempt, index, state, "boom"))
 
     @precondition(lambda self: any(self.live()))
-    @rule(pick=PICK)
-    def dispatch_fails(self, pick: int) -> None:
+    @rule(pick=PICK, again=st.sampled_from([0, 0, 0, 10]), named=st.integers(0, 2))
+    def dispatch_fails(self, pick: int, again: int, named: int) -> None:
+        """Once, or again and again, as long as there is room for the gang."""
         job, gang = self.live_gang(pick)
-        attempt = job.current_attempt(gang)
-        for _ in range(2):
-            self.apply(TaskDispatchFailedEvent(attempt, "no answer", self.world.now))
-        assert gang.not_before > self.world.now
+        for _ in range(1 + again):
+            attempt = job.current_attempt(gang)
+            failed = TaskDispatchFailedEvent(attempt, "no answer", self.world.now, gang.groups[:named])
+            for _ in range(2):
+                self.apply(failed)
+            assert gang.not_before > self.world.now
+            self.confirm_all_that_is_over()
+            if again and gang.pending:
+                self.schedule(gang.not_before - self.world.now)
+            if not gang.placed:
+                return
 
     @rule(
         shape=st.sampled_from(GANGS),

@@ -401,6 +401,8 @@ class Oracle(Bookkeeper):
         if len(node_ids) < size:
             right = [name for name in "abc" if self.is_sound_slice(name) and len(self.members(name)) == len(node_ids)]
             suitable = [name for name in right if all(suits(job, worker) for worker in self.members(name))]
+            avoided = set(job.avoided) if self.world.now < job.avoided_until else set()
+            suitable = [name for name in suitable if avoided.isdisjoint(w.node_id for w in self.members(name))]
             assert len(suitable) < counts_of(job)[0], f"{suitable} would do"
 
     def is_sound_slice(self, name: str) -> bool:

@@ -186,6 +186,28 @@ def test_launches_that_fail_pause_and_come_again() -> None:
     assert found[1].assigned_at > found[0].assigned_at + TIMINGS.failed_launch
 
 
+def test_job_whose_launches_always_fail_ends_and_costs_others_next_to_nothing() -> None:
+    """On two slices, with another user whose queue is endless. The limit of the row is ten."""
+    simulation = slices(2, look_again_s=1.0)
+    simulation.submit(gang("hopeless", 2, launch_fails=True, user="bob"))
+    simulation.keep_waiting(endless("ann", minutes=(10, 10)), waiting=3)
+    simulation.run_until(6 * HOUR)
+    assert 0 < len(attempts(simulation, "hopeless")) <= 10
+    used_s = sum(one.ended_at - one.began_at for one in simulation.history.attempts if one.began_at and one.ended_at)
+    assert used_s > 0.75 * 2 * 6 * HOUR
+    assert "hopeless" in {job_id for job_id, state in states(simulation).items() if state is JobState.UNSCHEDULABLE}
+
+
+def test_job_leaves_a_host_on_which_no_launch_succeeds_at_the_second_try() -> None:
+    simulation = slices(3)
+    simulation.pools.bad_hosts.update(worker.node_id for worker in simulation.state.fleet.slice_workers("v4-16-0"))
+    for number in range(3):
+        simulation.submit(gang(f"job-{number}", run_s=60.0))
+    simulation.run_until(HOUR)
+    assert set(states(simulation).values()) == {JobState.SUCCEEDED}
+    assert max(len(attempts(simulation, f"job-{number}")) for number in range(3)) == 2
+
+
 # -- many jobs ---------------------------------------------------------------------------------------------------------
 
 

@@ -287,6 +287,7 @@ def test_dispatch_failure_of_one_task_does_not_hold_up_its_waiting_siblings(worl
     world.schedule()
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1, 0), "no answer", world.now))
     world.confirm(job)
+    world.add_slice("c")
     assert [a.task_index for a in assigned_tasks(world.plan())] == [4]
 
 

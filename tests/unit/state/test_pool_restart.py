@@ -176,7 +176,7 @@ def test_gang_whose_result_was_lost_when_its_job_ended_does_not_say_why_it_ended
 
     class Controller:
         async def report(self, *_: object) -> JobView:
-            return JobView(JobState.SUCCEEDED, 1, 0, 0, REASON, JobState.WORKER_FAILED)
+            return JobView(JobState.SUCCEEDED, 1, 0, 0, 0, REASON, JobState.WORKER_FAILED)
 
     async def ended() -> object:
         request = RunRequest(tasks_spec(), b"", {}, ProcessSpec(), 60.0)

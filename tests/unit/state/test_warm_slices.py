@@ -41,8 +41,10 @@ def test_slice_that_its_holder_did_not_give_up_is_reclaimed_again_at_the_next_tr
     """``holders`` says who keeps actors on a slice; a launch that failed changed nothing about that."""
     world.keep_warm("pool-b")
     job = world.submit()
-    world.schedule()
-    world.dispatch_fails(job)
-    world.confirm(job)
-    world.now = job.gang.not_before
-    assert world.schedule()["job"].reclaim == [ReclaimSlice("a", "pool-b")]
+    reclaimed = []
+    for _ in range(3):
+        reclaimed += world.schedule()["job"].reclaim
+        world.dispatch_fails(job)
+        world.confirm(job)
+        world.now = job.gang.not_before
+    assert reclaimed == [ReclaimSlice(name, "pool-b") for name in "aba"]  # another one first, as long as there is one

@@ -1,0 +1,216 @@
+"""Launches that fail: the job avoids the hosts, keeps nothing while it pauses, and ends after ten in a row."""
+
+import math
+from collections.abc import Iterable
+
+import pytest
+
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.scheduler.pending_reason import PendingKind
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.state import ControllerState
+from iris_ray.state.avoided_hosts import AVOIDED_S, MOST_AVOIDED, avoided_by
+from iris_ray.state.events import JobRestoredEvent, TaskDispatchFailedEvent, TimePassedEvent
+from iris_ray.state.records import JobRecord
+from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES
+from tests.support.worlds import World, cpu_host
+
+S = TaskState
+
+
+def fail_launch(world: World, job: Job, groups: Iterable[str] = ()) -> tuple[str, ...]:
+    """Let the job be placed and its launch fail; return the groups that it was placed on."""
+    world.now = max(world.now, job.gang.not_before)
+    assert job.spec.job_id in world.schedule()
+    tried, attempt = job.gang.groups, job.current_attempt(job.gang)
+    world.do(TaskDispatchFailedEvent(attempt, "the interpreter ended", world.now, tuple(groups)))
+    world.confirm(job, attempt.number)
+    world.check()
+    return tried
+
+
+@pytest.fixture
+def wide() -> World:
+    """Ten slices."""
+    world = World()
+    for name in "abcdefghij":
+        world.add_slice(name)
+    return world
+
+
+# -- hosts that are avoided ------------------------------------------------------------------------------------------
+
+
+def test_each_launch_is_tried_on_other_hosts_and_after_ten_the_job_ends(wide: World) -> None:
+    job = wide.submit(max_retries_failure=100, max_retries_preemption=100)
+    tried = [fail_launch(wide, job) for _ in range(MOST_FAILED_LAUNCHES)]
+    assert tried == [(name,) for name in "abcdefghij"]
+    assert (job.state, set(job.counts)) == (JobState.UNSCHEDULABLE, {S.UNSCHEDULABLE})
+    assert job.error == "10 launches in a row failed; the last one: the interpreter ended"
+    assert (job.failures, job.preemptions) == (0, 0)
+    assert wide.state.pending() == []
+
+
+def test_job_tries_the_same_hosts_if_there_are_no_others(world: World) -> None:
+    """The fixture has two slices."""
+    job = world.submit()
+    tried = [fail_launch(world, job)[0] for _ in range(MOST_FAILED_LAUNCHES)]
+    assert tried[:3] == ["a", "b", "a"]
+    assert job.state is JobState.UNSCHEDULABLE
+
+
+def test_job_waits_for_other_hosts_that_are_in_use_and_says_which_it_avoids(world: World) -> None:
+    world.start("other", owner="pool-b")
+    job = world.submit()
+    assert fail_launch(world, job) == ("b",)
+    world.now = job.gang.not_before
+    reason = world.plan().pending_reasons["job"]
+    assert (reason.kind, reason.free, reason.avoided) == (PendingKind.IN_USE, 0, ("b",))
+    assert "it avoids b for some minutes, since launches have failed there" in str(reason)
+    world.now = job.avoided_until
+    assert list(world.schedule()) == ["job"]
+    assert job.gang.groups == ("b",)
+
+
+def test_host_that_a_job_avoids_is_open_to_all_others(world: World) -> None:
+    world.start("other", owner="pool-b")
+    job = world.submit()
+    assert fail_launch(world, job) == ("b",)
+    behind = world.submit("behind", owner="pool-c")
+    world.now = job.gang.not_before
+    assert list(world.schedule()) == ["behind"]
+    assert behind.gang.groups == ("b",)
+
+
+def test_only_the_slices_that_were_at_fault_are_avoided(wide: World) -> None:
+    job = wide.submit(slices=(3,))
+    assert fail_launch(wide, job, ["b"]) == ("a", "b", "c")
+    assert avoided_by(job, wide.now) == ("b-0",)  # of a slice taken whole one host is enough
+    assert fail_launch(wide, job, ["unknown"]) == ("a", "c", "d")
+    assert avoided_by(job, wide.now) == ("b-0", "a-0", "c-0", "d-0")
+
+
+def test_single_tasks_avoid_hosts_and_their_siblings_do_too() -> None:
+    world = World()
+    for number in range(3):
+        world.do(cpu_host(f"cpu-{number}", 8.0))
+    job = world.submit_tasks(replicas=2, resources={"CPU": 1.0})
+    world.schedule()
+    hosts = [task.node_id for task in job.tasks]
+    assert hosts == ["cpu-0", "cpu-0"]
+    for index in range(2):
+        world.do(TaskDispatchFailedEvent(AttemptId("job", 1, index), "no room", world.now))
+        world.confirm(job, 1, index)
+    world.now += 1.0
+    world.schedule()
+    assert [task.node_id for task in job.tasks] == ["cpu-1", "cpu-1"]
+    world.check()
+
+
+def test_part_of_a_rack_is_avoided_and_the_rest_is_used() -> None:
+    world = World()
+    for name in "ab":
+        world.add_slice(name, rack="r1")
+    job = world.submit(coscheduling=CoschedulingConfig(group_by="rack"))
+    fail_launch(world, job)
+    assert avoided_by(job, world.now) == ("a-0", "a-1")
+    world.now = job.gang.not_before
+    world.schedule()
+    assert [task.node_id for task in job.tasks] == ["b-0", "b-1"]
+    world.check()
+
+
+def test_hosts_are_tried_again_after_a_while(world: World) -> None:
+    job = world.submit()
+    fail_launch(world, job)
+    until = world.now + AVOIDED_S
+    assert avoided_by(job, until - 0.1) == ("a-0",)
+    assert avoided_by(job, until) == ()
+
+
+def test_start_ends_the_row_and_the_host_is_avoided_no_more(world: World) -> None:
+    job = world.submit(max_retries_preemption=5)
+    for _ in range(3):
+        fail_launch(world, job)
+    world.now = job.gang.not_before
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    assert job.gang.groups == ("a",)
+    assert (job.gang.dispatch_failures, job.avoided) == (0, ("b-0",))
+
+
+def test_job_avoids_a_bounded_number_of_hosts_those_that_failed_last() -> None:
+    world = World()
+    for number in range(MOST_AVOIDED + 10):
+        world.do(cpu_host(f"cpu-{number:03}", 1.0))
+    job = world.submit_tasks(replicas=MOST_AVOIDED + 10, resources={"CPU": 1.0})
+    world.schedule()
+    for index in range(MOST_AVOIDED + 10):
+        world.do(TaskDispatchFailedEvent(AttemptId("job", 1, index), "no room", world.now))
+    assert len(job.avoided) == MOST_AVOIDED
+    assert job.avoided[-1] == f"cpu-{MOST_AVOIDED + 9:03}"
+    world.state.check()
+
+
+def test_successor_knows_what_a_job_avoids(world: World) -> None:
+    job = world.submit()
+    fail_launch(world, job)
+    record = world.state.record("job")
+    assert record is not None
+    successor = ControllerState()
+    successor.handle_event(TimePassedEvent(world.now))
+    successor.handle_event(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+    restored = successor.jobs["job"]
+    assert (restored.avoided, restored.avoided_until) == (job.avoided, job.avoided_until)
+    assert restored.gang.dispatch_failures == 1
+    successor.check()
+
+
+# -- what a launch that fails keeps from others ------------------------------------------------------------------------
+
+
+def test_gang_whose_launches_fail_keeps_no_slice_and_passes_nobody(world: World) -> None:
+    """However long it has waited: the bound begins anew with each launch."""
+    job = world.submit(slices=(2,), priority=PriorityBand.INTERACTIVE)
+    world.now += BACKFILL_BOUND_S + 1.0
+    fail_launch(world, job)
+    small = [world.submit(f"small-{number}", owner="pool-b", user="bob") for number in range(2)]
+    plan = world.plan()
+    assert plan.pending_reasons["job"].kept == ()
+    assert {assignment.job_id for assignment in plan.assignments} == {"small-0", "small-1"}
+    world.schedule()
+    assert all(one.gang.placed for one in small)
+    world.now = job.gang.not_before
+    assert world.plan().pending_reasons["job"].kept == ()
+    world.check()
+
+
+def test_spare_whose_launches_fail_goes_on_and_its_gang_too(world: World) -> None:
+    job = world.start(spares=1, max_retries_preemption=5)
+    (spare,) = (one for one in world.state.jobs.values() if one.spec.spare_for)
+    for _ in range(MOST_FAILED_LAUNCHES + 2):
+        fail_launch(world, spare)
+        world.now = spare.avoided_until  # there is no other slice
+    assert (job.state, spare.state) == (JobState.RUNNING, JobState.PENDING)
+    assert spare.gang.not_before < math.inf
+
+
+def test_other_gangs_of_a_job_end_with_one_that_can_not_be_launched() -> None:
+    world = World()
+    for number in range(12):
+        world.do(cpu_host(f"cpu-{number}", 1.0))
+    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_task_failures=5)
+    world.report(job, S.WORKER_FAILED, 1)
+    world.confirm(job, 1, 1)
+    for attempt in range(2, 2 + MOST_FAILED_LAUNCHES):
+        world.now = max(world.now, job.gangs[1].not_before)
+        world.schedule()
+        stop = world.do(TaskDispatchFailedEvent(AttemptId("job", attempt, 1), "no room", world.now)).stop
+        world.confirm(job, attempt, 1)
+    assert job.state is JobState.UNSCHEDULABLE
+    assert [task.state for task in job.tasks] == [S.KILLED, S.UNSCHEDULABLE]
+    assert [one.attempt for one in stop] == [AttemptId("job", 1, 0)]
+    world.check()
