@@ -179,7 +179,8 @@ class Oracle(Bookkeeper):
             was = was._replace(states=(S.PENDING,) * len(now.states))
         for old, new in zip(was.states, now.states, strict=True):
             unreported = old is S.ASSIGNED and new is S.SUCCEEDED  # RUNNING may be late or lost
-            assert old is new or new in TRANSITIONS[old] or unreported
+            given_up = old is S.ASSIGNED and new is S.UNSCHEDULABLE  # by way of the queue
+            assert old is new or new in TRANSITIONS[old] or unreported or given_up
         assert (S.PENDING in now.states) == (set(now.states) == {S.PENDING}), "a gang is placed in part"
         assert not TERMINAL & set(now.states) or set(now.states) <= TERMINAL, "a gang is over in part"
         key = job.spec.job_id, position
