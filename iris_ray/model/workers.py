@@ -40,10 +40,11 @@ class Worker:
             while a maintenance comes first: ``draining`` and ``notice`` are then those of the maintenance.
         suspected: why the host may be lost, or None.
         suspected_until: when the suspicion ends; seconds on the caller's clock.
+        elsewhere: what work outside iris_ray uses of its resources, but for chips; see ``foreign``.
         occupants: the attempts of tasks that hold resources here until their end is confirmed.
         ending: those of them that have ended and are about to be confirmed.
         reported: the attributes that the host itself reports.
-        free: what no occupant holds.
+        free: what neither an occupant holds nor work outside iris_ray uses.
         chips_idle: whether no occupant uses chips.
         slice_name: the slice that it belongs to, or None.
         host_index: its 0-based number within the slice; None if it has none.
@@ -63,6 +64,7 @@ class Worker:
     occupants: dict[Occupant, Resources] = field(default_factory=dict)
     ending: set[Occupant] = field(default_factory=set)
     reported: Attributes = field(default_factory=dict)
+    elsewhere: Resources = field(default_factory=dict)
     free: dict[str, float] = field(init=False)
     chips_idle: bool = field(init=False)
     slice_name: str | None = field(init=False)
@@ -115,7 +117,14 @@ class Worker:
         for resource, units in used.items():
             if units:
                 free[resource] = rounded(free.get(resource, 0.0) - units / UNITS)
+        for resource, amount in self.elsewhere.items():
+            free[resource] = max(0.0, rounded(free.get(resource, 0.0) - amount))
         return free
+
+    @property
+    def held(self) -> Resources:
+        """What all occupants hold together."""
+        return {resource: units / UNITS for resource, units in self._used.items() if units}
 
     @property
     def name(self) -> str:

@@ -271,7 +271,7 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
         hosts_missing=tasks - len(eligible) + len(full),
         shortfall=sum(map(need.shortfall, full)),
         free_soon=free_soon,
-        obstacle=_use_in_words(len(full), len(found.group.workers), used_by, free_soon),
+        obstacle=_use_in_words(full, len(found.group.workers), used_by, free_soon),
         used_by=used_by,
         excluded=tuple(found.excluded),
         recheck_at=found.recheck_at,
@@ -347,9 +347,12 @@ def _too_small(worker: Worker, need: Requirement) -> str | None:
     return None
 
 
-def _use_in_words(full: int, hosts: int, used_by: tuple[str, ...], free_soon: bool) -> str:
-    how_many = f"{full} of {_hosts(hosts)} " if full < hosts else ""
-    who = f"{', '.join(used_by[:3])}{', …' if len(used_by) > 3 else ''}"
+def _use_in_words(full: Sequence[Worker], hosts: int, used_by: tuple[str, ...], free_soon: bool) -> str:
+    how_many = f"{len(full)} of {_hosts(hosts)} " if len(full) < hosts else ""
+    users = [f"{', '.join(used_by[:3])}{', …' if len(used_by) > 3 else ''}"] if used_by else []
+    if any(worker.elsewhere for worker in full):
+        users.append("work outside iris_ray")
+    who = " and ".join(users)
     return f"{how_many}{'about to be freed' if free_soon else 'in use'} by {who}"
 
 

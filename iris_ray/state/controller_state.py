@@ -174,6 +174,7 @@ class ControllerState:
             event.resources,
             foreign=event.foreign,
             reported=event.attributes,
+            elsewhere=event.elsewhere,
         )
         known = self.workers.get(event.node_id)
         if known is not None and (became := another_host(known, worker, self.jobs)) is not None:
@@ -276,8 +277,10 @@ class ControllerState:
         if known is not None and (worker.draining is None or heard):
             worker = replace(worker, draining=known.draining)
         return known is not None and (
-            known.address, known.reported, known.resources, known.draining, known.foreign
-        ) == (worker.address, worker.attributes, worker.resources, worker.draining, worker.foreign)  # fmt: skip
+            known.address, known.reported, known.resources, known.draining, known.foreign, known.elsewhere
+        ) == (
+            worker.address, worker.attributes, worker.resources, worker.draining, worker.foreign, worker.elsewhere
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""

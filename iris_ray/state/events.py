@@ -3,7 +3,7 @@
 Reports carry the attempt that they are about; a report about an older attempt changes nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.ids import AttemptId
@@ -53,6 +53,7 @@ class WorkerRegisteredEvent:
         draining: why it is to go, in words, or None.
         foreign: what outside iris_ray uses its chips, in words, or None.
         deadline: when it is to go, or None if unknown; seconds.
+        elsewhere: what work outside iris_ray uses of its resources, but for chips.
     """
 
     node_id: str
@@ -62,6 +63,7 @@ class WorkerRegisteredEvent:
     draining: str | None = None
     foreign: str | None = None
     deadline: float | None = None
+    elsewhere: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,7 @@ CPU_HOSTS = st.fixed_dictionaries(
         "rack": st.sampled_from(["c1", "c1", "c2", "c2", None]),
         "pool": st.sampled_from(POOLS),
         "tainted": st.sampled_from([False, False, False, True]),
+        "elsewhere": st.sampled_from([0.0, 0.0, 2.0, 4.0]),
     }
 )
 HAPPENINGS = st.tuples(
@@ -276,7 +277,8 @@ def slice_of(name: str, drawn: dict) -> list[WorkerRegisteredEvent]:
 
 def cpu_host(node_id: str, drawn: dict) -> WorkerRegisteredEvent:
     attributes = labels(drawn) | ({"taint:spot": AttributeValue(True)} if drawn["tainted"] else {})
-    return WorkerRegisteredEvent(node_id, "10.0.0.2", attributes, {"CPU": drawn["cpus"]})
+    elsewhere = {"CPU": drawn["elsewhere"]} if drawn["elsewhere"] else {}
+    return WorkerRegisteredEvent(node_id, "10.0.0.2", attributes, {"CPU": drawn["cpus"]}, elsewhere=elsewhere)
 
 
 def labels(drawn: dict) -> dict[str, AttributeValue]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, NodeTable, failure, registration
+from iris_ray.actors.controller.use_elsewhere import UseElsewhere
 from iris_ray.model.outcomes import HostEvidence
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerFailedEvent
@@ -26,6 +27,7 @@ class NodeDiff:
     def __init__(self, state: ControllerState) -> None:
         self._state = state
         self._readings: dict[str, object] = {}  # node id → what was last read of it
+        self._elsewhere = UseElsewhere(state)
         self._refused: set[str] = set()
         self._missing: set[str] = set()  # live hosts that the last reading did not have
         self._gone: dict[str, str] = {}  # node id → how it was lost
@@ -81,6 +83,7 @@ class NodeDiff:
                 self._notices[node_id] = worker.draining
             self._remember(node_id, died.reason)
         self._readings.pop(node_id, None)
+        self._elsewhere.forget(node_id)
         if worker is None:
             return []
         notice = self._notices.get(node_id)
@@ -90,7 +93,7 @@ class NodeDiff:
         node_id = node["NodeID"]
         held = node.get("Labels", {}).get(SLICE_NAME_LABEL) in self._state.holders
         reading = node, table.draining.get(node_id), table.available.get(node_id), held
-        if self._readings.get(node_id) == reading:
+        if self._readings.get(node_id) == reading and self._elsewhere.is_judged(node_id):
             return []
         self._readings[node_id] = reading
         self._gone.pop(node_id, None)
@@ -101,7 +104,10 @@ class NodeDiff:
                 self._refused.add(worker)
                 logger.warning("refused: %s", worker)
             return []
-        return [] if worker is None or self._state.knows(worker) else [worker]
+        if worker is None:
+            return []
+        worker = replace(worker, elsewhere=self._elsewhere.of(node, table, held))
+        return [] if self._state.knows(worker) else [worker]
 
     def _remember(self, node_id: str, reason: str) -> None:
         self._gone[node_id] = reason

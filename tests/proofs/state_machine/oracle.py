@@ -131,7 +131,10 @@ class Oracle(Bookkeeper):
                 if was.live and not now.live and set(now.states) != {S.SUCCEEDED}:
                     assert attempt not in self.account.ended, "an attempt ends once"
                     self.account.ended.add(attempt)
-                    stops[attempt] += not isinstance(event, TaskDispatchFailedEvent | GangMovedEvent)  # its pool knows
+                    pool_knows = (
+                        isinstance(event, TaskDispatchFailedEvent | GangMovedEvent) and event.attempt == attempt
+                    )
+                    stops[attempt] += not pool_knows
                 self.check_gang(job, position, was, now, ended_by=charged.get(attempt))
             assert new.failures == self.account.failures_of(job)
             assert new.preemptions == sum(self.account.preemptions[job_id, i] for i in range(len(job.gangs)))

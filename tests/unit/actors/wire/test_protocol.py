@@ -100,7 +100,7 @@ FIELDS = {
     "HostPlace": ["node_id", "address", "slice_name", "host_index"],
     "PoolView": ["incarnation", "slices"],
     "Notice": ["kind", "reason", "deadline"],
-    "JobView": ["state", "attempt", "failures", "preemptions", "error", "job_state"],
+    "JobView": ["state", "attempt", "failures", "preemptions", "failed_launches", "error", "job_state"],
     "WorkerDrainedEvent": ["node_id", "reason", "kind", "deadline"],
     "MaintenanceCalledOffEvent": ["node_id"],
 }
