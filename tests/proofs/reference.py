@@ -250,8 +250,7 @@ class ReferencePlan:
         for occupant, held in worker.occupants.items():
             if not (once_ended and occupant in worker.ending):
                 left.subtract(held)
-        for resource, amount in worker.elsewhere.items():
-            left[resource] = max(0.0, left[resource] - amount)
+        left.subtract({resource: min(amount, left[resource]) for resource, amount in worker.elsewhere.items()})
         left.subtract(self.taken[worker.node_id])
         return left
 
