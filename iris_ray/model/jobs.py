@@ -86,7 +86,7 @@ class Gang:
         requeued: its place among the requeues of its job, 0 if it was never requeued: what was requeued later waits
             behind what was requeued before.
         groups: names of the groups that the current attempt runs on, by group (slice) id.
-        returning_until: until then it goes before all waiting gangs, since it ran a moment ago; seconds.
+        returning_until: until then it goes before the waiting gangs of its band, since it ran a moment ago; seconds.
         running_since: when the first task of its latest attempt began to run; infinite before that; seconds.
         quick_ends: attempts in a row that ended soon after their start.
         groups_wanted: the number of groups that it ran on before it lost some.
@@ -157,6 +157,7 @@ class Job:
         requeues: how often one of its gangs was requeued.
         failures, preemptions: charged to any of its gangs so far.
         spares_made: how many spares have been made for it; numbers their ids.
+        kept: node ids of the hosts that are kept for it until it runs, since it has waited too long.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
         over: the state in which it has ended, or None.
         avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.avoided_hosts`.
@@ -176,6 +177,7 @@ class Job:
     failures: int = 0
     preemptions: int = 0
     spares_made: int = 0
+    kept: tuple[str, ...] = ()
     started: bool = False
     over: JobState | None = None
     avoided: tuple[str, ...] = ()

@@ -159,6 +159,10 @@ class Availability:
         soon = sum(has_room(worker, plan.taken.get(worker.node_id), soon=True) for worker in not_kept)
         return soon >= self.tasks(name)
 
+    def knows(self, name: str) -> bool:
+        """Return whether there is such a group."""
+        return name in self.candidates.evaluations
+
     def suits(self, name: str, later: bool = False) -> bool:
         """Return whether a group would be free if no task used it, or also if what passes by itself had passed."""
         if not self.candidates.suitable.suits(name, self._needs, later):

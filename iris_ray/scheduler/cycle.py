@@ -10,7 +10,7 @@ from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.explanation import Explainer, Unplaced, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
-from iris_ray.scheduler.kept_groups import keep_groups
+from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
 from iris_ray.scheduler.placement import assign, buckets_for, choose, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
@@ -18,6 +18,7 @@ from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.avoided_hosts import avoided_by
 from iris_ray.state.events import TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.past_usage import PastUsage
 
 TASKS_PER_GANG = 10
 """A gang of so many tasks is about twice the work of a single task."""
@@ -43,13 +44,16 @@ class Cycle:
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[Requirement, Remaining] = {}  # by shape
         self._unplaced: list[Unplaced] = []
+        self._placed: set[str] = set()  # ids of jobs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
 
-    def run(self, pending: list[Job], usage: Usage) -> SchedulingResult:
+    def run(self, pending: list[Job], usage: Usage, past: PastUsage | None) -> SchedulingResult:
         """Return the plan. Call it once."""
-        queue = FairQueue(pending, usage, self._fleet.totals, self._deadlines)
+        queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
+        self._rooms = KeptRooms(pending, self._fleet, self._deadlines, self._plan)
         for job in queue:
+            self._rooms.begin_band(job.spec.priority, self._available_to)
             if (granted := self._try(job)) is None:
                 continue
             if self._is_full():
@@ -58,6 +62,7 @@ class Cycle:
             queue.granted(job, granted)
         for unplaced in self._unplaced:
             self._result.pending_reasons[unplaced.job.spec.job_id] = self._explainer.reason(unplaced)
+        self._result.rooms = self._rooms.changes(self._placed)
         return self._result
 
     def _is_full(self) -> bool:
@@ -81,25 +86,39 @@ class Cycle:
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
+        lifted = self._rooms.lift(job)
         available, wanted = self._available_to(job), num_groups(job)
-        free = available.failed_placements.get(wanted)
+        free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
             names, free = choose(job, available, self._fleet.held_by(job.spec.owner))
             if names:
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._result.assignments.append(assignment)
+                self._placed.add(job.spec.job_id)
+                self._let_go(job, lifted)
                 return granted
-            if free < wanted[0]:
+            if free < wanted[0] and not lifted:
                 available.failed_placements[wanted] = free
-        self._wait(job, gang, available, free)
+        self._wait(job, gang, available, free, lifted)
         return None
 
-    def _wait(self, job: Job, gang: Gang, available: Availability, free: int) -> None:
+    def _let_go(self, job: Job, lifted: Lifted) -> None:
+        """Keep nothing for a job any more. What was lifted for it is free, unless it is kept for another one."""
+        self._rooms.give_up(job)
+        self._rooms.put_back(lifted)
+        if lifted:
+            for available in (*self._available.values(), *self._elsewhere.values()):
+                available.failed_placements.clear()
+
+    def _wait(self, job: Job, gang: Gang, available: Availability, free: int, lifted: Lifted) -> None:
         job_id = job.spec.job_id
         if not job.started and (problem := self._impossible.problem_of(available.candidates.shape)) is not None:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
+            self._let_go(job, lifted)
             return
-        kept = self._keep(job, gang, available)
+        kept = self._rooms.keep(job, gang, available, lifted)
+        if self._rooms.has_room(job):
+            self._result.starving.append(job_id)
         to_all = self._available_to_all(job.requirement)
         avoided = available.impaired if available is not to_all else ()
         self._unplaced.append(Unplaced(job, to_all, free, len(to_all.unplaced), kept, avoided))
@@ -107,15 +126,7 @@ class Cycle:
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
         """Leave a gang out that pauses. Nothing is kept for it: others may use meanwhile what it needs."""
-        reasons, job_id = self._result.pending_reasons, job.spec.job_id
-        if job_id not in reasons:
-            reasons[job_id] = paused(job, pause_s, gang.error)
-
-    def _keep(self, job: Job, gang: Gang, available: Availability) -> tuple[str, ...]:
-        names = keep_groups(job, gang, available, self._fleet, self._deadlines, self._plan)
-        if names and not self._deadlines.is_returning(job):
-            self._result.starving.append(job.spec.job_id)
-        return names
+        self._result.pending_reasons.setdefault(job.spec.job_id, paused(job, pause_s, gang.error))
 
     def _available_to(self, job: Job) -> Availability:
         """Return what is available to a job. Hosts that it avoids count only if it can't do without them."""

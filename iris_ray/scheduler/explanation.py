@@ -97,12 +97,15 @@ class Explainer:
 
     def _obstacle(self, available: Availability, name: str) -> Obstacle:
         shown, found = self._display_name(name, available.requirement), available.evaluation(name)
+        node_ids, plan = available.group(name).node_ids, self._plan
+        kept_for = next((plan.kept[node_id] for node_id in node_ids if node_id in plan.kept), None)
         if found.status is not Status.FREE:
-            return Obstacle(shown, found.hosts_missing, found.obstacle, found.used_by)
-        plan = self._plan
-        node_id = next(node_id for node_id in available.group(name).node_ids if node_id in plan.takers)
-        job_id, hosts = plan.takers[node_id], available.tasks(name)
-        return Obstacle(shown, hosts, f"{'is kept for' if node_id in plan.kept else 'goes to'} {job_id}", (job_id,))
+            then = "" if kept_for is None else f", then kept for {kept_for}"
+            return Obstacle(shown, found.hosts_missing, found.obstacle + then, found.used_by)
+        if kept_for is not None:
+            return Obstacle(shown, available.tasks(name), f"is kept for {kept_for}", (kept_for,))
+        taker = next(plan.takers[node_id] for node_id in node_ids if node_id in plan.takers)
+        return Obstacle(shown, available.tasks(name), f"goes to {taker}", (taker,))
 
     def _display_name(self, name: str, requirement: Requirement) -> str:
         """Return a group's name for people. A host that is a group by itself is named by its slice or its address."""

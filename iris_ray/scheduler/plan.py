@@ -7,12 +7,12 @@ from iris_ray.model.workers import Resources, Worker
 
 @dataclass(slots=True)
 class Plan:
-    """The hosts that a plan has given to gangs or keeps for them. Hosts are only added, never taken back.
+    """The hosts that a plan has given to gangs or keeps for them. What is given is never taken back.
 
     Attributes:
         taken: node_id → the resources that are taken of it.
         kept: node_id → the job that the host is kept for; no other job gets it.
-        takers: node_id → the job that takes resources of the host, or that it is kept for.
+        takers: node_id → the job that takes resources of the host.
         touched: the workers of all of these, in the order in which it happened.
         tasks: how many tasks were given resources.
     """
@@ -35,5 +35,10 @@ class Plan:
 
     def keep(self, worker: Worker, job_id: str) -> None:
         """Keep a worker for a job."""
-        self.kept[worker.node_id] = self.takers[worker.node_id] = job_id
+        self.kept[worker.node_id] = job_id
+        self.touched.append(worker)
+
+    def lift(self, worker: Worker) -> None:
+        """Keep a worker no more, for now."""
+        del self.kept[worker.node_id]
         self.touched.append(worker)

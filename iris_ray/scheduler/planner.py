@@ -92,6 +92,7 @@ class Planner:
         self._count(result)
         queue_version = state.queue_version
         placements = self._commit(result, now, instructions)
+        apply_safely(state, result.rooms, instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
@@ -123,7 +124,7 @@ class Planner:
             pending = self._unplannable.without(state.pending(), now)
             try:
                 return self._scheduler.find_assignments(
-                    pending, state.fleet, state.usage, now, still_waiting, self._most_placed
+                    pending, state.fleet, state.usage, now, still_waiting, self._most_placed, state.past_usage
                 )
             except Exception:
                 if not pending:

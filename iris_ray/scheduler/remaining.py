@@ -71,7 +71,9 @@ class Remaining:
             return
         if self.plan.kept and not self.plan.kept.keys().isdisjoint(self.group(name).node_ids):
             self.kept[found.bucket][name] = None
-        if self.rank(name) is not None:
+        else:
+            self.kept[found.bucket].pop(name, None)
+        if found.rank is not None:
             self.candidates.move(name, self._standing(name, found))
 
     def _standing(self, name: str, found: Evaluation) -> Standing:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.state.events import AssignedEvent, TaskUnschedulableEvent
+from iris_ray.state.events import AssignedEvent, RoomKeptEvent, TaskUnschedulableEvent
 
 
 @dataclass(slots=True)
@@ -16,6 +16,7 @@ class SchedulingResult:
         timed_out: jobs that did not run within their ``scheduling_timeout``: events for the state.
         unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
         starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
+        rooms: which hosts are to be kept for which jobs from now on: events for the state.
         complete: whether the plan went through the whole queue. Otherwise it placed as much as it was asked to, and
             once that is committed, the next plan goes on.
     """
@@ -25,4 +26,5 @@ class SchedulingResult:
     timed_out: list[TaskUnschedulableEvent] = field(default_factory=list)
     unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
     starving: list[str] = field(default_factory=list)
+    rooms: list[RoomKeptEvent] = field(default_factory=list)
     complete: bool = True

@@ -9,7 +9,7 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
    ask for the same but for amounts share one evaluation of the fleet. `ranked_groups.py` finds room for an amount.
 4. Subtract what the plan has given away already (`plan.py`, `remaining.py`); `availability.py` is what is left for one
    requirement. Then choose groups: `placement.py`.
-5. If there are too few, keep groups for a gang that has waited too long, or has just lost its hosts: `kept_groups.py`.
+5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `kept_rooms.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 
 `cycle.py` takes every job through steps 2 to 6.
@@ -25,6 +25,7 @@ from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.past_usage import PastUsage
 
 BACKFILL_BOUND_S = 600.0
 
@@ -33,9 +34,9 @@ class Scheduler:
     """Makes plans. It keeps nothing but a cache of its evaluations of the fleet.
 
     A job that does not fit lets those behind it pass, but not for ever. Once it has waited for ``backfill_bound_s``
-    seconds, the groups that it needs are kept for it as they become free. This is done for one job at a time among
-    those that compete. A gang of several hosts then also comes before other jobs of its band. So it waits no longer
-    than the bound, plus as long as the tasks on those groups still run.
+    seconds, room is kept for it, for one job at a time among those that compete: the first in the fair order. It stays
+    the job's until the job runs. So a job at the head of the order waits no longer than the bound, plus as long as the
+    tasks in its room still run.
 
     Args:
         backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
@@ -53,6 +54,7 @@ class Scheduler:
         now: float,
         pending_reasons: Mapping[str, PendingReason] | None = None,
         most: int | None = None,
+        past: PastUsage | None = None,
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
 
@@ -64,15 +66,16 @@ class Scheduler:
             pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since. If all new
                 jobs can be placed, the jobs with a reason keep it and are not tried again.
             most: how many gangs to place; None: all that can be placed. A plan that ends there is not ``complete``.
+            past: what each user's gangs have held; None: it does not count.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
         if pending_reasons:
-            result = self._place_new(pending, fleet, usage, deadlines, pending_reasons, most)
+            result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most)
             if result is not None:
                 return result
         cycle = Cycle(fleet, self._cache, deadlines, most)
-        result = cycle.run(pending, usage)
+        result = cycle.run(pending, usage, past)
         self._cache.trim()
         return result
 
@@ -89,6 +92,7 @@ class Scheduler:
         pending: list[Job],
         fleet: Fleet,
         usage: Usage,
+        past: PastUsage | None,
         deadlines: Deadlines,
         pending_reasons: Mapping[str, PendingReason],
         most: int | None,
@@ -104,9 +108,9 @@ class Scheduler:
                 tried.append(job)
             else:
                 unchanged[job.spec.job_id] = reason
-        if not unchanged or any(reason.kept for reason in pending_reasons.values()):
+        if not unchanged or any(job.kept for job in pending) or any(r.kept for r in pending_reasons.values()):
             return None  # which groups are kept for a job depends on all others
-        result = Cycle(fleet, self._cache, deadlines, most).run(tried, usage)
+        result = Cycle(fleet, self._cache, deadlines, most).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.past_usage import PastUsage
 
 
 class Allocations:
@@ -13,10 +14,12 @@ class Allocations:
 
     Attributes:
         usage: amounts that each user's gangs hold, by Ray's resource names.
+        past: what they have held in the past hours.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self.usage: dict[str, Counter[str]] = {}
+        self.past = PastUsage(self.usage)
         self._fleet = fleet
         self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
 
@@ -34,6 +37,7 @@ class Allocations:
     def add(self, job: Job, attempt: AttemptId, allocation: Allocation) -> None:
         """Record what an attempt holds from now on."""
         self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
+        self.past.settle(job.spec.user)
         usage = self.usage.setdefault(job.spec.user, Counter())
         for node_id, task_id, demand in allocation:
             self._fleet.occupy(node_id, (task_id, attempt), demand)
@@ -64,6 +68,7 @@ class Allocations:
             self._fleet.mark_ending(node_id, (task_id, attempt))
 
     def _give_back(self, user: str, demand: Mapping[str, float]) -> None:
+        self.past.settle(user)
         usage = self.usage.get(user, Counter())  # none if the user's tasks ask for nothing
         usage.subtract(demand)
         if not any(amount > 1e-9 for amount in usage.values()):

@@ -27,6 +27,7 @@ from iris_ray.state.events import (
     JobSubmittedEvent,
     MaintenanceCalledOffEvent,
     PoolRestartedEvent,
+    RoomKeptEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
     TaintedEvent,
@@ -49,6 +50,8 @@ from iris_ray.state.host_identity import another_host, with_what_is_known
 from iris_ray.state.instructions import FailedEvent, Instructions
 from iris_ray.state.invariants import check_state
 from iris_ray.state.job_table import JobTable
+from iris_ray.state.kept_room import KeptRoom
+from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.quarantine import Blame, Quarantine
 from iris_ray.state.records import JobRecord
 from iris_ray.state.slice_holders import SliceHolders
@@ -73,11 +76,19 @@ class ControllerState:
         self._quarantine = Quarantine(self.fleet)
         self._spares = Spares()
         self._holders = SliceHolders(self._table, self.fleet)
+        self._kept = KeptRoom(self._table)
         self._notices = GangNotices(self._table, self.fleet, self._spares)
         self._spare_jobs = SpareJobs(self._table, self.fleet, self._allocations, self._spares, self._notices)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
         self._gangs = Gangs(
-            self._table, self.fleet, self._allocations, self._ends, self._notices, self._holders, self._spare_jobs
+            self._table,
+            self.fleet,
+            self._allocations,
+            self._ends,
+            self._notices,
+            self._holders,
+            self._spare_jobs,
+            self._kept,
         )
 
     # -- changing --------------------------------------------------------------------------------------------------
@@ -92,6 +103,7 @@ class ControllerState:
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
         self._spares.time_passed(self._now)
+        self._allocations.past.time_passed(self._now)
         try:
             self._handle(event, change)
         except IllegalTransitionError as error:
@@ -131,11 +143,14 @@ class ControllerState:
             case WorkerFailedEvent():
                 if (worker := self.workers.get(event.node_id)) is not None:
                     self.fleet.remove(event.node_id)
+                    self._kept.release_host(event.node_id)
                     self._ends.worker_lost(worker, event.reason, change)
             case GangAssignedEvent():
                 self._gangs.gang_assigned(event, change)
             case TaskAssignedEvent():
                 self._gangs.task_assigned(event, change)
+            case RoomKeptEvent():
+                self._kept.keep(event.job_id, event.node_ids, self.workers)
             case TaskDispatchFailedEvent():
                 self._ends.dispatch_failed(event, change)
             case GangMovedEvent():
@@ -156,13 +171,16 @@ class ControllerState:
                 self._holders.released(event.slice_name, event.owner)
 
     def _follow_up(self, event: Event, change: Change) -> None:
-        """Do what follows from any event: finished jobs leave the queue, and spares are made and dropped."""
+        """Do what follows from any event: finished jobs leave the queue, spares come and go, room is kept no more."""
         finished = change.instructions.finished
         for job_id in finished:
             self._table.has_finished(job_id)
+            self._kept.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
         if not isinstance(event, JobRestoredEvent):  # a job comes back before its spares do
             self._spare_jobs.settle(change)
+        if (job := self.jobs.get(job_of(event))) is not None and not job.pending:
+            self._kept.release(job)
         if finished:
             self._table.forget_old(self._allocations)
 
@@ -180,6 +198,7 @@ class ControllerState:
         if known is not None and (became := another_host(known, worker, self.jobs)) is not None:
             worker = with_what_is_known(worker, known)
             self.fleet.remove(event.node_id)
+            self._kept.release_host(event.node_id)
             self._ends.worker_lost(known, became, change)
         self.fleet.register(worker)
         if event.draining:
@@ -222,6 +241,11 @@ class ControllerState:
     def usage(self) -> Mapping[str, Mapping[str, float]]:
         """What each user's gangs hold, by Ray's resource names."""
         return self._allocations.usage
+
+    @property
+    def past_usage(self) -> PastUsage:
+        """What each user's gangs have held in the past hours."""
+        return self._allocations.past
 
     @property
     def queue_version(self) -> int:
@@ -287,6 +311,7 @@ class ControllerState:
         table = self._table
         check_state(table.jobs, self.fleet, self.usage, self._allocations.all_of(), table.pending, table.finished)
         self._spares.check(self.jobs)
+        self._kept.check(self.workers)
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 
 

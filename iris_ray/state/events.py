@@ -156,6 +156,14 @@ AssignedEvent = GangAssignedEvent | TaskAssignedEvent
 
 
 @dataclass(frozen=True, slots=True)
+class RoomKeptEvent:
+    """From now on these hosts, and no others, are kept for a job that has waited too long, until it runs."""
+
+    job_id: str
+    node_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TaskUnschedulableEvent:
     """A gang that never ran is given up, and its job with it."""
 
@@ -274,6 +282,7 @@ Event = (
     | WorkerFailedEvent
     | GangAssignedEvent
     | TaskAssignedEvent
+    | RoomKeptEvent
     | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent

@@ -16,6 +16,7 @@ from iris_ray.state.fleet import Fleet
 from iris_ray.state.gang_notices import GangNotices
 from iris_ray.state.instructions import NotifyGang, StopAttempt
 from iris_ray.state.job_table import JobTable
+from iris_ray.state.kept_room import KeptRoom
 from iris_ray.state.records import JobRecord
 from iris_ray.state.slice_holders import SliceHolders
 from iris_ray.state.spare_jobs import SpareJobs
@@ -34,6 +35,7 @@ class Gangs:
         notices: GangNotices,
         holders: SliceHolders,
         spares: SpareJobs,
+        kept: KeptRoom,
     ) -> None:
         self._table = table
         self._fleet = fleet
@@ -42,6 +44,7 @@ class Gangs:
         self._notices = notices
         self._holders = holders
         self._spares = spares
+        self._kept = kept
 
     # -- assigning -------------------------------------------------------------------------------------------------
 
@@ -108,6 +111,7 @@ class Gangs:
             task.node_id = node_id
         self._allocations.add(job, job.current_attempt(gang), tuple(allocation))
         self._table.waits_no_more(job, gang)
+        self._kept.taken_by(job, node_ids)
         self._holders.take(job, node_ids, change)
         self._notices.tell_of_its_hosts(job, gang, change)
         self._spares.look_at(job)
@@ -182,6 +186,7 @@ class Gangs:
             return
         self._ends.complete_end(job, change)
         self._table.restore(job)
+        self._kept.restored(job, self._fleet.workers)
         if job.spec.spare_for is not None:
             self._spares.restored(job)
         for attempt, allocation in record.allocations.items():

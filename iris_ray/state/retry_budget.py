@@ -14,7 +14,7 @@ QUICK_ENDS_ARE_FAILURES = 5
 MOST_FAILED_LAUNCHES = 10
 """After so many failed launches of a gang in a row its job ends."""
 RETURNING_S = 30.0
-"""How long a gang that has just lost its hosts goes before all waiting gangs."""
+"""How long a gang that has just lost its hosts goes before the others of its band."""
 
 
 def quick_end_backoff_s(quick_ends: int) -> float:
@@ -99,6 +99,6 @@ def returns_to_move(job: Job, gang: Gang, now: float) -> None:
 
 
 def _comes_first(job: Job, gang: Gang, since: float) -> None:
-    """Let a gang that ran a moment ago go before all waiting gangs. Spares don't: replacements are urgent anyway."""
+    """Let a gang that ran a moment ago go before the others of its band. Spares don't: replacements are urgent."""
     if job.spec.spare_for is None:
         gang.returning_until = since + RETURNING_S

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from iris_ray.model.constraints import Attributes, Constraint, ConstraintOp, Scalar
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import JobSpec, PriorityBand, SparePurpose
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.past_usage import PastUsage
 
 Op = ConstraintOp
 
@@ -49,44 +50,48 @@ class ReferencePlan:
 
     Attributes:
         kept: for each job that has waited too long, or returns, the groups that are kept for it.
-        starving: jobs among them that have waited too long.
+        rooms: for each job that has waited too long, the hosts that are kept for it until it runs.
+        starving: jobs among them that did not get hosts.
     """
 
-    def __init__(self, pending: Iterable[Job], fleet: Fleet, usage: Usage, now: float, bound: float) -> None:
+    def __init__(
+        self, pending: Iterable[Job], fleet: Fleet, usage: Usage, past: PastUsage, now: float, bound: float
+    ) -> None:
+        pending = list(pending)
         self.workers = list(fleet.workers.values())
         self.holders, self.now, self.bound = fleet.holders, now, bound
         self.usage = {user: Counter(held) for user, held in usage.items()}
+        for job in pending:
+            self.usage.setdefault(job.spec.user, Counter())
+        for user, held in self.usage.items():
+            held.update(past.hours(user, now))
         self.taken = {worker.node_id: Counter[str]() for worker in self.workers}
-        self.kept_hosts: set[str] = set()
+        self.rooms: dict[str, list[str]] = {}
+        self.given_up = False  # the room of some job
+        self.kept_for_now: set[str] = set()
         self.assignments: list[AssignedEvent] = []
         self.timed_out: set[str] = set()
         self.unschedulable: set[str] = set()
         self.kept: dict[str, list[str]] = {}
         self.unplaced = {job.spec.job_id: [job.gangs[position] for position in job.pending] for job in pending}
-        pending = list(pending)
         self.schedule_all(list(pending))
         given_up = self.timed_out | self.unschedulable
-        returning = {job.spec.job_id for job in pending if self.returns(job)}
-        self.starving = self.kept.keys() - returning
+        self.starving = self.kept.keys() & self.rooms.keys()
         self.pending_reasons = {job_id for job_id, gangs in self.unplaced.items() if gangs and job_id not in given_up}
 
     # -- order -----------------------------------------------------------------------------------------------------
 
     def schedule_all(self, pending: list[Job]) -> None:
         pending.sort(key=lambda job: (job.spec.priority, job.number))
-        returning = [job for job in pending if self.returns(job)]
-        for job in returning:
-            self.place_one_gang(job)
-        pending = [job for job in pending if job not in returning]
-        for band in sorted({job.spec.priority for job in pending}):
-            jobs = [job for job in pending if job.spec.priority == band]
-            late = [job for job in jobs if job.spec.coscheduling and self.waited_long(job.gang)]
-            several_groups = [job for job in late if counts(job)[0] > 1]
-            several_hosts = [job for job in late if job not in several_groups and job.spec.replicas > 1]
-            for job in several_groups:
-                self.place_one_gang(job)
-            self.share_out(several_hosts)
-            self.share_out([job for job in jobs if job not in several_groups and job not in several_hosts])
+        extras = [job for job in pending if is_extra(job.spec)]
+        for some in ([job for job in pending if job not in extras], extras):
+            for band in PriorityBand:
+                jobs = [job for job in some if job.spec.priority == band]
+                self.rooms |= {job.spec.job_id: list(job.kept) for job in jobs if self.room_is_of_use(job)}
+                for job in jobs:
+                    if self.returns(job):
+                        self.place_one_gang(job)
+                self.share_out([job for job in jobs if not self.returns(job)])
 
     def share_out(self, jobs: list[Job]) -> None:
         """Gang by gang to the user who has least."""
@@ -119,16 +124,35 @@ class ReferencePlan:
         gang = next((gang for gang in gangs if gang.not_before <= self.now), None)
         if gang is None:
             return False
+        room, others = self.rooms.pop(spec.job_id, None), dict(self.rooms)
+        if self.returns(job):  # it may go back to its own groups
+            home = {w.node_id for name, hosts in self.groups(spec) if name in gang.groups for w in hosts}
+            self.rooms = {job_id: [i for i in hosts if i not in home] for job_id, hosts in others.items()}
         options = self.options(job)
         chosen = self.choose(job, options)
+        self.rooms = others
         if chosen:
             self.take(job, gang, chosen)
             gangs.remove(gang)
         elif not job.started and any(is_hopeless(one, spec.constraints, self.workers) for one in spec.constraints):
             self.unschedulable.add(spec.job_id)
         else:
-            self.keep(job, gang, options)
+            self.keep(job, gang, self.options(job), room)
+            return False
+        self.given_up = self.given_up or room is not None
         return bool(chosen)
+
+    def room_is_of_use(self, job: Job) -> bool:
+        """Whether the job could run in its room if nobody used it, and nobody has just got some of it."""
+        if not job.kept or all(job.gangs[position].not_before > self.now for position in job.pending):
+            return False
+        groups = [group for group in self.groups(job.spec) if any(w.node_id in job.kept for w in group[1])]
+        found = [o for o in self.options_of_any_size(job) if o.name in [name for name, _ in groups]]
+        if len(found) < max(len(groups), counts(job)[0]) or any(self.taken[node_id] for node_id in job.kept):
+            return False
+        if job.spec.whole_groups:
+            return len({option.wanted for option in found}) == 1
+        return {option.name for option in found} <= {option.name for option in self.options(job)}
 
     def options(self, job: Job) -> list[Option]:
         """The groups that the job could run on if nobody used them: of one size; parts of slices only if need be."""
@@ -138,6 +162,10 @@ class ReferencePlan:
     def avoided(self, job: Job) -> set[str]:
         """The hosts where launches of the job have failed."""
         return set(job.avoided) if self.now < job.avoided_until else set()
+
+    def options_of_any_size(self, job: Job) -> list[Option]:
+        enough = len(self.options_without(job, self.avoided(job))) >= counts(job)[0]
+        return self.options_anywhere(job, self.avoided(job) if enough else set(), later=False)
 
     def options_without(self, job: Job, avoided: set[str]) -> list[Option]:
         found = self.options_anywhere(job, avoided, later=False)
@@ -176,13 +204,16 @@ class ReferencePlan:
         else:
             self.assignments.append(TaskAssignedEvent(spec.job_id, gang.tasks[0].index, node_ids[0][0]))
 
-    def keep(self, job: Job, gang: Gang, options: list[Option]) -> None:
+    def keep(self, job: Job, gang: Gang, options: list[Option], room: list[str] | None) -> None:
         """Keep groups from all jobs that come later, for a gang that has waited too long or returns."""
-        least, kept_already = counts(job)[0], [option for option in options if self.is_kept(option)]
+        job_id, least, kept_already = job.spec.job_id, counts(job)[0], [o for o in options if self.is_kept(o)]
+        if room is not None:
+            self.keep_better(job, room)
+            return
         if self.returns(job):
             there = self.in_time(job, options)
             least = max(count for count in counts(job) if count <= max(least, min(len(gang.groups), there)))
-        elif kept_already or not self.waited_long(gang):
+        elif kept_already or not self.waited_long(gang) or self.given_up or job.spec.spare_for:
             return
         else:
             there = len(options)
@@ -191,8 +222,23 @@ class ReferencePlan:
         others = [option for option in options if not option.free and option not in kept_already]
         in_use = sorted(others, key=lambda option: self.distance(job.spec, option))
         kept = (self.best_first(job.spec, options) + in_use)[:least]
-        self.kept_hosts.update(worker.node_id for option in kept for worker in option.hosts)
-        self.kept[job.spec.job_id] = [option.name for option in kept]
+        hosts = [worker.node_id for option in kept for worker in option.hosts]
+        if self.returns(job):
+            self.kept_for_now.update(hosts)
+        else:
+            self.rooms[job_id] = hosts
+        self.kept[job_id] = [option.name for option in kept]
+
+    def keep_better(self, job: Job, room: list[str]) -> None:
+        """Keep the same number of groups: of the room those that are free, others that are free, others of the room."""
+        found = self.options_of_any_size(job)
+        mine = [next(o for o in found if node_id in [w.node_id for w in o.hosts]) for node_id in room]
+        same_kind = [o for o in found if any((o.wanted, o.exact) == (own.wanted, own.exact) for own in mine)]
+        free = [option for option in mine if option.free] + self.best_first(job.spec, same_kind)
+        kept = {option.name: option for option in (*free, *mine)}
+        names = list(kept)[: len({option.name for option in mine})]
+        self.rooms[job.spec.job_id] = [worker.node_id for name in names for worker in kept[name].hosts]
+        self.kept[job.spec.job_id] = names
 
     def in_time(self, job: Job, options: list[Option]) -> int:
         """How many groups there are, with those that are of no use for now only."""
@@ -207,7 +253,10 @@ class ReferencePlan:
         return len(exact if len(exact) >= counts(job)[0] else found)
 
     def is_kept(self, option: Option) -> bool:
-        return any(worker.node_id in self.kept_hosts for worker in option.hosts)
+        return any(self.is_host_kept(worker) for worker in option.hosts)
+
+    def is_host_kept(self, worker: Worker) -> bool:
+        return worker.node_id in self.kept_for_now or any(worker.node_id in hosts for hosts in self.rooms.values())
 
     # -- groups ----------------------------------------------------------------------------------------------------
 
@@ -255,7 +304,7 @@ class ReferencePlan:
         return left
 
     def has_room(self, spec: JobSpec, worker: Worker, once_ended: bool = False) -> bool:
-        return worker.node_id not in self.kept_hosts and lack(spec, worker, self.free(worker, once_ended)) == 0
+        return not self.is_host_kept(worker) and lack(spec, worker, self.free(worker, once_ended)) == 0
 
     def is_about_to_be_free(self, spec: JobSpec, option: Option) -> bool:
         return sum(self.has_room(spec, worker, once_ended=True) for worker in option.good) >= option.wanted
@@ -291,6 +340,11 @@ class ReferencePlan:
 
 def counts(job: Job) -> tuple[int, ...]:
     return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
+
+
+def is_extra(spec: JobSpec) -> bool:
+    """Whether it holds slices that its owner can do without."""
+    return spec.spare_for is not None and spec.spare_for.purpose is not SparePurpose.REPLACEMENT
 
 
 def oldest(jobs: Sequence[Job], user: str) -> int:

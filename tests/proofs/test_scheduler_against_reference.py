@@ -310,7 +310,7 @@ def commit_what_both_plan(world: World) -> None:
     """Plan twice, compare, commit."""
     state = world.state
     result = world.plan()
-    reference = ReferencePlan(state.pending(), state.fleet, state.usage, world.now, BACKFILL_BOUND_S)
+    reference = ReferencePlan(state.pending(), state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S)
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
@@ -320,8 +320,11 @@ def commit_what_both_plan(world: World) -> None:
         job_id: names for job_id, names in reference.kept.items() if names
     }
     world.scheduler.check(world.now)
-    for event in (*result.assignments, *result.timed_out, *result.unschedulable):
+    for event in (*result.assignments, *result.rooms, *result.timed_out, *result.unschedulable):
         state.handle_event(event)
+    kept = {job_id: job.kept for job_id, job in state.jobs.items() if job.kept}
+    given_up = reference.timed_out | reference.unschedulable
+    assert kept == {job_id: tuple(hosts) for job_id, hosts in reference.rooms.items() if job_id not in given_up}
     state.check()
 
 
@@ -451,22 +454,16 @@ class SmallWorld(World):
         whole = [pair for pair in slices if hosts.issuperset(pair)]
         return {groups for count in config.num_groups for groups in combinations(whole, count)}
 
-    def head(self) -> Job:
-        """The job that comes first: the oldest, or once they have waited too long those that need much at once."""
-        if self.now - self.jobs[0].submitted_at <= BACKFILL_BOUND_S:
-            return self.jobs[0]
-        gangs = [job for job in self.jobs if job.spec.coscheduling]
-        several_groups = [j for j in gangs if j.spec.coscheduling and j.spec.coscheduling.num_groups[0] > 1]
-        several_hosts = [job for job in gangs if job.spec.replicas > 1]
-        return (several_groups or several_hosts or self.jobs)[0]
-
     def commit_legal_plan(self) -> set[str]:
         """Commit a plan step by step; each step is legal after those before. Returns the jobs that got something."""
-        assignments = self.plan().assignments
+        plan = self.plan()
+        assignments = plan.assignments
         for event in assignments:
             place = event.groups if isinstance(event, GangAssignedEvent) else ((event.node_id,),)
             assert place in self.legal_places(self.state.jobs[event.job_id], idle=True)
             self.do(event)
+        for room in plan.rooms:
+            self.do(room)
         return {event.job_id for event in assignments}
 
     def run_to_the_end(self, at_once: bool) -> None:
@@ -478,7 +475,7 @@ class SmallWorld(World):
 
 def check_small_world(fleet: SmallFleet, shapes: Sequence[str], age: float, at_once: bool) -> None:
     world = SmallWorld(fleet, shapes, age)
-    head = world.head()
+    head = world.jobs[0]  # all are one user's
     feasible = {job.spec.job_id for job in world.jobs if world.legal_places(job, idle=False)}
     possible_now = bool(world.legal_places(head, idle=True))
     assert (head.spec.job_id in world.commit_legal_plan()) == possible_now
@@ -497,7 +494,7 @@ SHARES = 5
 def test_scheduler_in_every_small_world_plans_legally_and_ends_every_feasible_job(
     age: float, at_once: bool, share: int
 ) -> None:
-    """All plans are legal, the job at the head runs at once if that is possible, and every job runs that ever can.
+    """All plans are legal, the oldest job runs at once if that is possible, and every job runs that ever can.
 
     So no jobs of any shapes wait for each other for ever: neither fresh ones nor, past the bound, those for which
     groups are kept; whether what runs ends all together or one by one. The shares together are all small worlds.

@@ -115,7 +115,9 @@ class World:
 
     def plan(self, waiting: Mapping[str, PendingReason] | None = None) -> SchedulingResult:
         state = self.state
-        return self.scheduler.find_assignments(state.pending(), state.fleet, state.usage, self.now, waiting)
+        return self.scheduler.find_assignments(
+            state.pending(), state.fleet, state.usage, self.now, waiting, past=state.past_usage
+        )
 
     def check(self) -> None:
         """Raise AssertionError if the state breaks an invariant, or an index is out of date."""
@@ -128,7 +130,11 @@ class World:
 
     def schedule(self) -> dict[str, Instructions]:
         """Commit one plan; the instructions by job."""
-        return {assignment.job_id: self.do(assignment) for assignment in self.plan().assignments}
+        plan = self.plan()
+        done = {assignment.job_id: self.do(assignment) for assignment in plan.assignments}
+        for room in plan.rooms:
+            self.do(room)
+        return done
 
     def start(self, job_id: str = "job", **changes: Any) -> Job:
         """A job whose tasks all run."""

@@ -139,7 +139,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.oracle.check_plan(plan)
         assert self.world.plan() == plan, "the same snapshot gives the same plan"
         self.oracle.check_plan_after_the_latest(plan)
-        decided: list[Event] = [*plan.assignments, *plan.timed_out, *plan.unschedulable]
+        decided: list[Event] = [*plan.assignments, *plan.rooms, *plan.timed_out, *plan.unschedulable]
         if when == "later":
             self.unsent += decided
             return

@@ -454,29 +454,32 @@ class Oracle(Bookkeeper):
             job = self.state.jobs[job_id]
             for worker in workers:
                 for other in takers.get(worker.node_id, ()):
-                    assert not self.comes_after(other, job), f"{other.spec.job_id} takes what is kept for {job_id}"
+                    late = self.comes_after(other, job, is_room=worker.node_id in job.kept)
+                    assert not late, f"{other.spec.job_id} takes what is kept for {job_id}"
             returns = self.returns(job)
             assert not workers or returns or job_id in plan.starving
             assert not (returns and job_id in plan.starving)
+            assert not (workers and is_extra(job)), f"{job_id} keeps something from jobs that wait"
+        given_up = any(self.state.jobs[assignment.job_id].kept for assignment in plan.assignments)
         for job_id, waiting in plan.pending_reasons.items():
             job = self.state.jobs[job_id]
             long = any(self.waits_long(gang) for gang in job.gangs) or self.returns(job)
             assert long or (job_id not in plan.starving and not waiting.kept)
             long = all(self.waits_long(gang) for gang in job.gangs if gang.pending) or self.returns(job)
-            if long and waiting.kind is PendingKind.IN_USE and not kept[job_id]:
+            if long and waiting.kind is PendingKind.IN_USE and not (kept[job_id] or is_extra(job) or given_up):
                 others = [worker for i in kept for worker in kept[i] if i != job_id]
                 names = {self.places[worker.node_id][0] for worker in others}
                 rivals = [worker for name in names for worker in self.members(name) if suits(job, worker)]
                 assert rivals, f"nothing is kept for {job_id}, nor for anybody who competes with it"
 
-    def comes_after(self, other: Job, job: Job) -> bool:
-        """Whether another job is surely looked at later."""
+    def comes_after(self, other: Job, job: Job, is_room: bool) -> bool:
+        """Whether another job is surely looked at later, or the host is room that an earlier plan has kept."""
+        band, other_band = job.spec.priority, other.spec.priority
+        if is_extra(other) or band != other_band:
+            return is_extra(other) or other_band > band
         if self.returns(job) or self.returns(other):
             return not self.returns(other)
-        band, other_band = job.spec.priority, other.spec.priority
-        urgent = other.spec.coscheduling is not None and self.waits_long(other.gang)
-        same_queue = band == other_band and job.spec.user == other.spec.user
-        return other_band > band or (same_queue and other.number > job.number and not urgent)
+        return is_room or (job.spec.user == other.spec.user and other.number > job.number)
 
     def returns(self, job: Job) -> bool:
         """Whether its gang ran a moment ago, or holds slices ready in place of others that are about to go."""
@@ -526,3 +529,8 @@ class Oracle(Bookkeeper):
         for owner in OWNERS:
             unfinished = [j for j in self.state.jobs.values() if j.spec.owner == owner and not j.state.finished]
             assert self.state.jobs_of(owner) == unfinished
+
+
+def is_extra(job: Job) -> bool:
+    """Whether it holds slices that its owner can do without."""
+    return job.spec.spare_for is not None and job.spec.spare_for.purpose is not SparePurpose.REPLACEMENT

@@ -260,15 +260,18 @@ def test_backfill_keeps_slices_for_several_jobs_that_do_not_compete(world: World
     assert (plan.pending_reasons["one"].kept, plan.pending_reasons["other"].kept) == (("a",), ("large",))
 
 
-def test_gang_of_several_groups_comes_first_of_its_band_after_the_bound(world: World) -> None:
-    """A gang of two slices never finds both free while older jobs, or users with less, take one of them."""
+def test_age_does_not_override_a_share_after_the_bound(world: World) -> None:
+    """A gang that has waited for long gets room, but it does not go before the user who holds less."""
     add_slices(world, *"abc")
     world.start("hog's", user="hog")
-    world.submit("single", user="modest")
     world.submit("large", user="hog", slices=(2,))
-    assert order(world) == ["single"]
     world.now += LATE
-    assert order(world) == ["large"]
+    world.submit("single", user="modest")
+    assert order(world) == ["single"]
+    world.schedule()
+    world.submit("next", user="modest")
+    assert order(world) == []
+    assert len(world.plan().pending_reasons["large"].kept) == 2
 
 
 def test_gang_of_several_groups_does_not_pass_a_higher_band_after_the_bound(world: World) -> None:

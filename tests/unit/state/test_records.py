@@ -330,7 +330,7 @@ def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> 
 FIELDS = {
     "JobRecord": ["job", "allocations"],
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
-            "failures", "preemptions", "spares_made", "started", "over", "avoided",
+            "failures", "preemptions", "spares_made", "kept", "started", "over", "avoided",
             "avoided_until", "error"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",

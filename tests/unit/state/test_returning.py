@@ -23,8 +23,8 @@ def lose_slice(world: World, name: str) -> None:
 
 
 def rival(world: World, job_id: str = "rival", **changes: object) -> Job:
-    """Somebody who uses nothing yet, and comes before others by all other rules."""
-    return world.submit(job_id, owner="pool-b", user="somebody", priority=PriorityBand.PRODUCTION, **changes)
+    """Somebody who uses nothing yet, and comes before others of the band by all other rules."""
+    return world.submit(job_id, owner="pool-b", user="somebody", **changes)
 
 
 def running(world: World) -> dict[str, tuple[str, ...]]:
@@ -32,7 +32,7 @@ def running(world: World) -> dict[str, tuple[str, ...]]:
     return {job.spec.job_id: job.gang.groups for job in jobs if job.state is JobState.RUNNING}
 
 
-def test_gang_comes_before_everybody_once_its_old_attempt_is_gone(world: World) -> None:
+def test_gang_comes_before_its_band_once_its_old_attempt_is_gone(world: World) -> None:
     world.submit("other")
     job = world.start(slices=(2,), max_retries_preemption=5)
     other = rival(world, slices=(2,))
@@ -47,6 +47,23 @@ def test_gang_comes_before_everybody_once_its_old_attempt_is_gone(world: World) 
     assert job.gang.groups == ("c", "d")
     assert other.state is JobState.PENDING
     world.state.check()
+
+
+def test_gang_does_not_come_before_a_higher_band(world: World) -> None:
+    job = world.start(max_retries_preemption=5)
+    world.start("other", slices=(2,))
+    urgent = rival(world, "urgent", priority=PriorityBand.PRODUCTION)
+    rival(world, "rival")
+    world.report(job, S.WORKER_FAILED)
+    assert {i: why.kept for i, why in world.plan().pending_reasons.items()} == {
+        "urgent": (),
+        "job": ("a",),
+        "rival": (),
+    }
+    world.confirm(job)
+    assert world.schedule().keys() == {"urgent"}
+    world.finish(urgent)
+    assert world.schedule().keys() == {"job"}
 
 
 def test_gang_that_pauses_keeps_nothing(world: World) -> None:
@@ -65,6 +82,17 @@ def test_gang_that_pauses_keeps_nothing(world: World) -> None:
     assert other.gang.groups == ("a",)
     world.schedule()
     assert running(world) == {"job": ("b", "c"), "rival": ("a",)}
+
+
+def test_gang_keeps_all_that_it_had_however_few_would_do(world: World) -> None:
+    job = world.start(slices=(1, 2, 3), max_retries_preemption=5)
+    rival(world)
+    world.report(job, S.WORKER_FAILED)
+    assert world.schedule() == {}
+    assert world.plan().pending_reasons["job"].kept == ("a", "b", "c")
+    world.confirm(job)
+    world.schedule()
+    assert running(world) == {"job": ("a", "b", "c")}
 
 
 def test_gang_keeps_no_more_than_it_had(world: World) -> None:

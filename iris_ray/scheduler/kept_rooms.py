@@ -1,0 +1,165 @@
+"""Which groups are kept for a job that waits, so that others can't pass it for ever.
+
+A job that has waited longer than the backfill bound and does not fit gets room: as few groups as it can use, the free
+ones first, then those closest to being free. A task that is a gang by itself gets a host. One job at a time has room
+among those that compete. The state remembers the room (`Job.kept`), and it stays the job's until the job runs, unless
+it is of no use any more. No other job of its band, or of a lower one, gets a host of it. Two may pass: jobs of higher
+bands, which come first, and a gang that has just lost hosts and returns to its others.
+
+Such a returning gang keeps as many groups as it had, for this plan only.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
+
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.workers import Worker
+from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.deadlines import Deadlines
+from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
+from iris_ray.scheduler.plan import Plan
+from iris_ray.state.events import RoomKeptEvent
+from iris_ray.state.fleet import Fleet
+
+Lifted = list[tuple[Worker, str]]
+"""Hosts that are not kept for the moment, each with the id of the job that they are kept for."""
+
+
+class KeptRooms:
+    """The room that jobs have in a plan.
+
+    Args:
+        pending: the jobs of the queue.
+        fleet, deadlines, plan: what the plan is made from, and the plan.
+    """
+
+    def __init__(self, pending: Iterable[Job], fleet: Fleet, deadlines: Deadlines, plan: Plan) -> None:
+        self._fleet = fleet
+        self._deadlines = deadlines
+        self._plan = plan
+        self._before = sorted((job for job in pending if job.kept), key=lambda job: -job.spec.priority)
+        self._rooms: dict[str, tuple[str, ...]] = {}  # job id → node ids
+        self._jobs: dict[str, Job] = {}  # those that have, or had, room
+        self._taken: set[str] = set()  # ids of jobs of whose room a higher band has taken some
+        self._given_up = False  # whether some room was, since its job runs
+
+    def begin_band(self, band: PriorityBand, available_to: Callable[[Job], Availability]) -> None:
+        """Keep what earlier plans have kept for the jobs of a band, as far as it is of use. Call it for every job."""
+        while self._before and self._before[-1].spec.priority <= band:
+            job = self._before.pop()
+            if not self._plan.taken.keys().isdisjoint(job.kept):
+                self._taken.add(job.spec.job_id)
+            elif self._is_of_use(job, available_to(job)):
+                self._rooms[job.spec.job_id] = job.kept
+                for node_id in job.kept:
+                    self._plan.keep(self._fleet.workers[node_id], job.spec.job_id)
+            self._jobs[job.spec.job_id] = job
+
+    def lift(self, job: Job) -> Lifted:
+        """Let a job have its own room. A gang that returns may have its former groups, whoever they are kept for."""
+        job_id, workers = job.spec.job_id, self._fleet.workers
+        lifted = [(workers[node_id], job_id) for node_id in self._rooms.get(job_id, ())]
+        if self._rooms and self._deadlines.is_returning(job):
+            assert job.spec.coscheduling is not None
+            name_of = self._fleet.grouping(job.spec.coscheduling.group_by).name_of
+            kept = ((workers[i], other) for other, node_ids in self._rooms.items() for i in node_ids)
+            lifted += [(worker, other) for worker, other in kept if name_of(worker) in job.gang.groups]
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        return lifted
+
+    def put_back(self, lifted: Lifted) -> None:
+        """Keep again what was lifted, except for jobs that have no room any more."""
+        for worker, job_id in lifted:
+            if job_id in self._rooms:
+                self._plan.keep(worker, job_id)
+
+    def give_up(self, job: Job) -> None:
+        """Keep nothing for a job any more: it runs, or can't run for a while. Its hosts must be lifted."""
+        self._given_up |= self._rooms.pop(job.spec.job_id, None) is not None
+
+    def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
+        """Keep groups for a gang that did not fit, if they are due to it, and return their names.
+
+        Args:
+            job, gang: which gang.
+            available: where it looked.
+            lifted: what `lift` has returned for it.
+        """
+        before = self._rooms.pop(job.spec.job_id, None)
+        self.put_back(lifted)
+        available.catch_up()
+        if before is not None:
+            names = self._better(job, self._names(job, before), available)
+        elif self._deadlines.is_returning(job):
+            names = self._chosen(job, gang, available, returning=True)
+        elif self._may_have_room(job, gang):
+            names = self._chosen(job, gang, available, returning=False)
+        else:
+            return ()
+        node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
+        for node_id in node_ids:
+            self._plan.keep(self._fleet.workers[node_id], job.spec.job_id)
+        if node_ids and (before is not None or not self._deadlines.is_returning(job)):
+            self._jobs[job.spec.job_id], self._rooms[job.spec.job_id] = job, node_ids
+        return names
+
+    def has_room(self, job: Job) -> bool:
+        """Return whether room is kept for a job because it has waited too long."""
+        return job.spec.job_id in self._rooms
+
+    def changes(self, placed: Collection[str]) -> list[RoomKeptEvent]:
+        """Return what is to be remembered, what is given up first.
+
+        Args:
+            placed: ids of the jobs that the plan gives hosts: once this is committed, they keep nothing.
+        """
+        changed = []
+        for job_id, job in self._jobs.items():
+            node_ids = self._rooms.get(job_id, ())
+            is_lost = job_id in placed or job_id in self._taken  # once the plan is committed
+            if node_ids != (() if is_lost else job.kept):
+                changed.append(RoomKeptEvent(job_id, node_ids))
+        return sorted(changed, key=lambda event: bool(event.node_ids))
+
+    def _may_have_room(self, job: Job, gang: Gang) -> bool:
+        # If room was given up in this plan, jobs before this one may want it: the next plan keeps some.
+        return not self._given_up and job.spec.spare_for is None and self._deadlines.is_starving(gang)
+
+    def _is_of_use(self, job: Job, available: Availability) -> bool:
+        """Return whether a job could still run in its room."""
+        if all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending):
+            return False
+        names = self._names(job, job.kept)
+        if len(names) < num_groups(job)[0] or not all(map(available.knows, names)):
+            return False
+        buckets = {available.candidates.evaluations[name].bucket for name in names}
+        fitting = len(buckets) == 1 if job.spec.whole_groups else buckets <= {*buckets_for(job, available)}
+        return fitting and all(map(available.suits, names))
+
+    def _names(self, job: Job, node_ids: Iterable[str]) -> tuple[str, ...]:
+        workers, coscheduling = self._fleet.workers, job.spec.coscheduling
+        name_of = self._fleet.grouping(coscheduling.group_by if coscheduling else None).name_of
+        return tuple(filter(None, dict.fromkeys(name_of(workers[node_id]) for node_id in node_ids)))
+
+    def _better(self, job: Job, names: tuple[str, ...], available: Availability) -> tuple[str, ...]:
+        """Return the groups of a job's room, with free groups in place of groups in use, as far as there are some."""
+        free = [name for name in names if available.is_free(name)]
+        buckets = {available.candidates.evaluations[name].bucket for name in names}
+        more = best_free(len(names), available, sorted(buckets, reverse=True), self._fleet.held_by(job.spec.owner))
+        return (*dict.fromkeys([*free, *more, *names]),)[: len(names)]
+
+    def _chosen(self, job: Job, gang: Gang, available: Availability, returning: bool) -> tuple[str, ...]:
+        """Return the groups to keep; none if there are not enough, or if another job has room among them."""
+        buckets, wanted = buckets_for(job, available), num_groups(job)
+        exist = sum(available.suitable(bucket, later=returning) for bucket in buckets)
+        needed = wanted[0]
+        if returning:
+            needed = max([needed, *(count for count in wanted if count <= min(exist, len(gang.groups)))])
+        if exist < needed or not (returning or not available.is_any_kept(buckets)):
+            return ()
+        names = best_free(needed, available, buckets, self._fleet.held_by(job.spec.owner))
+        kept = self._plan.kept.keys()
+        others = (n for n in available.closest_to_free(buckets) if kept.isdisjoint(available.group(n).node_ids))
+        return (*names, *islice(others, needed - len(names)))

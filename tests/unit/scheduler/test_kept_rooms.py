@@ -1,0 +1,215 @@
+"""Room for jobs that have waited too long: who gets it, what it is, who may pass, and when it is given up."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, RoomKeptEvent, WorkerDrainedEvent
+from iris_ray.state.records import JobRecord
+from tests.support.worlds import World, cpu_host, host
+
+S = TaskState
+LATE = BACKFILL_BOUND_S + 1
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two slices in use, and a gang for which both are kept."""
+    world = World()
+    for name in "ab":
+        world.add_slice(name)
+    yield world
+    world.check()
+
+
+def crowded(world: World) -> tuple[Job, Job, Job]:
+    """Two jobs that run, and a gang that waits for their slices, which are kept for it."""
+    busy = world.start("busy-a", user="other"), world.start("busy-b", user="other")
+    large = world.submit("large", user="me", slices=(2,))
+    world.now += LATE
+    world.schedule()
+    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
+    return large, *busy
+
+
+def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
+    large, a, b = crowded(world)
+    world.finish(a)
+    world.submit("small", user="new")  # has nothing, and comes first
+    for _ in range(3):
+        assert world.schedule() == {}
+        world.now += 100.0
+    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
+    assert "a, b kept for it" in world.why("large")
+    assert "a: is kept for large; b: in use by busy-b, then kept for large" in world.why("small")
+    world.finish(b)
+    assert world.schedule().keys() == {"large"}
+    assert large.kept == ()
+
+
+def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World) -> None:
+    world.start("busy-a", user="hog")
+    world.start("busy-b", user="hog")
+    old, young = world.submit("old", user="hog", slices=(2,)), world.submit("young", user="modest", slices=(2,))
+    world.now += LATE
+    world.schedule()
+    assert (old.kept, young.kept) == ((), ("a-0", "a-1", "b-0", "b-1"))
+
+
+def test_room_is_not_given_to_the_next_before_those_that_come_first_are_asked(world: World) -> None:
+    """When the job runs, the plan goes on behind it. Somebody before it may be due."""
+    large, a, b = crowded(world)
+    first = world.submit("first", user="new", slices=(2,))
+    last = world.submit("last", user="other", slices=(2,))
+    world.now += LATE
+    world.finish(a)
+    world.finish(b)
+    assert world.schedule().keys() == {"large"}
+    assert (first.kept, last.kept) == ((), ())
+    world.schedule()
+    assert (len(first.kept), last.kept) == (4, ())
+    assert large.gang.placed
+
+
+def test_slice_that_is_free_takes_the_place_of_one_in_use(world: World) -> None:
+    world.add_slice("c")
+    world.start("busy-c", user="other")
+    busy = [world.start(f"busy-{name}", user="other") for name in "ab"]
+    large = world.submit("large", user="me", slices=(2,))
+    world.now += LATE
+    world.schedule()
+    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
+    (on_c,) = (job for job in busy if job.gang.groups == ("c",))
+    world.finish(on_c)
+    world.schedule()
+    assert large.kept == ("c-0", "c-1", "a-0", "a-1")
+
+
+def test_room_of_a_large_task_is_a_host(world: World) -> None:
+    """Small tasks fill every gap before it."""
+    for name in ("x", "y"):
+        world.do(cpu_host(name, cpus=8.0))
+    on_cpu = {"constraints": (Constraint("tpu-name", ConstraintOp.NOT_EXISTS),), "user": "crowd"}
+    small = world.start_tasks("small", replicas=16, resources={"CPU": 1.0}, **on_cpu)
+    large = world.submit_tasks("large", replicas=1, resources={"CPU": 8.0}, **on_cpu | {"user": "me"})
+    world.now += LATE
+    world.schedule()
+    assert len(large.kept) == 1
+    (kept,) = large.kept
+    more = world.submit_tasks("more", replicas=100, resources={"CPU": 1.0}, **on_cpu)
+    for task in list(small.tasks):
+        world.report(small, S.SUCCEEDED, task.index)
+        world.confirm(small, index=task.index)
+        world.schedule()
+    assert large.tasks[0].node_id == kept
+    assert sum(task.state is S.ASSIGNED for task in more.tasks) == 8
+
+
+def test_higher_band_passes_and_the_job_gets_other_room(world: World) -> None:
+    large, a, b = crowded(world)
+    world.finish(a)
+    urgent = world.submit("urgent", user="third", priority=PriorityBand.PRODUCTION)
+    world.submit("later", user="new", priority=PriorityBand.BATCH)
+    assert world.schedule().keys() == {"urgent"}
+    assert large.kept == ("a-0", "a-1", "b-0", "b-1")  # it was lost, and kept anew
+    world.finish(b)
+    assert world.schedule() == {}
+    world.finish(urgent)
+    assert world.schedule().keys() == {"large"}
+
+
+def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> None:
+    busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
+    large = world.submit("large", user="me", slices=(2,))
+    world.now += LATE
+    world.schedule()
+    world.report(busy, S.WORKER_FAILED)
+    world.confirm(busy)
+    assert world.schedule().keys() == {"busy"}
+    assert large.kept == ("a-0", "a-1", "b-0", "b-1")
+
+
+def test_gang_does_not_return_to_what_is_kept_for_another(world: World) -> None:
+    world.add_slice("c")
+    world.add_slice("d")
+    busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
+    other = world.start("other", user="other")
+    world.start("one more", user="other")
+    large = world.submit("large", user="me", constraints=(Constraint("tpu-name", ConstraintOp.EQ, "c"),))
+    world.now += LATE
+    world.schedule()
+    assert large.kept == ("c-0", "c-1")
+    world.finish(other)
+    assert other.gang.groups == ("c",)
+    world.do(RoomKeptEvent("large", ("c-0", "c-1")))
+    world.lose("a-0")
+    world.confirm(busy)
+    assert world.schedule().keys() == {"large"}
+
+
+@pytest.mark.parametrize("how", ["cancelled", "host lost", "host drains"])
+def test_room_is_given_up(world: World, how: str) -> None:
+    large, a, _ = crowded(world)
+    world.finish(a)
+    world.submit("small", user="new")
+    match how:
+        case "cancelled":
+            world.do(JobCancelledEvent("large", "enough"))
+        case "host lost":
+            world.lose("b-0")
+        case "host drains":
+            world.do(WorkerDrainedEvent("b-0", "it goes"))
+    world.schedule()
+    assert large.kept == ()
+    world.schedule()
+    assert world.busy() >= {"a-0", "a-1"}
+
+
+def test_task_that_pauses_keeps_nothing(world: World) -> None:
+    world.start("busy-a", user="other")
+    world.start("busy-b", user="other")
+    one = world.submit_tasks("one", replicas=1, user="me")
+    world.now += LATE
+    world.schedule()
+    assert len(one.kept) == 1
+    one.gangs[0].not_before = world.now + 30.0
+    world.schedule()
+    assert one.kept == ()
+
+
+def test_room_outlives_the_controller(world: World) -> None:
+    crowded(world)
+    for without, kept in (((), ("a-0", "a-1", "b-0", "b-1")), (("b-1",), ())):
+        new = World()
+        for name in "ab":
+            for number in range(2):
+                if f"{name}-{number}" not in without:
+                    new.do(host(name, number))
+        for job_id in ("large", "busy-a", "busy-b"):
+            record = world.state.record(job_id)
+            assert record is not None
+            new.do(JobRestoredEvent(JobRecord.from_bytes(record.to_bytes())))
+        assert new.state.jobs["large"].kept == kept
+        new.state.check()
+
+
+def test_room_is_refused_for_a_job_that_does_not_wait_and_on_hosts_that_are_gone(world: World) -> None:
+    world.start("runs")
+    with pytest.raises(IllegalTransitionError, match="does not wait"):
+        world.do(RoomKeptEvent("runs", ("a-0",)))
+    world.submit("waits", slices=(2,))
+    with pytest.raises(IllegalTransitionError, match="are gone"):
+        world.do(RoomKeptEvent("waits", ("z-0",)))
+
+
+def test_host_is_kept_for_one_job(world: World) -> None:
+    one, other = (world.submit(name, slices=(2,)) for name in ("one", "other"))
+    for job in (one, other):
+        world.do(RoomKeptEvent(job.spec.job_id, ("a-0", "a-1")))
+    assert (one.kept, other.kept) == ((), ("a-0", "a-1"))

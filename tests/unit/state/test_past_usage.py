@@ -1,0 +1,66 @@
+"""What users have held in the past hours, and how long it counts."""
+
+import pytest
+
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.state.events import TimePassedEvent
+from iris_ray.state.past_usage import _USERS, HALF_LIFE_S, PastUsage
+from tests.support.worlds import World
+
+S = TaskState
+HOUR = 3600.0
+
+
+def chips(world: World, user: str) -> float:
+    return world.state.past_usage.hours(user, world.now).get("TPU", 0.0)
+
+
+def test_an_hour_of_use_counts_as_amount_hours_and_half_after_the_half_life(world: World) -> None:
+    job = world.start(user="ann")
+    assert chips(world, "ann") == 0.0
+    world.now += HOUR
+    after_an_hour = chips(world, "ann")
+    assert after_an_hour == pytest.approx(8.0, rel=0.1)  # a part of it has faded already
+    world.do(TimePassedEvent(world.now))
+    world.finish(job)
+    world.now += HALF_LIFE_S
+    assert chips(world, "ann") == pytest.approx(after_an_hour / 2)
+    assert chips(world, "bob") == 0.0
+    world.state.check()
+
+
+def test_it_makes_no_difference_how_often_it_is_worked_out() -> None:
+    usage = {"ann": {"TPU": 8.0}}
+    often, once = PastUsage(usage), PastUsage(usage)
+    for past in (often, once):
+        past.settle("ann")
+    for now in range(60, 7261, 60):
+        often.time_passed(float(now))
+        often.settle("ann")
+    assert often.hours("ann", 7260.0)["TPU"] == pytest.approx(once.hours("ann", 7260.0)["TPU"])
+
+
+def test_user_who_had_much_comes_after_one_who_had_little(world: World) -> None:
+    for user, hours in (("hog", 3), ("modest", 1)):
+        job = world.start(f"of {user}", user=user)
+        world.now += hours * HOUR
+        world.do(TimePassedEvent(world.now))
+        world.finish(job)
+    for user in ("hog", "modest"):
+        world.submit(user, user=user, slices=(2,))
+    assert [a.job_id for a in world.plan().assignments] == ["modest"]
+    world.check()
+
+
+def test_users_of_whom_nothing_is_left_are_forgotten() -> None:
+    usage: dict[str, dict[str, float]] = {}
+    past = PastUsage(usage)
+    for number in range(3 * _USERS):
+        user = f"user-{number}"
+        past.time_passed(number * HOUR)
+        past.settle(user)
+        usage[user] = {"TPU": 4.0}
+        past.time_passed((number + 0.5) * HOUR)
+        past.settle(user)
+        del usage[user]
+    assert len(past._past) <= _USERS + 1
