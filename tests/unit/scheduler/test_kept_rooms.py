@@ -50,7 +50,7 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     assert "a: is kept for large; b: in use by busy-b, then kept for large" in world.why("small")
     world.finish(b)
     assert world.schedule().keys() == {"large"}
-    assert large.kept == ()
+    assert not large.kept
 
 
 def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World) -> None:
@@ -180,7 +180,7 @@ def test_task_that_pauses_keeps_nothing(world: World) -> None:
     assert len(one.kept) == 1
     one.gangs[0].not_before = world.now + 30.0
     world.schedule()
-    assert one.kept == ()
+    assert not one.kept
 
 
 def test_room_outlives_the_controller(world: World) -> None:
