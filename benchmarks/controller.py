@@ -161,7 +161,7 @@ class Timing:
     reports: list[float] = field(default_factory=list)
 
 
-INCARNATION = "the only one"
+INCARNATION = 1
 
 
 class FakePool:

@@ -31,6 +31,7 @@
     ├── ProviderError (RuntimeError)         the cloud provider's API refused, or could not be reached
     ├── NotYetError (RuntimeError)           between processes: ask again in a moment
     ├── DeposedError (RuntimeError)          an order of a Controller that another one has replaced
+    ├── SupersededError (RuntimeError)       a call of a pool's process that a newer one has replaced
     └── IllegalTransitionError (RuntimeError)  a defect of ours: the state machine was asked for the impossible
 
 All of them carry one message and nothing else, so they pickle and cross processes intact.
@@ -154,6 +155,10 @@ class NotYetError(IrisError, RuntimeError):
 
 class DeposedError(IrisError, RuntimeError):
     """A Controller gave an order though another one has taken over; nothing was done."""
+
+
+class SupersededError(IrisError, RuntimeError):
+    """A process of a pool called the Controller though a newer one has taken its place; nothing was done."""
 
 
 class IllegalTransitionError(IrisError, RuntimeError):

@@ -99,6 +99,6 @@ def new_attempt(
 ) -> Attempt:
     """Attempt 3 of a job on that slice."""
     hosts = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in range(slices.hosts))
-    order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, "pool")
+    order = AttemptOrder(AttemptId("job", 3), (hosts,), {"TPU": 4.0}, 1, 1)
     request = RunRequest(gang_spec(), b"", {}, ProcessSpec(), 60.0, stall_timeout, silence_s)
     return Attempt(slices, controller, request, order)  # type: ignore[arg-type]

@@ -33,7 +33,7 @@ from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.status_views import job_status, task_status, worker_status
 from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.messages import JobView
+from iris_ray.actors.wire.messages import JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import PAGE, JobStatus, Place, SetAside, TaskStatus, WorkerStatus
@@ -142,15 +142,16 @@ class Controller:
             ) from error
 
     @checked
-    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: str) -> JobState:
+    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
         """Take a job. Submitting the same one again changes nothing; how it stands.
 
         Args:
             spec: the job.
             pool: who runs it.
-            incarnation: which process of the pool; another one than before means that it was started anew.
+            incarnation: number of the pool's process; a larger one than before means that it was started anew.
 
         Raises:
+            SupersededError: a newer process has taken this one's place.
             JobCancelledError: iris_ray could not handle it and has set it aside.
         """
         await self.ping()
@@ -165,9 +166,17 @@ class Controller:
         return self._state.jobs[spec.job_id].state
 
     @checked
-    async def report(self, job_id: str | None, events: list[ReportedEvent], gang: int = 0) -> JobView | None:
-        """Take what a pool has to say, and answer how a gang of the job stands now."""
+    async def report(
+        self, job_id: str | None, events: list[ReportedEvent], gang: int = 0, sender: PoolProcess | None = None
+    ) -> JobView | None:
+        """Take what a pool has to say, and answer how a gang of the job stands now.
+
+        Raises:
+            SupersededError: a newer process of the pool has taken the sender's place.
+        """
         await self.ping()
+        if sender is not None:
+            self._pools.require_latest(sender)
         now = time.time()
         self._nodes.note_drains(events)
         await self._events.apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)

@@ -13,10 +13,11 @@ the next epoch and does not acknowledge.
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
-``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the incarnation of its process
+``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
 ``unrestorable/…``  why a job could not be restored from its record; the next Controller moves it, too
 ``aside/<id>``      why a job broke the Controller, which ended with it; the next one ends the job
+``incarnation/…``   a process of a pool has begun, see `actors/wire/incarnations.py`
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """
@@ -253,8 +254,8 @@ class Journal:
         self._store.delete_all("aside/")
         self._store.delete_all("unrestorable/")
 
-    def pools(self) -> dict[str, tuple[ActorHandle, str]]:
-        """The pools that the last Controller knew, by owner, each with the incarnation of its process."""
+    def pools(self) -> dict[str, tuple[ActorHandle, int]]:
+        """The pools that the last Controller knew, by owner, each with the number of its process."""
         found, prefix = {}, f"pool/{self._last}/"
         for key, value in self._store.items(prefix).items():
             try:
@@ -263,8 +264,8 @@ class Journal:
                 logger.exception("the handle of %s can't be read", key)
         return found
 
-    def note_pool(self, owner: str, pool: tuple[ActorHandle, str] | None) -> None:
-        """Have a pool recorded with the next writing, with the incarnation of its process; None: have it deleted."""
+    def note_pool(self, owner: str, pool: tuple[ActorHandle, int] | None) -> None:
+        """Have a pool recorded with the next writing, with the number of its process; None: have it deleted."""
         self._pools[f"pool/{self.epoch}/{owner}"] = None if pool is None else cloudpickle.dumps(pool)
 
     def _last_complete(self) -> int:

@@ -11,10 +11,12 @@ from ray.util.placement_group import placement_group_table, remove_placement_gro
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.messages import PoolView
+from iris_ray.actors.wire.incarnations import forget_incarnations
+from iris_ray.actors.wire.messages import PoolProcess, PoolView
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.ray_internals import placement_group_by_id
 from iris_ray.actors.wire.shared_names import reservations_of
+from iris_ray.errors import SupersededError
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -53,7 +55,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
         self._apply = apply
         self._background = background
         self._stubs: dict[str, PoolStub] = {}
-        self._incarnations: dict[str, str] = {}  # of their processes
+        self._incarnations: dict[str, int] = {}  # numbers of their processes
         self._restarting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def __getitem__(self, owner: str) -> PoolStub:
@@ -65,11 +67,24 @@ class PoolRegistry(Mapping[str, PoolStub]):
     def __len__(self) -> int:
         return len(self._stubs)
 
-    def incarnation(self, owner: str) -> str:
-        """Which process of the pool is obeyed; empty if the pool is not known."""
-        return self._incarnations.get(owner, "")
+    def incarnation(self, owner: str) -> int:
+        """Which process of the pool is obeyed; 0 if the pool is not known."""
+        return self._incarnations.get(owner, 0)
 
-    def meet(self, owner: str, pool: PoolStub, incarnation: str) -> None:
+    def require_latest(self, process: PoolProcess) -> None:
+        """Refuse what a process says of which it is known that a newer one has taken its place.
+
+        Raises:
+            SupersededError: it is such a process.
+        """
+        latest = self.incarnation(process.owner)
+        if process.incarnation < latest:
+            raise SupersededError(
+                f"process {process.incarnation} of pool {process.owner} was replaced by process {latest}: nothing is"
+                " taken of it any more"
+            )
+
+    def meet(self, owner: str, pool: PoolStub, incarnation: int) -> None:
         """A pool that was not known; from now on its end is noticed."""
         self._note(owner, pool, incarnation)
         self._background.start(self._watch(owner, pool, seen=True), f"watching pool {owner}")
@@ -97,9 +112,14 @@ class PoolRegistry(Mapping[str, PoolStub]):
             await _remove_reservations(unknown)
             self._apply(events)
 
-    async def process_is(self, owner: str, incarnation: str) -> None:
-        """If the pool is another process than before, all that ran in the old one is over."""
+    async def process_is(self, owner: str, incarnation: int) -> None:
+        """If the pool is a newer process than before, all that ran in the old one is over.
+
+        Raises:
+            SupersededError: it is an older one, which is dead by now.
+        """
         async with self._restarting[owner]:
+            self.require_latest(PoolProcess(owner, incarnation))
             if self._incarnations.get(owner, incarnation) == incarnation:
                 return
             logger.warning("the process of pool %s died and was started anew", owner)
@@ -109,7 +129,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
             self._note(owner, self[owner], incarnation)
             self._apply([PoolRestartedEvent(owner)])
 
-    def _note(self, owner: str, pool: PoolStub, incarnation: str) -> None:
+    def _note(self, owner: str, pool: PoolStub, incarnation: int) -> None:
         self._stubs[owner], self._incarnations[owner] = pool, incarnation
         self._journal.note_pool(owner, (pool.handle, incarnation))
 
@@ -128,6 +148,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
                 break
         del self._stubs[owner], self._incarnations[owner]
         await _remove_reservations({owner})
+        await _forget_incarnations(owner)
         self._apply(ends_with_pool(self._state, owner))
         self._journal.note_pool(owner, None)
 
@@ -136,7 +157,10 @@ class PoolRegistry(Mapping[str, PoolStub]):
         view = await self._view_of(owner, pool)
         if view is None:
             return False
-        await self.process_is(owner, view.incarnation)
+        try:
+            await self.process_is(owner, view.incarnation)
+        except SupersededError:  # by one that has called meanwhile
+            return False
         self._apply([SliceHeldEvent(name, owner) for name in view.slices])
         return True
 
@@ -146,7 +170,9 @@ class PoolRegistry(Mapping[str, PoolStub]):
         except RayError:  # its runtime environment can't be set up again
             logger.exception("pool %s can't come back", owner)
             return None
-        return None if isinstance(view, Unreachable) else view
+        if isinstance(view, Unreachable) or view.incarnation < self.incarnation(owner):  # a dead process has answered
+            return None
+        return view
 
 
 async def _remove_reservations(owners: Collection[str]) -> None:
@@ -154,6 +180,13 @@ async def _remove_reservations(owners: Collection[str]) -> None:
         await asyncio.to_thread(remove_reservations, owners)
     except Exception:
         logger.exception("removing the reservations of a pool that is gone failed")
+
+
+async def _forget_incarnations(owner: str) -> None:
+    try:
+        await asyncio.to_thread(forget_incarnations, owner)
+    except Exception:
+        logger.exception("the numbers of the processes of a pool that is gone are left in the store")
 
 
 def remove_reservations(owners: Iterable[str]) -> None:

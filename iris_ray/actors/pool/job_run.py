@@ -28,7 +28,7 @@ class JobRun:
         slices, controller: as for `GangRun`.
         request: the job.
         accepted: set to True when the Controller has it.
-        incarnation: which process of the pool this is.
+        incarnation: number of the pool's process that this is.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class JobRun:
         controller: ControllerClient,
         request: RunRequest,
         accepted: "asyncio.Future[bool]",
-        incarnation: str,
+        incarnation: int,
     ) -> None:
         self.job_id = request.spec.job_id
         self._controller = controller

@@ -5,7 +5,6 @@ A SlicePoolManager lives in the caller's Ray job and ends with the calling proce
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +18,8 @@ from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.messages import AttemptOrder, PoolView, RunRequest, with_stored_function
+from iris_ray.actors.wire.incarnations import take_incarnation
+from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import DeposedError, NotYetError
 from iris_ray.model.ids import AttemptId
@@ -54,8 +54,10 @@ class SlicePoolManager:
 
     def __init__(self, alone: RunRequest | None = None) -> None:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
-        self._slices = ReservedSlices(ray.get_runtime_context().get_actor_id() or "")
-        self._controller = ControllerClient()
+        owner = ray.get_runtime_context().get_actor_id() or ""
+        self._incarnation = take_incarnation(owner)
+        self._slices = ReservedSlices(owner)
+        self._controller = ControllerClient(PoolProcess(owner, self._incarnation))
         self._last_lines = LastLinesRelay(self._controller)
         self._notices: dict[tuple[str, NoticeKind], HostNotice] = {}  # the latest ones, by node id and kind
         self._passing_on = asyncio.Lock()  # the Controller hears of notices in the order in which they came
@@ -71,7 +73,6 @@ class SlicePoolManager:
         self._dropped: deque[str] = deque(maxlen=DROPPED_KEPT)
         self._had: set[str] = set()  # jobs that this process has run
         self._began = time.monotonic()
-        self._incarnation = secrets.token_hex(4)
         self._alone = None if alone is None else asyncio.ensure_future(self._run_alone(alone))
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 
 import iris_ray
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
-from iris_ray.actors.wire.messages import JobView
+from iris_ray.actors.wire.messages import JobView, PoolProcess
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.wire.task_log import LastLines
@@ -43,9 +43,14 @@ def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class ControllerClient:
-    """Asks the Controller: "unavailable" means "ask again", not "failed"; every question may arrive twice."""
+    """Asks the Controller: "unavailable" means "ask again", not "failed"; every question may arrive twice.
 
-    def __init__(self) -> None:
+    Args:
+        sender: the pool's process that asks; None if it is none.
+    """
+
+    def __init__(self, sender: PoolProcess | None = None) -> None:
+        self._sender = sender
         self._controller: ActorHandle | None = None
         self._has_met_one = False
         self._connecting = asyncio.Lock()
@@ -77,14 +82,14 @@ class ControllerClient:
 
     # -- one method for each of the Controller's that pools call -----------------------------------------------------
 
-    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: str) -> JobState:
+    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
         """Submit a job, as often as it takes; return how it stands. Raises like `_ask`."""
         state: JobState = await self._ask("submit", spec, pool, incarnation)
         return state
 
     async def report(self, job_id: str | None, events: Sequence[Event], gang: int = 0) -> JobView | None:
         """Report events, as often as it takes; return how a gang of the job stands. Raises like `_ask`."""
-        view: JobView | None = await self._ask("report", job_id, list(events), gang)
+        view: JobView | None = await self._ask("report", job_id, list(events), gang, self._sender)
         return view
 
     async def why(self, job_id: str) -> str:
@@ -117,6 +122,7 @@ class ControllerClient:
 
         Raises:
             ControllerUnavailableError: no answer after `TRIES` times.
+            SupersededError: a newer process has taken this one's place.
         """
         again = AsyncRetrying(
             retry=retry_if_result(lambda reply: isinstance(reply, Unreachable)),

@@ -4,7 +4,7 @@ Values of the user's variables are in no ``repr``: that ends up in logs.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from iris_ray.actors.wire.payloads import Payload, stored_if_large
 from iris_ray.model.ids import AttemptId
@@ -90,7 +90,7 @@ class AttemptOrder:
         slices: ``slices[slice_id][host_index]``; all of one size.
         bundle: what is to be reserved on each host, by Ray's resource names.
         epoch: which Controller orders it.
-        incarnation: the pool's process that it is meant for.
+        incarnation: number of the pool's process that it is meant for.
         spare_for: the job for which the slices are only held ready, or None.
     """
 
@@ -98,7 +98,7 @@ class AttemptOrder:
     slices: tuple[tuple[HostPlace, ...], ...]
     bundle: dict[str, float]
     epoch: int
-    incarnation: str
+    incarnation: int
     spare_for: str | None = None
 
     @property
@@ -166,16 +166,28 @@ class Progress:
     saved: bool = False
 
 
+class PoolProcess(NamedTuple):
+    """One process of a pool.
+
+    Args:
+        owner: the pool.
+        incarnation: number of the process, larger than those of all processes of the pool before it.
+    """
+
+    owner: str
+    incarnation: int
+
+
 @dataclass(frozen=True, slots=True)
 class PoolView:
     """What a pool tells a new Controller.
 
     Attributes:
-        incarnation: which process it is; another one after a restart.
+        incarnation: number of its process; larger after a restart.
         slices: names of those that it holds.
     """
 
-    incarnation: str
+    incarnation: int
     slices: tuple[str, ...]
 
 

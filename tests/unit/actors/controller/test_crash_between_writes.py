@@ -19,7 +19,7 @@ from tests.support.worlds import gang_spec
 
 SETTLED_S = 5.0
 """After so long without news nothing goes on any more."""
-WRITES = 22
+WRITES = 23
 """That the story takes at most."""
 TAKE_OVER = 12
 """Writes of a Controller that takes over."""
@@ -47,6 +47,8 @@ class Crashes:
     def _before_write(self) -> None:
         controller = self._cluster.ray.current_actor()
         assert controller is not None
+        if not issubclass(controller._class, Controller):
+            return
         if controller._is_dead:
             raise asyncio.CancelledError
         if self.planned[:1] == [self.writes]:

@@ -18,7 +18,7 @@ from iris_ray.state.events import Event, TaskDispatchFailedEvent
 from iris_ray.state.instructions import Instructions, StopAttempt
 
 ATTEMPT = AttemptId("job", 1)
-ORDER = AttemptOrder(ATTEMPT, ((HostPlace("node", "10.0.0.1", "slice", 0),),), {"TPU": 4.0}, 1, "pool")
+ORDER = AttemptOrder(ATTEMPT, ((HostPlace("node", "10.0.0.1", "slice", 0),),), {"TPU": 4.0}, 1, 1)
 
 
 class LostPool:

@@ -74,7 +74,7 @@ def test_newer_record_wins_over_one_that_failed(world: World, monkeypatch: pytes
 def test_pool_that_ends_while_the_store_fails_is_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FailingStore(1, meanwhile=lambda: journal.note_pool("me", None))
     journal = journal_on(store, monkeypatch)
-    journal.note_pool("me", ("a handle", "ann"))
+    journal.note_pool("me", ("a handle", 1))
     asyncio.run(journal.write(world.state))
     assert store.values == {"pool/0/me": None}
 
@@ -85,7 +85,7 @@ def test_new_pool_is_put_down_before_its_jobs_and_what_becomes_of_it_after_them(
     """A successor takes a job whose pool it does not know for one whose process is gone."""
     store = FailingStore(1)
     journal = journal_on(store, monkeypatch)
-    for name, process in (("new", "first"), ("changed", "second"), ("gone", None)):
+    for name, process in (("new", 1), ("changed", 2), ("gone", None)):
         world.submit(name)
         journal.note_pool("me", None if process is None else ("a handle", process))
         asyncio.run(journal.write(world.state))

@@ -33,7 +33,7 @@ class SilentSlices(Slices):
 def test_cancelled_gathering_gives_up_its_question_to_the_controller() -> None:
     async def is_given_up() -> bool:
         controller = SilentController()
-        order = AttemptOrder(AttemptId("job", 1), ((HostPlace("node", "10.0.0.1", "a", 0),),), {"TPU": 4.0}, 1, "pool")
+        order = AttemptOrder(AttemptId("job", 1), ((HostPlace("node", "10.0.0.1", "a", 0),),), {"TPU": 4.0}, 1, 1)
         gathering = asyncio.ensure_future(
             gather_evidence(AttemptPlace(order), SilentSlices(), controller, {}, 5.0)  # type: ignore[arg-type]
         )

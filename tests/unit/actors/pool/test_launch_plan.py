@@ -20,7 +20,7 @@ def place(attempt: AttemptId, *names: str, hosts: int = 2, chips: bool = True) -
         tuple(HostPlace(f"{name}-{i}", f"10.0.{number}.{i}", name, i) for i in range(hosts))
         for number, name in enumerate(names)
     )
-    return AttemptPlace(AttemptOrder(attempt, slices, {"TPU": 4.0} if chips else {"CPU": 1.0}, 1, "pool"))
+    return AttemptPlace(AttemptOrder(attempt, slices, {"TPU": 4.0} if chips else {"CPU": 1.0}, 1, 1))
 
 
 def test_tasks_of_a_gang_are_numbered_slice_by_slice() -> None:

@@ -34,7 +34,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     """Whoever changes this list raises PROTOCOL_VERSION in the same change; new methods need no new one."""
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-    from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, JobView, PoolView
+    from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, JobView, PoolProcess, PoolView
     from iris_ray.model.ids import AttemptId
     from iris_ray.model.notices import Notice
     from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
@@ -43,7 +43,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
         name: {method: parameters(getattr(cls, method)) for method in METHODS[name]}
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
-    orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolView, Notice
+    orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
     travelling = *orders, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
     assert (PROTOCOL_VERSION, methods, fields) == (4, METHODS, FIELDS)
@@ -63,7 +63,7 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "versions": [],
         "ping": [],
         "submit": ["spec", "pool", "incarnation"],
-        "report": ["job_id", "events", "gang"],
+        "report": ["job_id", "events", "gang", "sender"],
         "why": ["job_id"],
         "evidence": ["node_ids"],
         "is_to_grow": ["attempt"],
@@ -98,6 +98,7 @@ FIELDS = {
     "AttemptOrder": ["attempt", "slices", "bundle", "epoch", "incarnation", "spare_for"],
     "AttemptId": ["job_id", "number", "gang"],
     "HostPlace": ["node_id", "address", "slice_name", "host_index"],
+    "PoolProcess": ["owner", "incarnation"],
     "PoolView": ["incarnation", "slices"],
     "Notice": ["kind", "reason", "deadline"],
     "JobView": ["state", "attempt", "failures", "preemptions", "failed_launches", "error", "job_state"],
