@@ -1,18 +1,21 @@
 """The checks of ``iris-ray doctor`` on the cluster: labels, slices, chips in use, Controller."""
 
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import iris_ray
 from iris_ray.cli.findings import Finding, Level
-from iris_ray.cli.words import counted
+from iris_ray.cli.words import counted, duration
 from iris_ray.model.workers import TPU, TPU_NAME, Worker, string_attribute
 from iris_ray.state.events import WorkerRegisteredEvent
 from iris_ray.state.groups import Group
 
 if TYPE_CHECKING:
     from iris_ray.actors.controller.node_table import NodeTable
+
+DAY_S = 86_400.0
 
 
 def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[Finding]:
@@ -96,6 +99,19 @@ def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:
     """
     for aside in about.get("set_aside", ()):
         yield Finding(Level.WARNING, "set aside", f"{aside.job_id}: {aside.why}")
+
+
+def check_clock(about: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding if somebody has set the wall clock of the Controller's machine within a day.
+
+    Args:
+        about: what it says about itself.
+    """
+    for at, jump in about.get("clock_jumps", ())[-1:]:
+        if (age := time.time() - at) < DAY_S:
+            found = f"the wall clock of the Controller's machine jumped by {jump:+.0f} s, {duration(age)} ago"
+            advice = "jobs do not mind; but times in lists jump with it: keep the clocks of all machines in step"
+            yield Finding(Level.WARNING, "clock", found, advice)
 
 
 def check_controller(about: Mapping[str, Any] | None, in_words: str, hosts: int) -> Finding:

@@ -9,7 +9,7 @@ import click
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.cli.address import chosen_address, cluster
-from iris_ray.cli.cluster_checks import check_controller, check_hosts, check_set_aside
+from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_set_aside
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
 from iris_ray.cli.findings import Finding, Level
@@ -118,6 +118,7 @@ def _examine_controller() -> Iterator[Finding]:
     about = controller.about()
     yield check_controller(about, in_words(about), len(controller.list_workers()))
     yield from check_set_aside(about)
+    yield from check_clock(about)
 
 
 def reserved_chips() -> dict[str, float]:

@@ -52,12 +52,14 @@ from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
+    Event,
     JobCancelledEvent,
     JobSubmittedEvent,
     MaintenanceCalledOffEvent,
     TaintedEvent,
     TaintLiftedEvent,
     TaskDispatchFailedEvent,
+    WorkerDrainedEvent,
     WorkerSuspectedEvent,
 )
 
@@ -100,6 +102,7 @@ class Controller:
         self._end = end
         self._state = ControllerState()
         self._journal = Journal()
+        self._clock = self._journal.clock
         self._background = BackgroundTasks(self._background_failed)
         self._planner = Planner(self._state, look_again_s=NODE_POLL_S, most_placed=MOST_PLACED)
         self._events = EventProcessor(self._state, self._planner, self._journal, self._background, self._end)
@@ -108,7 +111,7 @@ class Controller:
         self._dispatcher = Dispatcher(
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
-        self._nodes = NodeDiff(self._state)
+        self._nodes = NodeDiff(self._state, self._clock)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         self._provider = ProviderWords.of(os.environ)
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
@@ -160,7 +163,7 @@ class Controller:
         await self._pools.process_is(spec.owner, incarnation)
         if spec.owner not in self._pools:
             raise DeposedError("the pool that submits this job is gone")
-        await self._events.apply([JobSubmittedEvent(spec, time.time())])
+        await self._events.apply([JobSubmittedEvent(spec, self._clock.now())])
         if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
             raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")
         return self._state.jobs[spec.job_id].state
@@ -177,9 +180,8 @@ class Controller:
         await self.ping()
         if sender is not None:
             self._pools.require_latest(sender)
-        now = time.time()
         self._nodes.note_drains(events)
-        await self._events.apply(replace(e, now=now) if isinstance(e, TIMED) else e for e in events)
+        await self._events.apply(map(self._by_our_clock, events))
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None
@@ -197,7 +199,7 @@ class Controller:
         if job is None:
             return "the Controller does not know it"
         if not job.pending:
-            return f"it is being started on {', '.join(job_status(job, self._state, None).groups)}"
+            return f"it is being started on {', '.join(job_status(job, self._state, self._clock, None).groups)}"
         return str(self._planner.pending_reasons.get(job_id, "it will be looked at in a moment"))
 
     @checked
@@ -249,7 +251,7 @@ class Controller:
         """A page of the tasks of a job: those that come after this index; raises like `job_status`."""
         await self.ping()
         job = self._job(job_id)
-        return [task_status(job, index, self._state) for index in range(job.size)[after + 1 :][:PAGE]]
+        return [task_status(job, index, self._state, self._clock) for index in range(job.size)[after + 1 :][:PAGE]]
 
     @checked
     async def task_status(self, job_id: str, index: int) -> TaskStatus:
@@ -262,7 +264,7 @@ class Controller:
         job = self._job(job_id)
         if index not in range(job.size):
             raise unknown_number(f"task of {job_id}", index, range(job.size))
-        return task_status(job, index, self._state)
+        return task_status(job, index, self._state, self._clock)
 
     @checked
     async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
@@ -298,7 +300,7 @@ class Controller:
     async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
         """A page of the live hosts, by slice and number: those that come after this place."""
         await self.ping()
-        now, workers = time.time(), self._state.workers.values()
+        now, workers = self._clock.now(), self._state.workers.values()
         places = {(w.slice_name or "", w.host_index or 0, w.node_id): w for w in workers}
         page = heapq.nsmallest(PAGE, (place for place in places if place > after))
         return [worker_status(places[place], self._state, now) for place in page]
@@ -359,10 +361,17 @@ class Controller:
             "address": ray.util.get_node_ip_address(),
             "node_id": ray.get_runtime_context().get_node_id(),
             "set_aside": self._set_aside(),
+            "clock_jumps": self._clock.jumps,
         }
 
+    def _by_our_clock(self, event: ReportedEvent) -> Event:
+        """A pool's event with our time."""
+        if isinstance(event, TIMED):
+            return replace(event, now=self._clock.now())
+        return self._clock.heard(event) if isinstance(event, WorkerDrainedEvent) else event
+
     def _status(self, job: Job) -> JobStatus:
-        return job_status(job, self._state, self._planner.pending_reasons.get(job.spec.job_id))
+        return job_status(job, self._state, self._clock, self._planner.pending_reasons.get(job.spec.job_id))
 
     def _set_aside(self) -> list[SetAside]:
         """Jobs that it could not handle, or can't place, and records that can't be read."""
@@ -418,6 +427,7 @@ class Controller:
     async def _watch_nodes(self) -> None:
         while not self._events.deposed:
             await asyncio.sleep(NODE_POLL_S)
+            self._clock.look()
             try:
                 table = await asyncio.to_thread(self._read_nodes)
                 self._events.apply(self._nodes.events_of(table))

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable
 
 from iris_ray.actors.controller.journal import Journal
@@ -39,7 +38,7 @@ class Dispatcher:
 
     Args:
         state: read only; what becomes of the calls comes to it as events.
-        journal: knows the epoch that orders carry.
+        journal: knows the epoch that orders carry, and the time.
         pools: the pools to call.
         logs: is told where attempts run.
         apply: takes events.
@@ -114,7 +113,7 @@ class Dispatcher:
             try:
                 reply = await pool.assign(order)
             except NotYetError as not_yet:
-                failed = TaskDispatchFailedEvent(attempt, str(not_yet), time.time())
+                failed = TaskDispatchFailedEvent(attempt, str(not_yet), self._journal.clock.now())
                 self._apply([failed, AttemptEndConfirmedEvent(attempt)])
                 return
             if reply is True or reply is None:  # None: its process is another one by now, and what ran there is over
@@ -124,7 +123,7 @@ class Dispatcher:
                 self._apply([gone, AttemptEndConfirmedEvent(attempt)])
                 return
             problem = reply.reason
-        self._apply([TaskDispatchFailedEvent(attempt, problem, time.time())])
+        self._apply([TaskDispatchFailedEvent(attempt, problem, self._journal.clock.now())])
         await self._stop(StopAttempt(attempt, problem))
 
     async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
@@ -148,7 +147,8 @@ class Dispatcher:
             pool = self._pools.get(job.spec.owner)
             if pool is None or not self._state.holds_capacity(told.attempt):
                 return
-            reply = await pool.notify_attempt(told.attempt, told.notice, self._journal.epoch)
+            notice = self._journal.clock.told(told.notice)
+            reply = await pool.notify_attempt(told.attempt, notice, self._journal.epoch)
             if not isinstance(reply, Unreachable):
                 return
             await asyncio.sleep(NOTIFY_AGAIN_S)

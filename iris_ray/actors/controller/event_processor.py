@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from iris_ray.actors.controller.dispatcher import Dispatcher
@@ -82,7 +81,7 @@ class EventProcessor:
         if self.failed is not None:
             self._refuse(ControllerUnavailableError(self.failed))
             return recorded
-        now = TimePassedEvent(time.time())
+        now = TimePassedEvent(self._journal.clock.now())
         apply_safely(self._state, [now, *self.aside.without(events)], self._instructions)
         try:
             self.aside.end_those_of_failed(self._instructions)
@@ -123,7 +122,7 @@ class EventProcessor:
 
     async def _follow(self, dispatcher: Dispatcher) -> None:
         """Plan, record and carry out once."""
-        placements = self._planner.plan(time.time(), self._instructions)
+        placements = self._planner.plan(self._journal.clock.now(), self._instructions)
         orders = list(self._orders(placements, dispatcher))
         self.aside.end_those_of_failed(self._instructions)
         self._in_writing, self._recorded = self._recorded, None
@@ -143,7 +142,8 @@ class EventProcessor:
             try:
                 yield dispatcher.order(one.job, one.gang), one
             except Exception as error:
-                event = TaskDispatchFailedEvent(one.job.current_attempt(one.gang), str(error), time.time())
+                attempt = one.job.current_attempt(one.gang)
+                event = TaskDispatchFailedEvent(attempt, str(error), self._journal.clock.now())
                 self._instructions.failed.append(FailedEvent(event, error))
 
     def _set_unrecorded_aside(self) -> Collection[str]:

@@ -12,6 +12,7 @@ the next epoch and does not acknowledge.
 ``job/<n>/<id>``    a `JobRecord`; that of a large job without its gangs
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
+``clock/<n>``       how its clock stood at the latest writing
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
@@ -26,12 +27,14 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import endpoint_key
@@ -52,6 +55,8 @@ CHUNKS_AT_ONCE = 16
 """Of a large job, which takes about as long."""
 SIDE_BY_SIDE = 64
 """Values that are written at a time."""
+CLOCK_S = 10.0
+"""How often the clock is recorded at least."""
 EPOCHS_KEPT = 1000
 """By the key of the next epoch a Controller that was frozen finds out; so it stays, however many have come since."""
 
@@ -62,12 +67,15 @@ class Journal:
     Attributes:
         epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
         corrupt: the records that can't be read.
+        clock: the Controller's; it goes on where that of the Controller before stood.
     """
 
     def __init__(self) -> None:
         self.epoch = 0
         self._store = ClusterStore()
         self.corrupt = CorruptRecords(self._store)
+        self.clock = Clock()
+        self._clock_recorded_at = -math.inf
         self._taints: dict[str, dict[str, Taint]] = {}
         self._last = 0  # the epoch of what was left behind
         self._pools: dict[str, bytes | None] = {}  # what is known of pools and was not collected yet
@@ -85,6 +93,7 @@ class Journal:
         while not self._store.put_new(f"epoch/{self.epoch}", b""):  # another Controller begins at this moment
             self.epoch += 1
         left = self.left_behind()
+        self._set_clock()
         self.corrupt.keep()
         return left
 
@@ -107,6 +116,11 @@ class Journal:
         records = (self._record(job_id, values, noted) for job_id, values in _by_job(jobs, gangs).items())
         taints = self.corrupt.read("the taints", taints_then, lambda: _taints(taints_then.get(f"taints/{last}", b"{}")))
         return sorted(filter(None, records), key=lambda record: record.job.number), taints or []
+
+    def _set_clock(self) -> None:
+        found, key = self._store.items(f"clock/{self._last}"), f"clock/{self._last}"
+        if (recorded := found.get(key)) is not None:
+            self.corrupt.read("the clock", {key: recorded}, lambda: self.clock.go_on_from(recorded))
 
     def _record(self, job_id: str, values: Mapping[str, bytes], noted: Mapping[str, bytes]) -> JobRecord | None:
         """Return the record of a job; None if it can't be read, or if a Controller has failed to restore it."""
@@ -132,7 +146,7 @@ class Journal:
                 self._store.delete_all(f"job/{epoch}/")
                 self._store.delete_all(f"gangs/{epoch}/")
                 self._store.delete_all(f"pool/{epoch}/")
-        for kind, kept in (("taints/", 0), ("complete/", 0), ("epoch/", EPOCHS_KEPT)):
+        for kind, kept in (("taints/", 0), ("clock/", 0), ("complete/", 0), ("epoch/", EPOCHS_KEPT)):
             for number in self._numbers(kind):
                 if number < self.epoch - kept:
                     self._store.delete(f"{kind}{number}")
@@ -167,12 +181,13 @@ class Journal:
 
     def _in_order(self, batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
         """Yield what is written first, then what is written after it, and so on."""
-        kinds = "new pool", "job", "gangs", "pool"
+        kinds = "before jobs", "job", "gangs", "pool"
         steps: dict[str, dict[str, bytes | None]] = {kind: {} for kind in kinds}
         for key, value in batch.items():
             kind = key.partition("/")[0]
-            if kind == "pool" and value is not None and key not in self._recorded_pools:
-                kind = "new pool"
+            is_new_pool = kind == "pool" and value is not None and key not in self._recorded_pools
+            if is_new_pool or kind == "clock":
+                kind = "before jobs"
             steps[kind if kind in steps else "job"][key] = value
         return filter(None, steps.values())
 
@@ -216,6 +231,9 @@ class Journal:
                 if time.monotonic() > turn_ends:
                     await asyncio.sleep(0)
                     turn_ends = time.monotonic() + TURN_S
+        if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
+            self._clock_recorded_at = self.clock.now()  # no time in these records is later
+            self._pending[f"clock/{self.epoch}"] = self.clock.record()
 
     def _collect_job(self, state: ControllerState, job_id: str, chunks: list[int]) -> None:
         """Make what has changed of a job's record, or note that the job is forgotten."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import replace
 from typing import Any
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, NodeTable, failure, registration
 from iris_ray.actors.controller.use_elsewhere import UseElsewhere
 from iris_ray.model.outcomes import HostEvidence
@@ -22,10 +23,12 @@ class NodeDiff:
 
     Args:
         state: read only; it knows the hosts that are alive.
+        clock: the Controller's.
     """
 
-    def __init__(self, state: ControllerState) -> None:
+    def __init__(self, state: ControllerState, clock: Clock) -> None:
         self._state = state
+        self._clock = clock
         self._readings: dict[str, object] = {}  # node id → what was last read of it
         self._elsewhere = UseElsewhere(state)
         self._refused: set[str] = set()
@@ -106,7 +109,7 @@ class NodeDiff:
             return []
         if worker is None:
             return []
-        worker = replace(worker, elsewhere=self._elsewhere.of(node, table, held))
+        worker = self._clock.heard(replace(worker, elsewhere=self._elsewhere.of(node, table, held)))
         return [] if self._state.knows(worker) else [worker]
 
     def _remember(self, node_id: str, reason: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 from iris_ray.actors.controller.dispatcher import Dispatcher
@@ -39,7 +38,7 @@ async def come_back(
     records, taints = journal.begin()
     table, views = await asyncio.gather(asyncio.to_thread(read_nodes), pools.come_back())
     held = (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices)
-    apply_safely(state, [TimePassedEvent(time.time()), *held], Instructions())
+    apply_safely(state, [TimePassedEvent(journal.clock.now()), *held], Instructions())
     apply_safely(state, [*taints, *nodes.events_of(table)], Instructions())
     instructions = Instructions()
     for record in records:

@@ -1,5 +1,6 @@
 """How the Controller describes its jobs, tasks and hosts to people."""
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.wire.status import JobStatus, TaskAttempt, TaskStatus, WorkerStatus
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.jobs import Job, PastAttempt
@@ -9,7 +10,7 @@ from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
 
 
-def job_status(job: Job, state: ControllerState, waiting: PendingReason | None) -> JobStatus:
+def job_status(job: Job, state: ControllerState, clock: Clock, waiting: PendingReason | None) -> JobStatus:
     spec = job.spec
     return JobStatus(
         number=job.number,
@@ -19,7 +20,7 @@ def job_status(job: Job, state: ControllerState, waiting: PendingReason | None) 
         priority=spec.priority,
         device=spec.device,
         state=job.state,
-        submitted_at=job.submitted_at,
+        submitted_at=clock.wall(job.submitted_at),
         attempt=job.attempt,
         failures=job.failures,
         preemptions=job.preemptions,
@@ -32,13 +33,13 @@ def job_status(job: Job, state: ControllerState, waiting: PendingReason | None) 
     )
 
 
-def task_status(job: Job, index: int, state: ControllerState) -> TaskStatus:
+def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> TaskStatus:
     gang, task = job.gang_of(index), job.task(index)
     worker = state.workers.get(task.node_id or "")
     group = _group(gang.groups, index - gang.position, len(gang.tasks)) if task.node_id else None
-    times = task.started_at, task.ended_at, task.exit_code
+    times = clock.wall_or_none(task.started_at), clock.wall_or_none(task.ended_at), task.exit_code
     earlier = [past for past in gang.past if past.number < gang.attempt or not gang.succeeded]
-    attempts = [_past(past, job, index) for past in earlier]
+    attempts = [_past(past, job, index, clock) for past in earlier]
     if gang.attempt and not (earlier and earlier[-1].number == gang.attempt):
         attempts.append(TaskAttempt(gang.attempt, task.state, group, *times, task.error))
     return TaskStatus(
@@ -46,8 +47,8 @@ def task_status(job: Job, index: int, state: ControllerState) -> TaskStatus:
         task_index=task.index,
         state=task.state,
         attempt=gang.attempt,
-        started_at=task.started_at,
-        ended_at=task.ended_at,
+        started_at=times[0],
+        ended_at=times[1],
         exit_code=task.exit_code,
         failures=gang.failures,
         preemptions=gang.preemptions,
@@ -60,7 +61,7 @@ def task_status(job: Job, index: int, state: ControllerState) -> TaskStatus:
     )
 
 
-def _past(past: PastAttempt, job: Job, index: int) -> TaskAttempt:
+def _past(past: PastAttempt, job: Job, index: int, clock: Clock) -> TaskAttempt:
     """An earlier attempt of a gang, as it was for one of its tasks."""
     was_cause = past.cause == index
     together = past.state if was_cause or past.state is TaskState.KILLED else TaskState.COSCHED_FAILED
@@ -69,8 +70,8 @@ def _past(past: PastAttempt, job: Job, index: int) -> TaskAttempt:
         attempt=past.number,
         state=together,
         group=_group(past.groups, number, size),
-        started_at=past.started_at,
-        ended_at=past.ended_at,
+        started_at=clock.wall_or_none(past.started_at),
+        ended_at=clock.wall_or_none(past.ended_at),
         exit_code=past.exit_code if was_cause else None,
         error=past.error,
     )

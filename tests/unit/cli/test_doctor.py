@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 import iris_ray
 from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.cli import host_look, machine_checks
-from iris_ray.cli.cluster_checks import check_controller, check_hosts
+from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts
 from iris_ray.cli.exits import NO_CLUSTER
 from iris_ray.cli.findings import Level
 from iris_ray.cli.google_checks import check_chips, check_credentials
@@ -74,6 +75,15 @@ def test_doctor_warns_of_ports_that_the_kernel_gives_away() -> None:
 )
 def test_doctor_minds_users_who_are_all_called_the_same(environ: dict[str, str], user: str, level: Level) -> None:
     assert check_user(environ, user).level is level
+
+
+def test_doctor_names_the_latest_jump_of_the_wall_clock_for_a_day() -> None:
+    now = time.time()
+    (found,) = check_clock({"clock_jumps": [(now - 7200.0, -30.0), (now - 60.0, 3600.0)]})
+    assert found.level is Level.WARNING
+    assert "jumped by +3600 s, 1m00s ago" in found.found
+    assert not list(check_clock({"clock_jumps": [(now - 90_000.0, 3600.0)]}))
+    assert not list(check_clock({}))
 
 
 def test_doctor_compares_versions_with_the_controllers() -> None:

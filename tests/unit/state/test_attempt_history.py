@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.status_views import task_status
 from iris_ray.actors.wire.status import TaskAttempt
 from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Job
@@ -15,7 +16,7 @@ S = TaskState
 
 
 def attempts(world: World, job: Job, index: int = 0) -> list[TaskAttempt]:
-    return list(task_status(job, index, world.state).attempts)
+    return list(task_status(job, index, world.state, Clock()).attempts)
 
 
 def run_for(world: World, job: Job, seconds: float) -> None:
@@ -47,7 +48,7 @@ def test_each_attempt_of_a_gang_is_told_for_each_of_its_tasks(world: World) -> N
     assert [attempt.state for attempt in attempts(world, job, 0)] == [S.COSCHED_FAILED, S.WORKER_FAILED, S.RUNNING]
     for index in (0, 1):
         world.report(job, S.SUCCEEDED, index)
-    status = task_status(job, 0, world.state)
+    status = task_status(job, 0, world.state, Clock())
     assert (status.started_at, status.ended_at, status.exit_code) == (183.0, 203.0, 0)
     assert (status.failures, status.preemptions) == (1, 1)
     assert len(status.attempts) == 3
@@ -76,7 +77,7 @@ def test_attempts_that_were_free_of_charge_are_told_too(world: World) -> None:
         (S.KILLED, None, "no answer"),
         (S.KILLED, 111.0, "it moves to more slices"),
     ]
-    assert task_status(job, 0, world.state).started_at is None, "it waits"
+    assert task_status(job, 0, world.state, Clock()).started_at is None, "it waits"
     world.check()
 
 
@@ -86,7 +87,7 @@ def test_attempt_that_was_taken_back_and_has_returned_after_all_has_succeeded(wo
     world.lose("a-0")
     world.do(GangReturnedEvent(attempt_id(job, 0, 1)))
     assert [(a.attempt, a.state) for a in attempts(world, job)] == [(1, S.SUCCEEDED)]
-    assert task_status(job, 0, world.state).exit_code == 0
+    assert task_status(job, 0, world.state, Clock()).exit_code == 0
     world.check()
 
 

@@ -19,7 +19,7 @@ from tests.support.worlds import gang_spec
 
 SETTLED_S = 5.0
 """After so long without news nothing goes on any more."""
-WRITES = 23
+WRITES = 38
 """That the story takes at most."""
 TAKE_OVER = 12
 """Writes of a Controller that takes over."""

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from iris_ray.actors.controller import dispatcher as module
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.wire.answers import Gone
 from iris_ray.actors.wire.background import BackgroundTasks
@@ -40,7 +41,7 @@ def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() ->
 
         dispatcher = Dispatcher(
             SimpleNamespace(holds_capacity=lambda attempt: False),  # type: ignore[arg-type]
-            SimpleNamespace(epoch=1),  # type: ignore[arg-type]
+            SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
             pools,  # type: ignore[arg-type]
             SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
             apply,
@@ -73,7 +74,7 @@ def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.Monk
         job = SimpleNamespace(spec=SimpleNamespace(owner="owner"))
         dispatcher = Dispatcher(
             SimpleNamespace(holds_capacity=lambda attempt: attempt.gang not in stopped, jobs={"job": job}),  # type: ignore[arg-type]
-            SimpleNamespace(epoch=1),  # type: ignore[arg-type]
+            SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
             {"owner": Pool()},  # type: ignore[arg-type]
             SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
             lambda events: None,

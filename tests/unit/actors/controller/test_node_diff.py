@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.state import ControllerState
@@ -25,7 +26,7 @@ class Looks:
 
     def __init__(self) -> None:
         self.state = ControllerState()
-        self.nodes = NodeDiff(self.state)
+        self.nodes = NodeDiff(self.state, Clock())
 
     def look(self, *nodes: dict[str, Any]) -> list[str]:
         """Return the reasons of the losses that it finds."""

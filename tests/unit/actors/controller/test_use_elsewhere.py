@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.controller.use_elsewhere import READINGS
@@ -21,7 +22,7 @@ class Cluster:
 
     def __init__(self, *node_ids: str) -> None:
         self.world = World()
-        self.diff = NodeDiff(self.world.state)
+        self.diff = NodeDiff(self.world.state, Clock())
         self.available = {node_id: dict(ALL) for node_id in node_ids}
         self.totals = {node_id: dict(ALL) for node_id in node_ids}
         self.labels: dict[str, dict[str, str]] = {node_id: {} for node_id in node_ids}

@@ -1,0 +1,168 @@
+"""The Controller's clock: whoever sets the wall clock, no job's time gets longer or shorter."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iris_ray.actors.controller.clock import JUMPS_KEPT, MOST_AWAY_S, Clock
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.state.events import WorkerDrainedEvent
+from tests.support.virtual_cluster import Stage, VirtualCluster
+
+BEGAN = 1_700_000_000.0
+HOUR_S = 3600.0
+
+
+class Watches:
+    """The wall clock and the monotonic clock of a machine."""
+
+    def __init__(self) -> None:
+        self.wall, self.steady = BEGAN, 50.0
+
+    def pass_by(self, seconds: float) -> None:
+        self.wall += seconds
+        self.steady += seconds
+
+
+@pytest.fixture
+def watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watches]:
+    found = Watches()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: found.wall)
+        patch.setattr(time, "monotonic", lambda: found.steady)
+        yield found
+
+
+def test_clock_is_the_wall_clock_as_long_as_nobody_sets_it(watches: Watches) -> None:
+    clock = Clock()
+    watches.pass_by(7.0)
+    clock.look()
+    assert clock.now() == clock.wall(clock.now()) == watches.wall == BEGAN + 7.0
+    assert clock.jumps == []
+
+
+@pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
+def test_clock_goes_on_evenly_when_the_wall_clock_jumps_and_the_jump_is_named(
+    watches: Watches, jump: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    watches.pass_by(10.0)
+    with caplog.at_level(logging.WARNING):
+        watches.wall += jump
+        for _ in range(2):
+            clock.look()
+    assert f"{jump:+.0f} s off" in caplog.text
+    assert len(caplog.records) == 1
+    watches.pass_by(5.0)
+    assert clock.now() == BEGAN + 15.0
+    assert clock.jumps == [(BEGAN + 10.0 + jump, jump)]
+
+
+@pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
+def test_times_are_shown_as_the_wall_clock_stood_then(watches: Watches, jump: float) -> None:
+    clock = Clock()
+    watches.pass_by(10.0)
+    watches.wall += jump
+    clock.look()
+    watches.pass_by(1.0)
+    assert (clock.wall(BEGAN + 3.0), clock.wall(clock.now())) == (BEGAN + 3.0, watches.wall)
+    assert clock.wall_or_none(None) is None
+
+
+@pytest.mark.parametrize("jump", [HOUR_S, -HOUR_S])
+def test_deadlines_of_others_are_by_the_wall_clock(watches: Watches, jump: float) -> None:
+    clock = Clock()
+    watches.wall += jump
+    heard = clock.heard(WorkerDrainedEvent("a", "spot", deadline=watches.wall + 30.0)).deadline
+    assert heard == clock.now() + 30.0
+    assert clock.told(Notice(NoticeKind.PREEMPTION, "spot", heard)).deadline == watches.wall + 30.0
+    assert clock.heard(WorkerDrainedEvent("a", "spot")).deadline is None
+
+
+@pytest.mark.parametrize(
+    ("away", "passed"),
+    [(0.0, 0.0), (20.0, 20.0), (MOST_AWAY_S + HOUR_S, MOST_AWAY_S), (-HOUR_S, 0.0)],
+    ids=["at once", "soon", "long after, or set forward", "set back"],
+)
+def test_successor_goes_on_where_the_one_before_stood(watches: Watches, away: float, passed: float) -> None:
+    first = Clock()
+    watches.wall -= HOUR_S
+    first.look()
+    recorded, then = first.record(), first.now()
+    watches.wall, watches.steady = watches.wall + away, 1.0  # on another machine
+    clock = Clock()
+    clock.go_on_from(recorded)
+    assert clock.now() == pytest.approx(then + passed)
+    assert clock.wall(clock.now()) == pytest.approx(watches.wall)
+    assert len(clock.jumps) == (1 if away == passed else 2)
+
+
+def test_only_the_latest_jumps_are_kept(watches: Watches) -> None:
+    clock = Clock()
+    for _ in range(3 * JUMPS_KEPT):
+        watches.pass_by(100.0)
+        watches.wall += HOUR_S
+        clock.look()
+    assert len(clock.jumps) == JUMPS_KEPT
+    assert clock.wall(clock.now()) == watches.wall
+
+
+# -- whole jobs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(tmp_path, monkeypatch)
+
+
+def set_wall_clock(patch: pytest.MonkeyPatch, by: float) -> None:
+    before = time.time
+    patch.setattr(time, "time", lambda: before() + by)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_job_in_time_is_not_given_up_when_the_wall_clock_is_set_forward(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        with monkeypatch.context() as patch:
+            cluster.run("busy")
+            await cluster.started("busy", 2)
+            cluster.run("waits", scheduling_timeout=1800.0)
+            await asyncio.sleep(20.0)
+            submitted_at = (await cluster.status("waits")).submitted_at
+            set_wall_clock(patch, HOUR_S)
+            if restart:
+                cluster.restart_controller()
+            await asyncio.sleep(20.0)
+            status = await cluster.status("waits")
+            assert (status.state, status.submitted_at) == (JobState.PENDING, submitted_at)
+            assert ((await cluster.ask("about"))["clock_jumps"][-1][1]) == pytest.approx(HOUR_S, abs=MOST_AWAY_S + 20)
+
+    stage.play(story, slices=1)
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_pause_does_not_get_longer_when_the_wall_clock_is_set_back(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, restart: bool
+) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        with monkeypatch.context() as patch:
+            cluster.run("job", max_retries_failure=20)
+            for attempt in range(1, 5):  # quick ends: the next attempts pause
+                for task in await cluster.started("job", 2, attempt):
+                    task.end.set_exception(ValueError("at once"))
+            set_wall_clock(patch, -HOUR_S)
+            if restart:
+                await asyncio.sleep(1.0)
+                cluster.restart_controller()
+            began = time.monotonic()
+            await cluster.started("job", 2, attempt=5)
+            assert time.monotonic() - began < 60.0
+
+    stage.play(story, slices=1)
