@@ -78,6 +78,14 @@ DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.DEVICE_BUSY})
 """Ends of tasks in which no user code ran. Such an end explains the errors of the other tasks of its gang."""
 
 
+class Fault(Enum):
+    """What may be a host's fault."""
+
+    CRASH = "crash"  # of a task process, in user code
+    NO_START = "no start"  # a task process ended before user code ran
+    HOST = "host"  # the host itself is not fit: another process holds its chips
+
+
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
     """How one task ended.

@@ -131,7 +131,8 @@ class Cycle:
     def _available_to(self, job: Job) -> Availability:
         """Return what is available to a job. Hosts that it avoids count only if it can't do without them."""
         available = self._available_to_all(job.requirement)
-        avoided = avoided_by(job, self._deadlines.now)
+        now = self._deadlines.now
+        avoided = (*avoided_by(job, now), *self._fleet.avoided_by(job.spec.user, now))
         if not avoided:
             return available
         key = job.requirement, avoided

@@ -69,7 +69,7 @@ class PendingReason:
         ahead: how many jobs with the same requirement are before it in the queue.
         first_ahead: the id of the first of them, or None.
         kept: names of the groups that are kept for it, because it has waited long or has just lost its hosts.
-        avoided: names of groups that it avoids for some minutes, because launches of it have failed there.
+        avoided: names of groups that it avoids for a while: launches of it, or tasks of its user, have failed there.
         pause: for how many seconds it is not tried, and why; None if it is tried.
     """
 
@@ -98,7 +98,7 @@ class PendingReason:
         if self.kept:
             parts.append(f"{_some(self.kept)} kept for it")
         if self.avoided:
-            parts.append(f"it avoids {_some(self.avoided)} for some minutes, since launches have failed there")
+            parts.append(f"it avoids {_some(self.avoided)} for a while: launches or tasks have failed there")
         parts += map(str, shortage.closest)
         if shortage.more:
             parts.append("…")

@@ -13,6 +13,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.planner import Placement
 from iris_ray.simulation.agenda import Agenda
 from iris_ray.simulation.history import History
@@ -193,7 +194,7 @@ class SimulatedPools:
         self._end(attempt, "failure")
         error, events = "it failed", list[Event]()
         if work.crashes:
-            events.append(WorkerBlamedEvent(attempt.node_id, attempt.id.job_id, error, by_user_code=True))
+            events.append(WorkerBlamedEvent(attempt.node_id, attempt.id.job_id, error, Fault.CRASH))
         events.append(TaskStateChangedEvent(attempt.id, attempt.tasks[0], TaskState.FAILED, error))
         self._agenda.after(self._timings.stop, self._confirm, attempt, *events)
 

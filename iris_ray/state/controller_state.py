@@ -209,7 +209,7 @@ class ControllerState:
         if event.node_id in self.workers:
             job = self.jobs.get(event.job_id)
             user = job.spec.user if job else event.job_id
-            self._quarantine.blame(Blame(event.node_id, user, event.by_user_code, self._now), event.reason)
+            self._quarantine.blame(Blame(event.node_id, user, event.fault, self._now), event.reason)
 
     def _remember(self, event: Event, instructions: Instructions) -> None:
         """Keep the event in the story of its job, or of the jobs whose attempts it ends."""

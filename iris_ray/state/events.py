@@ -10,6 +10,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.outcomes import Fault
 from iris_ray.model.plain import Words
 from iris_ray.state.records import JobRecord
 
@@ -228,14 +229,14 @@ class WorkerBlamedEvent:
         node_id: the worker.
         job_id: the task's job.
         reason: what happened, in words.
-        by_user_code: whether user code ran in it. If so, the worker is at fault only if the user's tasks survive on
-            other hosts.
+        fault: what kind of failure it was. Unless the host itself shows it, it counts against the pair of the user and
+            the host.
     """
 
     node_id: str
     job_id: str
     reason: Words
-    by_user_code: bool
+    fault: Fault
 
 
 @dataclass(frozen=True, slots=True)

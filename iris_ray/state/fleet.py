@@ -46,6 +46,7 @@ class Fleet:
         holders: slice name → owner that keeps actors on the slice, whether tasks run there or not.
         totals: what all workers have together, by Ray's resource names.
         taints: target (node_id or slice name) → taint's name → taint.
+        avoided: user → node_id of a host that the user's jobs avoid → until when; seconds on the events' clock.
     """
 
     def __init__(self) -> None:
@@ -53,6 +54,7 @@ class Fleet:
         self.holders: dict[str, str] = {}
         self.totals: Counter[str] = Counter()
         self.taints: dict[str, dict[str, Taint]] = {}
+        self.avoided: dict[str, dict[str, float]] = {}
         self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may end, its target, its name
         self._suspicions: list[tuple[float, str]] = []  # a heap: when a suspicion may end, and the node_id
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
@@ -95,6 +97,10 @@ class Fleet:
         group = self._groupings[TPU_NAME].get(name)
         return group.workers if group else ()
 
+    def avoided_by(self, user: str, now: float) -> tuple[str, ...]:
+        """Return the node ids of the hosts that a user's jobs avoid."""
+        return tuple(node_id for node_id, until in self.avoided.get(user, {}).items() if now < until)
+
     # -- changing --------------------------------------------------------------------------------------------------
 
     def register(self, worker: Worker) -> None:
@@ -128,6 +134,17 @@ class Fleet:
             del self.taints[target]
         self._taints_changed(target)
 
+    def avoid(self, user: str, node_id: str, until: float | None) -> None:
+        """Have a user's jobs avoid a host until then, on the events' clock; None: no longer."""
+        avoided = self.avoided.setdefault(user, {})
+        avoided.pop(node_id, None)
+        if until is not None:
+            avoided[node_id] = until
+        if not avoided:
+            del self.avoided[user]
+        if worker := self.workers.get(node_id):
+            self._record_change(worker)
+
     def suspect(self, node_id: str, reason: str, until: float) -> None:
         """Record that a worker may be lost. Until then, on the events' clock, it gets no new tasks."""
         if worker := self.workers.get(node_id):
@@ -136,12 +153,15 @@ class Fleet:
             heapq.heappush(self._suspicions, (until, node_id))
 
     def time_passed(self, now: float) -> None:
-        """Remove the taints that have ended, and record the workers whose suspicion has ended as changed."""
+        """Remove taints and avoidances that have ended, and note the workers whose suspicion has ended as changed."""
         while self._suspicions and self._suspicions[0][0] <= now:
             until, node_id = heapq.heappop(self._suspicions)
             worker = self.workers.get(node_id)
             if worker is not None and worker.suspected_until == until:
                 self._record_change(worker)
+        ended = [(user, host) for user, hosts in self.avoided.items() for host, until in hosts.items() if until <= now]
+        for user, node_id in ended:
+            self.avoid(user, node_id, None)
         while self._expiries and self._expiries[0][0] <= now:
             until, target, name = heapq.heappop(self._expiries)
             taint = self.taints.get(target, {}).get(name)
@@ -239,6 +259,7 @@ class Fleet:
 
     def check(self) -> None:
         """Raise AssertionError if an index differs from what the workers say. For tests."""
+        assert all(self.avoided.values()), "an empty entry of what a user's jobs avoid"
         assert +self.totals == +sum((Counter(w.resources) for w in self.workers.values()), Counter())
         for owner, names in self._held_by.items():
             assert names == {name for name, holder in self.holders.items() if holder == owner}

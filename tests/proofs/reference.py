@@ -59,6 +59,7 @@ class ReferencePlan:
     ) -> None:
         pending = list(pending)
         self.workers = list(fleet.workers.values())
+        self.avoided_by_users = fleet.avoided
         self.holders, self.now, self.bound = fleet.holders, now, bound
         self.usage = {user: Counter(held) for user, held in usage.items()}
         for job in pending:
@@ -160,8 +161,9 @@ class ReferencePlan:
         return elsewhere if len(elsewhere) >= counts(job)[0] else self.options_without(job, set())
 
     def avoided(self, job: Job) -> set[str]:
-        """The hosts where launches of the job have failed."""
-        return set(job.avoided) if self.now < job.avoided_until else set()
+        """The hosts where launches of the job have failed, or tasks of its user again and again."""
+        by_user = {host for host, until in self.avoided_by_users.get(job.spec.user, {}).items() if self.now < until}
+        return by_user | set(job.avoided) if self.now < job.avoided_until else by_user
 
     def options_of_any_size(self, job: Job) -> list[Option]:
         enough = len(self.options_without(job, self.avoided(job))) >= counts(job)[0]

@@ -20,6 +20,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
@@ -32,6 +33,7 @@ from iris_ray.state.events import (
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
+    WorkerBlamedEvent,
     WorkerDrainedEvent,
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
@@ -136,6 +138,7 @@ HAPPENINGS = st.tuples(
             *("end", "end", "end", "end", "confirm", "confirm", "confirm all"),
             *("run", "run", "retry", "move", "launch fails", "cancel"),
             *("lose", "drain", "suspect", "relabel", "repair", "repair", "release", "hold", "time", "long time"),
+            "blame",
         )
     ),
     st.integers(0, 11),
@@ -249,6 +252,10 @@ class RandomWorld(World):
                 for there, registration in self.hosts.items():
                     if there.startswith(name):
                         self.do(registration)
+            case "blame":
+                user, jobs = ("ann", "bob", "cem")[pick % 3], self.state.jobs.values()
+                for job in [job for job in jobs if job.spec.user == user][:1] * 3:
+                    self.do(WorkerBlamedEvent(node_id, job.spec.job_id, "boom", Fault.CRASH))
             case "hold":
                 self.state.fleet.hold(name, ("pool-a", "pool-b")[pick % 2])
             case "release":

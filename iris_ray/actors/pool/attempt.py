@@ -25,7 +25,7 @@ from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.errors import TaskSetupError
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, HostEvidence, TaskEnd, TaskKey, TpuPreempted
+from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, Fault, HostEvidence, TaskEnd, TaskKey, TpuPreempted
 from iris_ray.model.verdict import Verdict, judge_gang
 
 REFILL_DELAY_S = 4.0
@@ -34,6 +34,13 @@ RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is not worth a report that it runs."""
 AT_ONCE_S = 0.5
 """A host that is found lost so soon after the start was lost before: it broke while its slice was idle."""
+
+FAULTS = {
+    EndKind.CRASHED: Fault.CRASH,
+    EndKind.NEVER_STARTED: Fault.NO_START,
+    EndKind.DEVICE_BUSY: Fault.HOST,
+}
+"""Ends that may be the host's fault."""
 
 Ends = dict[TaskKey, TaskEnd | None]
 
@@ -146,12 +153,11 @@ class Attempt:
         end = self._ends.get(key)
         return None if end is None else end.exit_code
 
-    def blamed_host(self, key: TaskKey) -> tuple[str, bool] | None:
-        """The host that may be at fault for a task's end, and whether user code ran there; None if it can't be."""
+    def blamed_host(self, key: TaskKey) -> tuple[str, Fault] | None:
+        """The host that may be at fault for a task's end, and in which way; None if it can't be."""
         end = self._ends.get(key)
-        if end is None or not (end.kind is EndKind.CRASHED or end.kind in DID_NOT_RUN):
-            return None
-        return self.place.host(key).node_id, end.kind is EndKind.CRASHED
+        fault = None if end is None else FAULTS.get(end.kind)
+        return None if fault is None else (self.place.host(key).node_id, fault)
 
     async def silent_hosts(self, names: tuple[str, ...]) -> dict[str, str]:
         """Return the node ids of these slices' hosts that do not answer, and why they count as lost."""

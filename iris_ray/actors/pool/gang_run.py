@@ -29,7 +29,7 @@ from iris_ray.errors import (
 )
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
-from iris_ray.model.outcomes import TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
+from iris_ray.model.outcomes import Fault, TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -257,7 +257,7 @@ class GangRun:
         attempt.phase = Phase.TIDY
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
-        events += [WorkerBlamedEvent(node_id, self.job_id, why, by_user_code=False) for node_id, why in held.items()]
+        events += [WorkerBlamedEvent(node_id, self.job_id, why, Fault.HOST) for node_id, why in held.items()]
         if failure.by_request:
             events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
         else:

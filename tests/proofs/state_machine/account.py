@@ -9,6 +9,7 @@ from iris_ray.model.job_spec import JobSpec, SparePurpose
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import Worker
 from tests.proofs.state_machine.views import JobView, S
 
@@ -19,7 +20,7 @@ class BlameView(NamedTuple):
     at: float
     node_id: str
     user: str
-    by_user_code: bool
+    fault: Fault
 
 
 PAUSES = (0.0, 0.0, 1.0, 2.0, 4.0, 8.0)
@@ -49,6 +50,7 @@ class Account:
         wanted: job → on how many groups it ran before it lost some.
         taints: (target, name) → until when.
         blames: of the last hour.
+        avoided: (user, worker id) → until when, and the blames for which it is.
         set_aside: worker id → until when, and the blames for which it is.
         last_held: spare that is gone → the hosts that it had.
     """
@@ -72,6 +74,7 @@ class Account:
     taints: dict[tuple[str, str], float | None] = field(default_factory=dict)
     blames: list[BlameView] = field(default_factory=list)
     set_aside: dict[str, tuple[float, list[BlameView]]] = field(default_factory=dict)
+    avoided: dict[tuple[str, str], tuple[float, list[BlameView]]] = field(default_factory=dict)
     last_held: dict[str, list[str]] = field(default_factory=dict)
 
     def forgive(self, node_id: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU_NAME, Worker
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -228,8 +229,8 @@ class Bookkeeper:
                     self.account.verdicts[job_id] = JobState.UNSCHEDULABLE
             case TaskDispatchFailedEvent(attempt) if attempt.job_id in before:
                 self.launch_failed(attempt, before[attempt.job_id])
-            case WorkerBlamedEvent(node_id, job_id, _, by_user_code) if node_id in self.state.workers:
-                self.blame(node_id, job_id, by_user_code)
+            case WorkerBlamedEvent(node_id, job_id, _, fault) if node_id in self.state.workers:
+                self.blame(node_id, job_id, fault)
             case TaintedEvent(target, name, _, until):
                 self.account.taints[target, name] = until
             case TaintLiftedEvent(target, name):
@@ -240,11 +241,16 @@ class Bookkeeper:
                 for taint, until in list(self.account.taints.items()):
                     if until is not None and until <= self.account.now:
                         del self.account.taints[taint]
+                for pair, (end, _) in list(self.account.avoided.items()):
+                    if end <= self.account.now:
+                        del self.account.avoided[pair]
         for attempt in [attempt for attempt in self.account.early if not self.is_live(attempt)]:
             self.account.early.remove(attempt)
             self.account.held.pop(attempt, None)
         found = self.state.fleet.taints.items()
         assert {(t, name): taint.until for t, taints in found for name, taint in taints.items()} == self.account.taints
+        avoided = {(user, h): until for user, hosts in self.state.fleet.avoided.items() for h, until in hosts.items()}
+        assert avoided == {pair: until for pair, (until, _) in self.account.avoided.items()}
         assert instructions.reclaim == reclaim
         assert self.state.holders == self.account.holders
 
@@ -282,34 +288,51 @@ class Bookkeeper:
 
     # -- which hosts are set aside -----------------------------------------------------------------------------------
 
-    def blame(self, node_id: str, job_id: str, by_user_code: bool) -> None:
-        """The third failure within an hour that is not the user's own doing sets a host aside for an hour.
+    def blame(self, node_id: str, job_id: str, fault: Fault) -> None:
+        """The third failure within an hour that is not the user's own doing.
 
-        For five minutes, if no user code had come to run in any of the three.
+        Three of one user: the user's jobs avoid the host. Three of several users, or three that the host shows by
+        itself: it is set aside. For an hour, or for five minutes if no user code had come to run in any of them.
         """
         account, job = self.account, self.state.jobs.get(job_id)
         user = job.spec.user if job else job_id
         account.blames = [blame for blame in account.blames if blame.at >= account.now - 3600.0]
-        account.blames.append(BlameView(account.now, node_id, user, by_user_code))
-        if len(mine := self.not_the_users(node_id, account.blames)) > 2:
-            until = account.now + (3600.0 if any(blame.by_user_code for blame in mine) else 300.0)
-            account.taints[node_id, "quarantined"] = until
-            account.forgive(node_id)
-            account.set_aside[node_id] = until, mine
+        account.blames.append(BlameView(account.now, node_id, user, fault))
+        of_host = [blame for blame in account.blames if blame.node_id == node_id and blame.fault is Fault.HOST]
+        of_users = self.not_the_users(node_id, account.blames)
+        mine = [blame for blame in of_users if blame.user == user]
+        if fault is Fault.HOST:
+            if len(of_host) > 2:
+                self.set_aside(node_id, of_host)
+        elif len(of_users) > 2 and mine != of_users:
+            self.set_aside(node_id, of_users)
+        elif len(mine) > 2:
+            account.avoided[user, node_id] = account.now + seconds(mine), mine
+        for pair, (_, blames) in list(account.avoided.items()):
+            if len(self.not_the_users(pair[1], blames)) <= 2:
+                del account.avoided[pair]
         by_us = {other: until for other, (until, why) in account.set_aside.items() if self.may_return(other, why)}
         for other, until in by_us.items():
             account.forgive(other)
             if account.taints.get((other, "quarantined")) == until:  # else it is an operator's
                 del account.taints[other, "quarantined"]
 
+    def set_aside(self, node_id: str, blames: list[BlameView]) -> None:
+        until = self.account.now + seconds(blames)
+        self.account.taints[node_id, "quarantined"] = until
+        self.account.forgive(node_id)
+        self.account.set_aside[node_id] = until, blames
+
     def may_return(self, node_id: str, blames: list[BlameView]) -> bool:
-        return len(self.not_the_users(node_id, blames)) <= 2
+        left = self.not_the_users(node_id, blames)
+        return blames[0].fault is not Fault.HOST and (len(left) <= 2 or len({blame.user for blame in left}) < 2)
 
     def not_the_users(self, node_id: str, blames: list[BlameView]) -> list[BlameView]:
-        """Those against a host, but for crashes of users whose tasks crash on other hosts as well."""
-        crashes = {(blame.user, blame.node_id) for blame in self.account.blames if blame.by_user_code}
-        elsewhere = {user for user, host in crashes if host != node_id}
-        return [b for b in blames if b.node_id == node_id and not (b.by_user_code and b.user in elsewhere)]
+        """Those of users against a host, but for users whose tasks fail on other hosts as well."""
+        fails = {(blame.user, blame.node_id) for blame in self.account.blames if blame.fault is not Fault.HOST}
+        elsewhere = {user for user, host in fails if host != node_id}
+        by_users = [b for b in blames if b.node_id == node_id and b.fault is not Fault.HOST]
+        return [b for b in by_users if b.user not in elsewhere]
 
     # -- reading the account -----------------------------------------------------------------------------------------
 
@@ -342,3 +365,7 @@ class Bookkeeper:
             for attempt, hosts in self.account.held.items()
             if uses_chips(self.state.jobs[attempt.job_id].spec)
         )
+
+
+def seconds(blames: list[BlameView]) -> float:
+    return 3600.0 if any(blame.fault is Fault.CRASH for blame in blames) else 300.0

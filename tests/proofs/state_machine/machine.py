@@ -17,6 +17,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state import ControllerState, records
 from iris_ray.state.events import (
@@ -382,8 +383,9 @@ class RandomEvents(RuleBasedStateMachine):
                 self.apply(event)
                 assert self.state.knows(event)
             case "blamed":
-                for _ in range(1 + pick % 3):
-                    self.apply(WorkerBlamedEvent(node_id, f"job-{pick % 2}", "boom", by_user_code=pick % 4 > 0))
+                for number in range(1 + pick % 4):
+                    job_id = f"job-{(pick + (number if pick > 6 else 0)) % 2}"
+                    self.apply(WorkerBlamedEvent(node_id, job_id, "boom", list(Fault)[pick % 3]))
             case "tainted":
                 target = (node_id, self.places[node_id][0])[pick % 2]
                 name, until = ("bad", "quarantined")[pick % 3 > 1], (None, self.world.now + 5.0)[pick % 4 > 0]
@@ -476,6 +478,7 @@ class RandomEvents(RuleBasedStateMachine):
         assert view_all(new) == view_all(old)
         self.account.blames.clear()
         self.account.set_aside.clear()
+        self.account.avoided.clear()
         self.world.state = new
 
     @rule(name=st.sampled_from(["a", "b", "c", "Large"]), owner=st.sampled_from(OWNERS))

@@ -406,6 +406,7 @@ class Oracle(Bookkeeper):
             right = [name for name in "abc" if self.is_sound_slice(name) and len(self.members(name)) == len(node_ids)]
             suitable = [name for name in right if all(suits(job, worker) for worker in self.members(name))]
             avoided = set(job.avoided) if self.world.now < job.avoided_until else set()
+            avoided.update(self.state.fleet.avoided_by(job.spec.user, self.world.now))
             suitable = [name for name in suitable if avoided.isdisjoint(w.node_id for w in self.members(name))]
             assert len(suitable) < counts_of(job)[0], f"{suitable} would do"
 

@@ -69,7 +69,7 @@ def test_job_waits_for_other_hosts_that_are_in_use_and_says_which_it_avoids(worl
     world.now = job.gang.not_before
     reason = world.plan().pending_reasons["job"]
     assert (reason.kind, reason.free, reason.avoided) == (PendingKind.IN_USE, 0, ("b",))
-    assert "it avoids b for some minutes, since launches have failed there" in str(reason)
+    assert "it avoids b for a while: launches or tasks have failed there" in str(reason)
     world.now = job.avoided_until
     assert list(world.schedule()) == ["job"]
     assert job.gang.groups == ("b",)

@@ -1,17 +1,22 @@
-"""Hosts on which task processes fail again and again, where they do not elsewhere, are set aside."""
+"""Hosts on which task processes fail again and again, where they do not elsewhere: for whom they are closed."""
 
 import pytest
 
 from iris_ray.actors.controller.status_views import worker_status
+from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import TaintedEvent, TaintLiftedEvent, TimePassedEvent, WorkerBlamedEvent
 from iris_ray.state.quarantine import BLAMES_ALLOWED, MEMORY_S, QUARANTINE, QUARANTINE_S, SHORT_QUARANTINE_S
 from tests.support.worlds import World
 
 TOO_MANY = BLAMES_ALLOWED + 1
+USERS = ("ann", "bob", "cem")
 
 
-def blame(world: World, node_id: str, job_id: str = "job", by_user_code: bool = True) -> None:
-    world.do(WorkerBlamedEvent(node_id, job_id, "SIGSEGV", by_user_code))
+def blame(world: World, node_id: str, user: str = "ann", fault: Fault = Fault.CRASH) -> None:
+    """A failure of a task of a job of its own."""
+    job_id = f"{user}-{len(world.state.jobs)}"
+    world.submit_tasks(job_id, 1, user=user, resources={"TPU": 400.0})
+    world.do(WorkerBlamedEvent(node_id, job_id, "SIGSEGV", fault))
     world.state.check()
 
 
@@ -19,21 +24,128 @@ def set_aside(world: World) -> set[str]:
     return {node_id for node_id, taints in world.state.fleet.taints.items() if QUARANTINE in taints}
 
 
-@pytest.mark.parametrize("by_user_code", [True, False])
-def test_host_is_set_aside_after_three_failures(world: World, by_user_code: bool) -> None:
-    for _ in range(BLAMES_ALLOWED):
-        blame(world, "a-0", by_user_code=by_user_code)
-        assert set_aside(world) == set()
-    blame(world, "a-0", by_user_code=by_user_code)
-    assert set_aside(world) == {"a-0"}
-    job = world.submit()
+def avoided(world: World) -> dict[str, tuple[str, ...]]:
+    fleet = world.state.fleet
+    return {user: hosts for user in USERS if (hosts := fleet.avoided_by(user, world.now))}
+
+
+def placed(world: World, user: str) -> tuple[str, ...]:
+    """The slices that a new job of the user gets."""
+    job = world.submit(f"new of {user}", user=user)
     world.schedule()
-    assert job.gang.groups == ("b",)
+    return job.gang.groups
+
+
+# -- one user ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [Fault.CRASH, Fault.NO_START])
+def test_three_failures_of_one_user_close_a_host_to_that_user_only(world: World, fault: Fault) -> None:
+    for _ in range(BLAMES_ALLOWED):
+        blame(world, "a-0", fault=fault)
+        assert avoided(world) == {}
+    blame(world, "a-0", fault=fault)
+    assert (avoided(world), set_aside(world)) == ({"ann": ("a-0",)}, set())
+    assert placed(world, "ann") == ("b",)
+    assert placed(world, "bob") == ("a",)
+
+
+def test_user_gets_the_host_all_the_same_if_there_is_no_other(world: World) -> None:
+    """Such as the only slice of its size."""
+    world.lose("b-0")
+    for _ in range(TOO_MANY):
+        blame(world, "a-0")
+    assert placed(world, "ann") == ("a",)
+
+
+def test_waiting_job_says_what_it_avoids(world: World) -> None:
+    for _ in range(TOO_MANY):
+        blame(world, "a-0")
+    world.start("other", user="bob", slices=(1,))
+    world.start("another", user="bob", slices=(1,))
+    world.submit("new", user="ann")
+    assert "it avoids a for a while" in world.why("new")
+
+
+def test_user_whose_tasks_fail_on_other_hosts_as_well_is_the_cause(world: World) -> None:
+    """A script that crashes again and again, each time as a new job, closes nothing."""
+    blame(world, "b-0")
+    for _ in range(5):
+        blame(world, "a-0")
+    assert (avoided(world), set_aside(world)) == ({}, set())
+
+
+def test_host_comes_back_to_the_user_when_the_users_tasks_fail_elsewhere_too(world: World) -> None:
+    for _ in range(TOO_MANY):
+        blame(world, "a-0")
+    assert avoided(world) == {"ann": ("a-0",)}
+    blame(world, "b-0", fault=Fault.NO_START)
+    assert avoided(world) == {}
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [(Fault.CRASH, QUARANTINE_S), (Fault.NO_START, SHORT_QUARANTINE_S)])
+def test_host_comes_back_to_the_user_when_the_time_is_over(world: World, fault: Fault, seconds: float) -> None:
+    for _ in range(TOO_MANY):
+        blame(world, "a-0", fault=fault)
+    world.now += seconds - 1
+    world.do(TimePassedEvent(world.now))
+    assert avoided(world) == {"ann": ("a-0",)}
+    world.now += 1
+    world.do(TimePassedEvent(world.now))
+    assert (avoided(world), dict(world.state.fleet.avoided)) == ({}, {})
+
+
+# -- everybody ---------------------------------------------------------------------------------------------------------
+
+
+def close_to_all(world: World, node_id: str) -> None:
+    for user in ("ann", "ann", "bob"):
+        blame(world, node_id, user)
+
+
+def test_failures_of_different_users_close_a_host_to_all(world: World) -> None:
+    close_to_all(world, "a-0")
+    assert (avoided(world), set_aside(world)) == ({}, {"a-0"})
+    assert placed(world, "cem") == ("b",)
+
+
+@pytest.mark.parametrize("users", [("ann", "ann", "ann"), ("ann", "bob", "cem")])
+def test_host_that_is_not_fit_by_itself_is_closed_to_all_for_a_short_time(world: World, users: tuple[str, ...]) -> None:
+    """Another process holds its chips, whoever is sent there. That this happens elsewhere, too, is no excuse."""
+    blame(world, "b-0", "ann", Fault.HOST)
+    for user in users:
+        assert set_aside(world) == set()
+        blame(world, "a-0", user, Fault.HOST)
+    assert set_aside(world) == {"a-0"}
+    world.now += SHORT_QUARANTINE_S
+    world.do(TimePassedEvent(world.now))
+    assert set_aside(world) == set()
+
+
+def test_what_the_host_shows_and_what_a_user_meets_there_are_counted_apart(world: World) -> None:
+    for fault in (Fault.CRASH, Fault.HOST, Fault.NO_START, Fault.HOST):
+        blame(world, "a-0", "ann", fault)
+    assert (avoided(world), set_aside(world)) == ({}, set())
+
+
+def test_user_whose_tasks_fail_everywhere_does_not_count_as_another_user(world: World) -> None:
+    blame(world, "b-0", "bob")
+    for user in ("ann", "ann", "bob", "bob"):
+        blame(world, "a-0", user)
+    assert (avoided(world), set_aside(world)) == ({}, set())
+
+
+def test_host_comes_back_to_all_when_one_of_two_users_turns_out_to_be_the_cause(world: World) -> None:
+    close_to_all(world, "a-0")
+    blame(world, "b-0", "bob")
+    assert set_aside(world) == set()
+    for user in ("ann", "bob"):
+        blame(world, "a-0", user)
+    assert set_aside(world) == set(), "its share in it is forgotten"
 
 
 def test_operators_see_why_a_host_is_set_aside(world: World) -> None:
-    for _ in range(TOO_MANY):
-        blame(world, "a-0")
+    close_to_all(world, "a-0")
     status = worker_status(world.state.workers["a-0"], world.state, world.now)
     assert f"taint:{QUARANTINE} (3 task processes failed there within an hour, the last one: SIGSEGV)" in (
         status.unavailable or ""
@@ -41,79 +153,34 @@ def test_operators_see_why_a_host_is_set_aside(world: World) -> None:
     assert worker_status(world.state.workers["a-1"], world.state, world.now).unavailable is None
 
 
-def test_job_that_crashes_on_other_hosts_as_well_is_not_the_hosts_fault(world: World) -> None:
-    blame(world, "b-0")
-    for _ in range(5):
-        blame(world, "a-0")
-    assert set_aside(world) == set()
-    blame(world, "a-0", "another job")  # so many of that one count
-    assert set_aside(world) == set()
-    for _ in range(BLAMES_ALLOWED):
-        blame(world, "a-0", "another job")
-    assert set_aside(world) == {"a-0"}
-
-
-def test_host_comes_back_when_the_users_tasks_crash_elsewhere_too(world: World) -> None:
-    """A script that crashes again and again, each time as a new job, does not use up the cluster."""
-    for number in range(TOO_MANY):
-        world.submit(f"try-{number}", user="ann")
-        blame(world, "a-0", f"try-{number}")
-    assert set_aside(world) == {"a-0"}
-    world.submit("once-more", user="ann")
-    blame(world, "b-0", "once-more")
-    assert set_aside(world) == set()
-    for _ in range(5):
-        blame(world, "b-0", "once-more")
-    assert set_aside(world) == {"b-0"}, "a's share in it is forgotten"
-
-
-def test_host_that_others_complain_about_stays_aside(world: World) -> None:
-    for by_user_code in (False, False, False):
-        blame(world, "a-0", "ann's", by_user_code)
-    blame(world, "b-0", "ann's")
-    assert set_aside(world) == {"a-0"}, "three could not be started at all"
-
-
-def test_processes_that_cannot_be_started_count_wherever_else_that_happens(world: World) -> None:
-    for _ in range(TOO_MANY):
-        for node_id in ("a-0", "b-0"):
-            blame(world, node_id, by_user_code=False)
-    assert set_aside(world) == {"a-0", "b-0"}
-
-
 def test_failures_are_forgotten_after_an_hour(world: World) -> None:
     for _ in range(BLAMES_ALLOWED):
         blame(world, "a-0")
     world.now += MEMORY_S + 1
+    blame(world, "a-0", "bob")
     blame(world, "a-0")
-    assert set_aside(world) == set()
+    assert (avoided(world), set_aside(world)) == ({}, set())
 
 
-@pytest.mark.parametrize(("by_user_code", "seconds"), [(True, QUARANTINE_S), (False, SHORT_QUARANTINE_S)])
-def test_host_comes_back_when_its_time_is_over_and_starts_afresh(
-    world: World, by_user_code: bool, seconds: float
-) -> None:
-    for _ in range(TOO_MANY):
-        blame(world, "a-0", by_user_code=by_user_code)
-    world.now += seconds - 1
+def test_host_comes_back_when_its_time_is_over_and_starts_afresh(world: World) -> None:
+    close_to_all(world, "a-0")
+    world.now += QUARANTINE_S - 1
     world.do(TimePassedEvent(world.now))
     assert set_aside(world) == {"a-0"}
     world.now += 1
     world.do(TimePassedEvent(world.now))
     assert set_aside(world) == set()
-    job = world.submit()
-    world.schedule()
-    assert job.gang.groups == ("a",)
+    assert placed(world, "ann") == ("a",)
     blame(world, "a-0")
     assert set_aside(world) == set()
 
 
 def test_failures_are_forgiven_when_somebody_lifts_the_taint(world: World) -> None:
-    for _ in range(BLAMES_ALLOWED):
-        blame(world, "a-0")
+    for user in ("ann", "bob"):
+        blame(world, "a-0", user)
     world.do(TaintLiftedEvent("a-0", QUARANTINE))
-    for _ in range(BLAMES_ALLOWED):
-        blame(world, "a-0")
+    for user in ("ann", "bob"):
+        blame(world, "a-0", user)
         assert set_aside(world) == set()
     blame(world, "a-0")
     assert set_aside(world) == {"a-0"}
@@ -122,8 +189,8 @@ def test_failures_are_forgiven_when_somebody_lifts_the_taint(world: World) -> No
 
 
 def test_lifting_another_taint_forgives_nothing(world: World) -> None:
-    for _ in range(BLAMES_ALLOWED):
-        blame(world, "a-0")
+    for user in ("ann", "bob"):
+        blame(world, "a-0", user)
     world.do(TaintLiftedEvent("a-0", "drained"))
     blame(world, "a-0")
     assert set_aside(world) == {"a-0"}
@@ -131,19 +198,17 @@ def test_lifting_another_taint_forgives_nothing(world: World) -> None:
 
 def test_host_that_is_gone_is_not_blamed(world: World) -> None:
     world.lose("a-0")
-    for _ in range(TOO_MANY):
-        blame(world, "a-0")
-    assert set_aside(world) == set()
+    close_to_all(world, "a-0")
+    assert (avoided(world), set_aside(world)) == ({}, set())
 
 
 @pytest.mark.parametrize("expired", [True, False])
 def test_acquittal_leaves_alone_what_an_operator_has_set_since(world: World, expired: bool) -> None:
-    for _ in range(TOO_MANY):
-        blame(world, "a-0")
+    close_to_all(world, "a-0")
     if expired:
         world.now += QUARANTINE_S
         world.do(TimePassedEvent(world.now))
         assert set_aside(world) == set()
     world.do(TaintedEvent("a-0", QUARANTINE, "the fan is broken"))
-    blame(world, "b-0")  # so it was the job's own doing
+    blame(world, "b-0")  # so it was the user's own doing
     assert world.state.fleet.taints["a-0"][QUARANTINE].reason == "the fan is broken"
