@@ -24,8 +24,8 @@ GIVEN_BACK = "given-back"
 class Jobs:
     """What the cluster's jobs miss and use."""
 
-    def look(self, tpu_type: str) -> tuple[int | None, Mapping[str, Joined]]:
-        """Return how many slices of the type are missing (None without a Controller), and all slices by name."""
+    def look(self, tpu_type: str) -> tuple[Sequence[int] | None, Mapping[str, Joined]]:
+        """Return how many slices of the type each waiting gang misses (None without a Controller), and all slices."""
         if find_controller() is None:
             return None, {}
         controller = ControllerConnection()
@@ -35,7 +35,7 @@ class Jobs:
             raise VersionMismatchError(
                 "the Controller can't say what its jobs miss, as it is of an older version: iris-ray controller upgrade"
             ) from None
-        return demand.get(tpu_type, 0), joined_slices(controller.list_workers())
+        return demand.get(tpu_type, ()), joined_slices(controller.list_workers())
 
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
@@ -108,7 +108,7 @@ class Provisioner:
             self._say(f"would {action}" if self._dry_run else str(action))
         if self._dry_run:
             if not actions:
-                self._say(f"would do nothing; waiting jobs miss {demand or 0} {self._settings.config.name}")
+                self._say(f"would do nothing; waiting jobs miss {sum(demand or ())} {self._settings.config.name}")
             return
         self._reopen(found, joined, actions)
         for action in actions:

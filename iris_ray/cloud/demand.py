@@ -1,6 +1,6 @@
 """How many slices waiting jobs miss. Pure."""
 
-import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -8,7 +8,15 @@ from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID, string_attribute
+from iris_ray.model.workers import (
+    TPU,
+    TPU_NAME,
+    TPU_TOPOLOGY,
+    TPU_VM_COUNT,
+    TPU_WORKER_ID,
+    Resources,
+    string_attribute,
+)
 from iris_ray.scheduler.pending_reason import PendingKind, PendingReason
 from iris_ray.state.fleet import Fleet
 
@@ -16,34 +24,48 @@ ARRIVAL_S = 600.0
 """For so many seconds an incomplete slice counts as arriving; later it counts as broken."""
 
 
-def missing_slices(waits: Iterable[tuple[Job, PendingReason]]) -> dict[str, int]:
-    """Return how many more slices of each type would let all waiting jobs run, each on its least count.
+def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> dict[str, list[int]]:
+    """Return how many more slices of each type each waiting gang would need to run, each on its least count.
+
+    The gangs of a type are in the order of band and age. With so many more slices, a gang would run, and with fewer it
+    would not. Single tasks need a slice for as many of them as it has hosts.
 
     A job that waits because others use all slices would run on a new one, so it counts. A job that pauses after a
     failed launch does not count. Neither does one that a new slice does not fit, because its constraints ask for more
-    than the type.
+    than the type, or its tasks for more than the hosts of this type have that the cluster has seen.
     """
-    needs: dict[tuple[TPUConfig, Requirement], tuple[int, int]] = {}
-    for job, waiting in waits:
+    missing: defaultdict[str, list[int]] = defaultdict(list)
+    free: dict[Requirement, int] = {}
+    for job, waiting in sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)):
         if waiting.kind is PendingKind.PAUSED or job.spec.device is None:
             continue
-        config = get_tpu_config(job.spec.device)
-        if not _new_slice_would_do(job.requirement, config):
+        config, requirement = get_tpu_config(job.spec.device), job.requirement
+        if not _new_slice_would_do(requirement, config, fleet.host_sizes.get(config.name)):
             continue
-        key = config, job.requirement
         needed = waiting.num_groups[0] if job.spec.coscheduling else len(job.pending)
-        needs[key] = needs.get(key, (0, 0))[0] + needed, waiting.free
-    missing: dict[str, int] = {}
-    for (config, requirement), (needed, free) in needs.items():
-        short = max(0, needed - free)
-        slices = short if requirement.group_by == TPU_NAME else math.ceil(short / config.vm_count)
-        if slices:
-            missing[config.name] = missing.get(config.name, 0) + slices
-    return missing
+        there = min(needed, free.setdefault(requirement, waiting.free))
+        free[requirement] -= there
+        if short := needed - there:
+            missing[config.name] += [short] if job.spec.coscheduling else _slices_for_tasks(short, config)
+    return dict(missing)
 
 
-def _new_slice_would_do(requirement: Requirement, config: TPUConfig) -> bool:
+def _slices_for_tasks(tasks: int, config: TPUConfig) -> list[int]:
+    """Return one for each slice that some single tasks need."""
+    return [1] * -(-tasks // config.vm_count)
+
+
+def _new_slice_would_do(requirement: Requirement, config: TPUConfig, host: Resources | None) -> bool:
+    """Return whether a new slice would suit a requirement.
+
+    Args:
+        requirement: what a gang asks for.
+        config: the type of the slice.
+        host: what its hosts have; None if none has been seen yet.
+    """
     if not requirement.chips or requirement.group_by not in (TPU_NAME, None):
+        return False
+    if not requirement.fits_into(host or {**dict(requirement.resources), TPU: float(config.chips_per_vm)}):
         return False
     attributes = {
         TPU_NAME: AttributeValue("a new slice"),

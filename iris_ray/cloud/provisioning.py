@@ -101,7 +101,7 @@ Action = Create | Delete | Wait
 
 def plan(
     settings: Settings,
-    demand: int | None,
+    demand: Sequence[int] | None,
     found: Sequence[QueuedSlice],
     joined: Mapping[str, Joined],
     history: History,
@@ -111,7 +111,8 @@ def plan(
 
     Args:
         settings: what is wanted.
-        demand: how many slices of the type waiting jobs miss; None if the cluster could not be asked.
+        demand: how many slices of the type each waiting gang misses, the first to be served first; None if the cluster
+            could not be asked.
         found: all queued resources of the zone.
         joined: the slices that have hosts in the cluster; ignored if ``demand`` is None.
         history: what earlier plans left behind; this call changes it.
@@ -124,12 +125,12 @@ def plan(
     history.forget_all_but([*ours, *history.unconfirmed])
     actions, coming, present = _sort_out(settings, demand, ours, joined, history, now)
     actions += _release(settings, demand, coming, present, joined, history, now)
-    return actions + _obtain(settings, demand or 0, len(ours), len(coming), len(present), history, now)
+    return actions + _obtain(settings, demand or (), len(ours), len(coming), len(present), history, now)
 
 
 def _sort_out(
     settings: Settings,
-    demand: int | None,
+    demand: Sequence[int] | None,
     ours: Mapping[str, QueuedSlice],
     joined: Mapping[str, Joined],
     history: History,
@@ -177,17 +178,24 @@ def _deletion(one: QueuedSlice, has_lost_hosts: bool, absent_s: float, history: 
 
 def _release(
     settings: Settings,
-    demand: int | None,
+    demand: Sequence[int] | None,
     coming: Sequence[QueuedSlice],
     present: Sequence[QueuedSlice],
     joined: Mapping[str, Joined],
     history: History,
     now: float,
 ) -> list[Action]:
-    """Give back what no job needs, down to the least number: requests first, then the slices idle the longest."""
+    """Give back what no job can use, down to the least number: requests first, then the slices idle the longest.
+
+    A gang that would need more slices than there may be can't use any. One for which others would have to leave theirs
+    first can.
+    """
+    open_slices = (joined[one.name] for one in present if demand is not None)
+    idle_now = sum(not one.in_use and not one.closed for one in open_slices)
+    useful = sum(missing for missing in demand or () if missing + idle_now <= settings.most)
     spare = len(coming) + len(present) + len(history.unconfirmed) - settings.least
     actions: list[Action] = []
-    surplus = len(coming) + len(history.unconfirmed) - (demand or 0)
+    surplus = len(coming) + len(history.unconfirmed) - useful
     for number, one in enumerate(c for c in coming if c.state in CANCELLABLE):
         unneeded = demand is not None and number < min(surplus, spare)
         if history.lasting("unneeded", one.name, unneeded, now) >= settings.idle_s and unneeded:
@@ -195,34 +203,49 @@ def _release(
     spare -= len(actions)
     idle: list[tuple[float, str]] = []
     for one in present:
-        unused = demand == 0 and not joined[one.name].in_use
+        unused = demand is not None and not useful and not joined[one.name].in_use
         idle_s = history.lasting("idle", one.name, unused, now)
         if unused and idle_s >= settings.idle_s:
             idle.append((idle_s, one.name))
     for idle_s, name in sorted(idle, reverse=True)[: max(0, spare)]:
-        actions.append(Delete(name, f"it has been idle for {idle_s:.0f} s and no job waits for one", if_unused=True))
+        actions.append(
+            Delete(name, f"it has been idle for {idle_s:.0f} s and no job that waits could use it", if_unused=True)
+        )
     return actions
 
 
 def _obtain(
-    settings: Settings, demand: int, held: int, coming: int, present: int, history: History, now: float
+    settings: Settings, demand: Sequence[int], held: int, coming: int, present: int, history: History, now: float
 ) -> list[Action]:
-    """Ask for what is missing, within the cap, and not soon after a failure."""
+    """Ask for what completes gangs, within the cap, and not soon after a failure."""
     unconfirmed = list(history.unconfirmed)
     actions: list[Action] = [Create(name, "it was asked for, and is not listed yet") for name in unconfirmed]
     coming, held = coming + len(unconfirmed), held + len(unconfirmed)
-    for_jobs, for_least = demand - coming, settings.least - coming - present
-    wanted = max(0, for_jobs, for_least)
+    room = max(0, settings.most - held)
+    complete, left_out = _completed(demand, coming + room)
+    if left_out:
+        missed = ", ".join(map(str, left_out[:8])) + (", …" if len(left_out) > 8 else "")
+        actions.append(Wait(f"gangs miss {missed} more slices, but {held} of at most {settings.most} are held"))
+    for_jobs, for_least = complete - coming, settings.least - coming - present
+    wanted = min(room, max(0, for_jobs, for_least))
     if not wanted:
         return actions
-    why = f"waiting jobs miss {demand}, {coming} coming" if for_jobs >= for_least else f"at least {settings.least}"
+    why = f"waiting jobs miss {sum(demand)}, {coming} coming" if for_jobs >= for_least else f"at least {settings.least}"
     if now < history.not_before:
         pause = f"{history.pause_s:g} s after {history.failures} failures, the last: {history.last_failure}"
         return [*actions, Wait(f"{wanted} more wanted ({why}), but pausing {pause}")]
-    room = max(0, settings.most - held)
-    if room < wanted:
-        actions.append(Wait(f"{wanted} wanted ({why}), but {held} of at most {settings.most} are held"))
-    for number in range(min(room, wanted)):
+    for number in range(wanted):
         name = f"{settings.prefix}{int(now * 1000):x}-{number}"
         actions.append(Create(name, why))
     return actions
+
+
+def _completed(demand: Sequence[int], slices: int) -> tuple[int, list[int]]:
+    """Return how many of some slices complete gangs, one after the other, and what the other gangs miss."""
+    used, left_out = 0, []
+    for missing in demand:
+        if used + missing <= slices:
+            used += missing
+        else:
+            left_out.append(missing)
+    return used, left_out

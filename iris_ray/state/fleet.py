@@ -46,6 +46,7 @@ class Fleet:
         holders: slice name → owner that keeps actors on the slice, whether tasks run there or not.
         totals: what all workers have together, by Ray's resource names.
         taints: target (node_id or slice name) → taint's name → taint.
+        host_sizes: TPU type → the most of each resource that a host of the type has had. Kept when the hosts are gone.
         avoided: user → node_id of a host that the user's jobs avoid → until when; seconds on the events' clock.
     """
 
@@ -54,6 +55,7 @@ class Fleet:
         self.holders: dict[str, str] = {}
         self.totals: Counter[str] = Counter()
         self.taints: dict[str, dict[str, Taint]] = {}
+        self.host_sizes: dict[str, dict[str, float]] = {}
         self.avoided: dict[str, dict[str, float]] = {}
         self._expiries: list[tuple[float, str, str]] = []  # a heap: when a taint may end, its target, its name
         self._suspicions: list[tuple[float, str]] = []  # a heap: when a suspicion may end, and the node_id
@@ -106,6 +108,9 @@ class Fleet:
     def register(self, worker: Worker) -> None:
         """Add a worker, or update what it reports. Everything else that is known of it is kept, a drain included."""
         worker.attributes = self._with_taints(worker)
+        if tpu_type := string_attribute(worker.attributes, TPU_TOPOLOGY):
+            size = self.host_sizes.setdefault(tpu_type, {})
+            size.update({r: amount for r, amount in worker.resources.items() if amount > size.get(r, 0.0)})
         if known := self.workers.get(worker.node_id):
             worker = replace(
                 worker,

@@ -107,7 +107,7 @@ def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(
     running = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=whole)
     trace.wait_for_tasks(2 * whole, timeout_s=120)
     waiting = run_on_pod_ray.remote(lambda: "ran", "v4-16", num_slices=1)
-    wait_until(lambda: the_controller().demand() == {"v4-16": 1})
+    wait_until(lambda: the_controller().demand() == {"v4-16": [1]})
     wait_until(lambda: len(gang_demand()) == 1)  # though the heads of the slices in use are free
     assert gang_demand()[0][HEAD] == 1
     time.sleep(3)
@@ -166,18 +166,20 @@ def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
 ) -> None:
     monkeypatch.setenv(LOCATION_VARIABLE, provider.location)
     monkeypatch.setenv(ENDPOINT_VARIABLE, provider.address)
-    common = ["--type", "v6e-16", "--max", "2", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
-    command = ["provision", *common, "--address", cloud_cluster.address]
+    common = ["--type", "v6e-16", "--spot", "--runtime-version", "v2-alpha-tpuv6e", "--idle", "0"]
+    too_few = ["provision", *common, "--address", cloud_cluster.address, "--max", "2"]
+    command = [*too_few[:-1], "3"]
     assert "would do nothing" in iris_ray(*command, "--dry-run")
     ref = run_on_pod_ray.remote(lambda: None, "v6e-16", num_slices=3)
-    wait_until(lambda: the_controller().demand() == {"v6e-16": 3})
+    wait_until(lambda: the_controller().demand() == {"v6e-16": [3]})
     dry = iris_ray(*command, "--dry-run")
-    assert dry.count("would create iris-iris-v6e-16-") == 2
-    assert "would wait: 3 wanted" in dry
+    assert dry.count("would create iris-iris-v6e-16-") == 3
+    assert "create" not in (dry := iris_ray(*too_few, "--dry-run")), "two are of no use"
+    assert "would wait: gangs miss 3 more slices" in dry
     assert not provider.queued_states()
 
     iris_ray(*command, "--once")
-    assert sorted(provider.queued_states().values()) == ["ACCEPTED"] * 2
+    assert sorted(provider.queued_states().values()) == ["ACCEPTED"] * 3
     (spec,) = provider.queued(next(iter(provider.queued_states()))).tpu.node_spec
     assert f"ray start --address='{cloud_cluster.address}'" in spec.node.metadata["startup-script"]
     assert "create" not in iris_ray(*command, "--once")

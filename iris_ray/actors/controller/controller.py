@@ -343,13 +343,12 @@ class Controller:
         await self.ping()
         return {"epoch": self._journal.epoch, **self._planner.counts}
 
-    async def demand(self) -> dict[str, int]:
-        """How many more slices of each type the jobs that wait could use."""
+    async def demand(self) -> dict[str, list[int]]:
+        """How many more slices of each type each gang that waits would need to run; see `missing_slices`."""
         await self.ping()
         jobs = self._state.jobs
-        return missing_slices(
-            (jobs[job_id], why) for job_id, why in self._planner.pending_reasons.items() if job_id in jobs
-        )
+        waits = [(jobs[job_id], why) for job_id, why in self._planner.pending_reasons.items() if job_id in jobs]
+        return missing_slices(waits, self._state.fleet)
 
     async def about(self) -> dict[str, Any]:
         """Who this Controller is: epoch, version, process, node; and what it could not handle."""
@@ -438,7 +437,8 @@ class Controller:
     async def _watch_demand(self, demand: AutoscalerDemand) -> None:
         while not self._events.deposed:
             try:
-                await asyncio.to_thread(demand.update, await self.demand(), slices_in(self._state.fleet))
+                missing = {tpu_type: sum(gangs) for tpu_type, gangs in (await self.demand()).items()}
+                await asyncio.to_thread(demand.update, missing, slices_in(self._state.fleet))
             except Exception:
                 logger.exception("telling Ray's autoscaler what is missing failed; trying again")
             await asyncio.sleep(NODE_POLL_S)

@@ -100,9 +100,9 @@ class ControllerConnection:
         counts: dict[str, int] = self._ask(lambda controller: controller.statistics.remote())
         return counts
 
-    def demand(self) -> dict[str, int]:
-        """Return how many more slices of each type the jobs that wait could use."""
-        slices: dict[str, int] = self._ask(lambda controller: controller.demand.remote())
+    def demand(self) -> dict[str, list[int]]:
+        """Return how many more slices of each type each gang that waits would need to run."""
+        slices: dict[str, list[int]] = self._ask(lambda controller: controller.demand.remote())
         return slices
 
     # -- jobs ------------------------------------------------------------------------------------------------------

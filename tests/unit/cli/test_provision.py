@@ -1,7 +1,7 @@
 """The provisioner against the emulated Cloud TPU API, through the real client; the cluster is on paper."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import grpc
 import pytest
@@ -29,14 +29,14 @@ class PaperJobs(Jobs):
     """A cluster that has the slices and the demand that a test says."""
 
     def __init__(self) -> None:
-        self.demand: int | None = 0
+        self.demand: Sequence[int] | None = ()
         self.joined: dict[str, Joined] = {}
         self.closed: list[str] = []
         self.comes_when_closed: str | None = None
         self.goes_when_closed = False
         self.error: Exception | None = None
 
-    def look(self, tpu_type: str) -> tuple[int | None, Mapping[str, Joined]]:
+    def look(self, tpu_type: str) -> tuple[Sequence[int] | None, Mapping[str, Joined]]:
         assert tpu_type == TYPE
         if self.error is not None:
             raise self.error
@@ -75,12 +75,12 @@ def joined_ones(server: CloudTpuServer, in_use: bool) -> dict[str, Joined]:
 
 
 def test_slices_come_for_jobs_and_go_when_nobody_needs_them(server: CloudTpuServer, jobs: PaperJobs) -> None:
-    provisioner, jobs.demand = make(server, jobs), 2
+    provisioner, jobs.demand = make(server, jobs), (2,)
     for _ in range(4):
         provisioner.turn()
         server.advance()
     assert list(server.node_states().values()) == ["READY"] * 2
-    jobs.demand, jobs.joined = 0, joined_ones(server, in_use=True)
+    jobs.demand, jobs.joined = (), joined_ones(server, in_use=True)
     provisioner.turn()
     assert len(server.queued_states()) == 2
     jobs.joined = joined_ones(server, in_use=False)
@@ -95,7 +95,7 @@ def test_slices_come_for_jobs_and_go_when_nobody_needs_them(server: CloudTpuServ
 
 def test_preempted_slice_is_deleted_and_replaced_within_its_quota(server: CloudTpuServer, jobs: PaperJobs) -> None:
     server.quota_chips = 16
-    provisioner, jobs.demand = make(server, jobs, most=1), 1
+    provisioner, jobs.demand = make(server, jobs, most=1), (1,)
     provisioner.turn()
     server.advance(2)
     (first,) = server.queued_states()
@@ -113,7 +113,7 @@ def test_refused_requests_stop_at_the_first_and_pause(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server.quota_chips = 0
-    provisioner, jobs.demand = make(server, jobs), 3
+    provisioner, jobs.demand = make(server, jobs), (3,)
     for _ in range(3):
         provisioner.turn()
     assert server.count("CreateQueuedResource") == 1
@@ -127,7 +127,7 @@ def test_request_whose_answer_was_lost_is_repeated_and_makes_one_slice(
 ) -> None:
     from iris_ray.cloud import cloud_tpu
 
-    provisioner, jobs.demand = make(server, jobs), 1
+    provisioner, jobs.demand = make(server, jobs), (1,)
     brief = cloud_tpu.Patience(0.3, 0.3)
     monkeypatch.setattr(cloud_tpu.CloudTpu.create, "__defaults__", (brief,))
     server.fail(grpc.StatusCode.UNAVAILABLE, "CreateQueuedResource", times=100)
@@ -142,11 +142,11 @@ def test_request_whose_answer_was_lost_is_repeated_and_makes_one_slice(
 
 
 def test_slice_that_a_job_has_come_to_is_not_deleted(server: CloudTpuServer, jobs: PaperJobs) -> None:
-    provisioner, jobs.demand = make(server, jobs), 1
+    provisioner, jobs.demand = make(server, jobs), (1,)
     provisioner.turn()
     server.advance(2)
     (name,) = server.queued_states()
-    jobs.demand, jobs.joined, jobs.comes_when_closed = 0, {name: Joined(True, False)}, name
+    jobs.demand, jobs.joined, jobs.comes_when_closed = (), {name: Joined(True, False)}, name
     provisioner.turn()
     assert server.queued_states() == {name: "ACTIVE"}
     provisioner.turn()
@@ -161,11 +161,11 @@ def test_slice_says_that_it_was_closed_to_be_given_back_and_not_that_people_did_
 
 def idle_slice(server: CloudTpuServer, jobs: PaperJobs, **settings: int) -> tuple[Provisioner, str]:
     """A provisioner whose only slice is no longer needed."""
-    provisioner, jobs.demand = make(server, jobs, **settings), 1
+    provisioner, jobs.demand = make(server, jobs, **settings), (1,)
     provisioner.turn()
     server.advance(2)
     (name,) = server.queued_states()
-    jobs.demand, jobs.joined = 0, {name: Joined(True, False)}
+    jobs.demand, jobs.joined = (), {name: Joined(True, False)}
     return provisioner, name
 
 
@@ -192,7 +192,7 @@ def test_slice_that_an_earlier_provisioner_closed_and_could_not_delete_is_opened
     server.heal()
     assert jobs.closed == [name]
     closed = Joined(True, False, closed=True)
-    jobs.demand, jobs.joined = 1, {name: closed, "a-strangers": closed}
+    jobs.demand, jobs.joined = (1,), {name: closed, "a-strangers": closed}
     make(server, jobs, most=1).turn()
     assert jobs.closed == []
 
@@ -201,7 +201,7 @@ def test_slice_that_an_earlier_provisioner_closed_and_could_not_delete_is_opened
 def test_turn_survives_that_ray_is_away(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    provisioner, jobs.demand, jobs.error = make(server, jobs), 1, error
+    provisioner, jobs.demand, jobs.error = make(server, jobs), (1,), error
     provisioner.try_turn()
     assert "Ray does not answer: " in capsys.readouterr().err
     jobs.error = None

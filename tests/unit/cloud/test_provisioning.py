@@ -20,6 +20,7 @@ from iris_ray.cloud.provisioning import (
 )
 from iris_ray.cloud.queued_slices import OWNER_LABEL, QueuedSlice, QueuedState, request_id
 from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from tests.support.worlds import World
 
@@ -31,18 +32,18 @@ FREE, BUSY, PARTLY = Joined(True, False), Joined(True, True), Joined(False, Fals
 # -- how many are missing ----------------------------------------------------------------------------------------------
 
 
-def missing(world: World) -> dict[str, int]:
+def missing(world: World) -> dict[str, list[int]]:
     waiting = world.plan().pending_reasons
-    return missing_slices((world.state.jobs[job_id], why) for job_id, why in waiting.items())
+    return missing_slices([(world.state.jobs[job_id], why) for job_id, why in waiting.items()], world.state.fleet)
 
 
 def test_missing_is_what_waiting_jobs_need_beyond_what_is_free() -> None:
     world = World()
     world.add_slice("a")
     world.submit("two", slices=(2,))
-    assert missing(world) == {"v4-16": 1}
+    assert missing(world) == {"v4-16": [1]}
     world.submit("three", slices=(3,))
-    assert missing(world) == {"v4-16": 4}
+    assert missing(world) == {"v4-16": [1, 3]}
     world.state.check()
 
 
@@ -52,13 +53,13 @@ def test_missing_counts_a_job_that_waits_for_busy_slices() -> None:
     world.start("first")
     assert missing(world) == {}
     world.submit("second")
-    assert missing(world) == {"v4-16": 1}
+    assert missing(world) == {"v4-16": [1]}
 
 
 def test_missing_is_the_least_count_of_a_flexible_job_and_nothing_once_it_runs() -> None:
     world = World()
     world.submit("job", slices=(2, 4))
-    assert missing(world) == {"v4-16": 2}
+    assert missing(world) == {"v4-16": [2]}
     world.add_slice("a")
     world.add_slice("b")
     world.schedule()
@@ -69,7 +70,7 @@ def test_missing_keeps_types_apart_and_counts_single_tasks_by_hosts() -> None:
     world = World()
     world.submit("gang", tpu_type="v6e-16")
     world.submit_tasks("tasks", 5, device="v4-16")  # two hosts a slice
-    assert missing(world) == {"v6e-16": 1, "v4-16": 3}
+    assert missing(world) == {"v6e-16": [1], "v4-16": [1, 1, 1]}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,32 @@ def test_missing_leaves_out_a_job_that_only_pauses() -> None:
     world.dispatch_fails(job)
     world.confirm(job)
     assert missing(world) == {}
+
+
+def test_missing_leaves_out_a_job_whose_tasks_need_more_than_hosts_of_the_type_have() -> None:
+    """That is known as soon as the cluster has had a host of the type. Before that, what the type says of chips is."""
+    world = World()
+    world.submit("greedy", resources={"TPU": 4.0, "CPU": 500.0})
+    world.submit("odd", resources={"TPU": 8.0})
+    assert missing(world) == {"v4-16": [1]}
+    world.add_slice("a")
+    assert missing(world) == {}
+    world.lose("a-0")
+    world.lose("a-1")
+    assert missing(world) == {}
+    world.submit("modest", resources={"TPU": 4.0, "CPU": 8.0})
+    assert missing(world) == {"v4-16": [1]}
+    world.check()
+
+
+def test_missing_gives_what_is_free_to_the_first_gang_and_orders_gangs_by_band_and_age() -> None:
+    world = World()
+    world.submit("last", slices=(5,), priority=PriorityBand.BATCH)
+    world.submit("third", slices=(4,))
+    world.submit("first", slices=(3,), priority=PriorityBand.PRODUCTION)
+    world.add_slice("a")
+    world.submit("fourth", slices=(2,))
+    assert missing(world) == {"v4-16": [2, 4, 2, 5]}
 
 
 def test_arriving_slices_are_not_missed_until_it_takes_them_too_long() -> None:
@@ -134,15 +161,17 @@ def name(number: int) -> str:
 
 
 def make_plan(
-    demand: int | None,
+    demand: int | tuple[int, ...] | None,
     *found: QueuedSlice,
     joined: Mapping[str, Joined] | None = None,
     history: History | None = None,
     now: float = 1000.0,
     **settings: object,
 ) -> list[Action]:
+    """A plan; so many slices that gangs of one slice miss, or what each gang misses."""
+    gangs = (1,) * demand if isinstance(demand, int) else demand
     chosen = Settings(**({k: getattr(SETTINGS, k) for k in SETTINGS.__slots__} | settings))
-    return plan(chosen, demand, found, joined or {}, history or History(), now)
+    return plan(chosen, gangs, found, joined or {}, history or History(), now)
 
 
 def creates(actions: list[Action]) -> list[str]:
@@ -300,3 +329,39 @@ def test_plan_replaces_a_slice_that_lost_a_host_at_once_and_gives_it_back_soon()
     later = make_plan(0, queued(1), joined={name(1): PARTLY}, history=history, now=2.0 + BROKEN_S)
     assert deletes(later) == [name(1)]
     assert history.failures == 0
+
+
+# -- whole gangs -------------------------------------------------------------------------------------------------------
+
+
+def test_plan_buys_only_what_completes_gangs_within_the_cap() -> None:
+    """The cap is four."""
+    assert creates(make_plan((5,))) == []
+    assert len(creates(make_plan((5, 3)))) == 3
+    assert len(creates(make_plan((3, 2)))) == 3
+    assert len(creates(make_plan((3, 2, 1)))) == 4
+    assert "gangs miss 5 more slices, but 0 of at most 4 are held" in waits(make_plan((5, 1)))[0]
+
+
+def test_plan_counts_what_is_coming_for_the_first_gang() -> None:
+    coming = queued(1, Q.ACCEPTED), queued(2, Q.ACCEPTED)
+    assert len(creates(make_plan((3,), *coming))) == 1
+    assert creates(make_plan((2, 3), *coming)) == []
+    assert len(creates(make_plan((2, 2), *coming))) == 2
+
+
+def test_plan_buys_the_rest_of_a_gang_once_others_have_left_their_slices() -> None:
+    joined = {name(1): BUSY, name(2): FREE}
+    there = queued(1), queued(2)
+    history = History()
+    assert make_plan((3,), *there, joined=joined, history=history, now=0.0) != []
+    assert creates(make_plan((3,), *there, joined=joined, history=history, now=10_000.0)) == []
+    assert deletes(make_plan((3,), *there, joined=joined, history=history, now=10_000.0)) == [], "it will be of use"
+    assert len(creates(make_plan((2,), *there, joined=joined | {name(1): FREE}, history=history, now=10_001.0))) == 2
+
+
+def test_plan_gives_back_what_only_a_gang_waits_for_that_can_never_be_whole() -> None:
+    history, joined = History(), {name(1): FREE, name(2): BUSY}
+    there = queued(1), queued(2), queued(3, Q.ACCEPTED)
+    assert deletes(make_plan((4,), *there, joined=joined, history=history, now=0.0)) == []
+    assert deletes(make_plan((4,), *there, joined=joined, history=history, now=600.0)) == [name(3), name(1)]
