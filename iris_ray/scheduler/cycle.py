@@ -90,7 +90,8 @@ class Cycle:
         available, wanted = self._available_to(job), num_groups(job)
         free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            names, free = choose(job, available, self._fleet.held_by(job.spec.owner))
+            own, hopes = self._fleet.held_by(job.spec.owner), self._deadlines.hopes_for_more(gang)
+            names, free = choose(job, available, own, hopes)
             if names:
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._result.assignments.append(assignment)

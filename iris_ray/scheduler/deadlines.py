@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.state.events import TaskUnschedulableEvent
 
+HOPES_FOR_MORE_S = 30.0
+"""A gang that can use more groups waits for those that are about to be free in its first seconds in the queue only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
@@ -25,6 +28,10 @@ class Deadlines:
     def is_starving(self, gang: Gang) -> bool:
         """Return whether the gang has waited longer than the backfill bound."""
         return self.now - gang.waiting_since > self.backfill_bound_s
+
+    def hopes_for_more(self, gang: Gang) -> bool:
+        """Return whether the gang has come into the queue, or its pause has ended, only a moment ago."""
+        return self.now <= max(gang.waiting_since, gang.not_before) + HOPES_FOR_MORE_S
 
     def is_returning(self, job: Job) -> bool:
         """Return whether the job's gang ran a moment ago. It then comes first, so that a lost host costs no turn."""

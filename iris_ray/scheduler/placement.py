@@ -27,10 +27,16 @@ def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
     return (bucket,) if exist >= num_groups(job)[0] else (bucket, LARGER)
 
 
-def choose(job: Job, available: Availability, own: Iterable[str]) -> tuple[list[str], int]:
+def choose(job: Job, available: Availability, own: Iterable[str], hopes_for_more: bool) -> tuple[list[str], int]:
     """Return the names of the groups to take: as many as can run now, or none if it is better to wait.
 
-    It is better to wait if the gang can use more groups, and enough of them are about to be free.
+    It may be better to wait if the gang can use more groups, and enough of them are about to be free.
+
+    Args:
+        job: whose gang it is.
+        available: where to look.
+        own: slices where the job's owner keeps actors; they are preferred.
+        hopes_for_more: whether to wait for groups that are about to be free.
 
     Returns:
         The names, and how many groups are free, but no more than the gang can use.
@@ -45,7 +51,7 @@ def choose(job: Job, available: Availability, own: Iterable[str]) -> tuple[list[
     fitting = [count for count in wanted if count <= free]
     if not fitting:
         return [], free
-    soon = sum(map(available.free_soon, buckets)) if free < wanted[-1] else 0
+    soon = sum(map(available.free_soon, buckets)) if hopes_for_more and free < wanted[-1] else 0
     if soon and any(free < count <= free + soon for count in wanted):
         return [], free
     return names[: fitting[-1]], free

@@ -26,6 +26,7 @@ from iris_ray.state.events import (
     JobRestoredEvent,
     JobSubmittedEvent,
     MaintenanceCalledOffEvent,
+    PastUsageEvent,
     PoolRestartedEvent,
     RoomKeptEvent,
     SliceHeldEvent,
@@ -103,7 +104,7 @@ class ControllerState:
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
         self._spares.time_passed(self._now)
-        self._allocations.past.time_passed(self._now)
+        self._allocations.past.now = self._now
         try:
             self._handle(event, change)
         except IllegalTransitionError as error:
@@ -136,6 +137,8 @@ class ControllerState:
                 self._worker_blamed(event)
             case TaintedEvent():
                 self.fleet.taint(event.target, event.taint, Taint(event.reason, event.until))
+            case PastUsageEvent():
+                self._allocations.past.restore(event.hours, event.at)
             case TaintLiftedEvent():
                 self._quarantine.taint_lifted(event.target, event.taint)
             case WorkerSuspectedEvent():

@@ -3,6 +3,7 @@
 Reports carry the attempt that they are about; a report about an older attempt changes nothing.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.model.constraints import Attributes
@@ -116,6 +117,19 @@ class TaintLiftedEvent:
 
     target: str
     taint: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastUsageEvent:
+    """What users have held in the past hours comes back from the records of an earlier Controller.
+
+    Args:
+        hours: user → amount-hours by Ray's resource names, see `PastUsage`.
+        at: when that was so; seconds.
+    """
+
+    hours: Mapping[str, Mapping[str, float]]
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +293,7 @@ Event = (
     | MaintenanceCalledOffEvent
     | TaintedEvent
     | TaintLiftedEvent
+    | PastUsageEvent
     | WorkerSuspectedEvent
     | WorkerFailedEvent
     | GangAssignedEvent

@@ -18,21 +18,20 @@ class PastUsage:
 
     Args:
         usage: what each user holds now, by Ray's resource names; read only.
+
+    Attributes:
+        now: how late it is, as far as events say.
     """
 
     def __init__(self, usage: Mapping[str, Mapping[str, float]]) -> None:
         self._usage = usage
-        self._now = 0.0
+        self.now = 0.0
         self._past: dict[str, tuple[float, dict[str, float]]] = {}  # user → when it was worked out, amount-hours
         self._most = _USERS
 
-    def time_passed(self, now: float) -> None:
-        """Note how late it is."""
-        self._now = now
-
     def settle(self, user: str) -> None:
         """Add up what a user has held until now. Call it before what the user holds changes."""
-        self._past[user] = self._now, self.hours(user, self._now)
+        self._past[user] = self.now, self.hours(user, self.now)
         if len(self._past) > self._most:
             self._forget_old()
 
@@ -46,11 +45,20 @@ class PastUsage:
                 hours[resource] = hours.get(resource, 0.0) + amount * (1.0 - left) * _MEAN_LIFE_S / _HOUR_S
         return hours
 
-    def _forget_old(self) -> None:
-        now = self._now
-        self._past = {
-            user: past
-            for user, past in self._past.items()
-            if user in self._usage or any(amount > _NEGLIGIBLE for amount in self.hours(user, now).values())
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """Return the amount-hours of all users, but for those of whom next to nothing is left."""
+        found = ((user, self.hours(user, self.now)) for user in self._past)
+        return {
+            user: {resource: round(amount, 4) for resource, amount in hours.items()}
+            for user, hours in found
+            if any(amount > _NEGLIGIBLE for amount in hours.values())
         }
+
+    def restore(self, hours: Mapping[str, Mapping[str, float]], at: float) -> None:
+        """Take up what an earlier Controller knew at a time. What was held since then is not known."""
+        self._past |= {user: (at, dict(amounts)) for user, amounts in hours.items()}
+
+    def _forget_old(self) -> None:
+        left = self.snapshot()
+        self._past = {user: past for user, past in self._past.items() if user in left or user in self._usage}
         self._most = max(_USERS, 2 * len(self._past))

@@ -130,7 +130,7 @@ class ReferencePlan:
             home = {w.node_id for name, hosts in self.groups(spec) if name in gang.groups for w in hosts}
             self.rooms = {job_id: [i for i in hosts if i not in home] for job_id, hosts in others.items()}
         options = self.options(job)
-        chosen = self.choose(job, options)
+        chosen = self.choose(job, gang, options)
         self.rooms = others
         if chosen:
             self.take(job, gang, chosen)
@@ -184,12 +184,13 @@ class ReferencePlan:
         groups = self.groups(job.spec)
         return [o for name, hosts in groups if (o := self.option(job.spec, name, hosts, avoided, later))]
 
-    def choose(self, job: Job, options: list[Option]) -> list[Option]:
+    def choose(self, job: Job, gang: Gang, options: list[Option]) -> list[Option]:
         """The groups to take now; none if there are too few, or soon enough for a larger count."""
         free = self.best_first(job.spec, options)
         soon = [option for option in options if not option.free and self.is_about_to_be_free(job.spec, option)]
         possible = [count for count in counts(job) if count <= len(free)]
-        if not possible or any(len(free) < count <= len(free) + len(soon) for count in counts(job)):
+        more = any(len(free) < count <= len(free) + len(soon) for count in counts(job))
+        if not possible or (more and self.now <= max(gang.waiting_since, gang.not_before) + 30.0):
             return []
         return sorted(free[: possible[-1]], key=lambda option: option.name)
 

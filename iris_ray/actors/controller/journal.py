@@ -13,6 +13,7 @@ the next epoch and does not acknowledge.
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``clock/<n>``       how its clock stood at the latest writing
+``usage/<n>``       what users have held in the past hours: a JSON list of when, and user → resource → amount-hours
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
@@ -41,7 +42,7 @@ from iris_ray.actors.wire.shared_names import endpoint_key
 from iris_ray.errors import DeposedError
 from iris_ray.model.plain import plain
 from iris_ray.state import ControllerState
-from iris_ray.state.events import TaintedEvent
+from iris_ray.state.events import Event, PastUsageEvent, TaintedEvent
 from iris_ray.state.fleet import Taint
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord
@@ -57,6 +58,8 @@ SIDE_BY_SIDE = 64
 """Values that are written at a time."""
 CLOCK_S = 10.0
 """How often the clock is recorded at least."""
+USAGE_EVERY_S = 60.0
+"""So often what users have held is written. What they held since then counts for nothing after a crash."""
 EPOCHS_KEPT = 1000
 """By the key of the next epoch a Controller that was frozen finds out; so it stays, however many have come since."""
 
@@ -77,13 +80,14 @@ class Journal:
         self.clock = Clock()
         self._clock_recorded_at = -math.inf
         self._taints: dict[str, dict[str, Taint]] = {}
+        self._usage_at = -math.inf  # when that was recorded
         self._last = 0  # the epoch of what was left behind
         self._pools: dict[str, bytes | None] = {}  # what is known of pools and was not collected yet
         self._recorded_pools: set[str] = set()  # their keys
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
         self._unrecordable: dict[str, Exception] = {}
 
-    def begin(self) -> tuple[list[JobRecord], list[TaintedEvent]]:
+    def begin(self) -> tuple[list[JobRecord], list[Event]]:
         """Take an epoch, and only then read what is left: from now on an earlier Controller acknowledges nothing.
 
         Raises:
@@ -97,8 +101,8 @@ class Journal:
         self.corrupt.keep()
         return left
 
-    def left_behind(self) -> tuple[list[JobRecord], list[TaintedEvent]]:
-        """What the last Controller has left that got so far as to write: its jobs, the oldest first, and the taints.
+    def left_behind(self) -> tuple[list[JobRecord], list[Event]]:
+        """What the last Controller has left that got so far as to write: its jobs, the oldest first, and the rest.
 
         What can't be read is left out.
 
@@ -109,13 +113,16 @@ class Journal:
         while last != completed:  # else another one has taken over while this one read, and cleared it away
             last = completed
             jobs, gangs = self._store.items(f"job/{last}/"), self._store.items(f"gangs/{last}/")
-            taints_then = self._store.items(f"taints/{last}")
+            taints_then, usage_then = self._store.items(f"taints/{last}"), self._store.items(f"usage/{last}")
             completed = self._last_complete()
         self._last = last
         noted = self._store.items("unrestorable/")
         records = (self._record(job_id, values, noted) for job_id, values in _by_job(jobs, gangs).items())
         taints = self.corrupt.read("the taints", taints_then, lambda: _taints(taints_then.get(f"taints/{last}", b"{}")))
-        return sorted(filter(None, records), key=lambda record: record.job.number), taints or []
+        usage = self.corrupt.read(
+            "the past usage", usage_then, lambda: _usage(usage_then.get(f"usage/{last}", b"null"))
+        )
+        return sorted(filter(None, records), key=lambda record: record.job.number), [*(taints or []), *(usage or [])]
 
     def _set_clock(self) -> None:
         found, key = self._store.items(f"clock/{self._last}"), f"clock/{self._last}"
@@ -146,7 +153,7 @@ class Journal:
                 self._store.delete_all(f"job/{epoch}/")
                 self._store.delete_all(f"gangs/{epoch}/")
                 self._store.delete_all(f"pool/{epoch}/")
-        for kind, kept in (("taints/", 0), ("clock/", 0), ("complete/", 0), ("epoch/", EPOCHS_KEPT)):
+        for kind, kept in (("taints/", 0), ("usage/", 0), ("clock/", 0), ("complete/", 0), ("epoch/", EPOCHS_KEPT)):
             for number in self._numbers(kind):
                 if number < self.epoch - kept:
                     self._store.delete(f"{kind}{number}")
@@ -218,6 +225,11 @@ class Journal:
             plain = {target: {name: (t.reason, t.until) for name, t in named.items()} for target, named in found}
             self._pending[f"taints/{self.epoch}"] = json.dumps(plain).encode()
             self._taints = {target: dict(named) for target, named in found}
+        past = state.past_usage
+        if past.now >= self._usage_at + USAGE_EVERY_S:
+            self._usage_at = past.now
+            if hours := past.snapshot():
+                self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
         changed = dict(state.unrecorded)
         state.unrecorded.clear()
         turn_ends = time.monotonic() + TURN_S
@@ -326,3 +338,10 @@ def _taints(recorded: bytes) -> list[TaintedEvent]:
     events = [TaintedEvent(target, name, *taint) for target, named in found.items() for name, taint in named.items()]
     made: list[TaintedEvent] = plain(list[TaintedEvent], events, "taints")
     return made
+
+
+def _usage(recorded: bytes) -> list[PastUsageEvent]:
+    if (found := json.loads(recorded)) is None:
+        return []
+    at, hours = found
+    return [plain(PastUsageEvent, PastUsageEvent(hours, at), "past usage")]

@@ -141,8 +141,8 @@ def test_plan_slices_that_are_kept_are_those_that_the_job_would_choose() -> None
     world.state.fleet.hold("d", "me")
     over = world.state.jobs["other"]
     world.report_all(over, S.SUCCEEDED)
-    submit_gang(world, "flexible", LONG, slices=(1, 4), owner="me")
-    assert world.plan().pending_reasons["flexible"].kept == ("d",)
+    submit_gang(world, "large", LONG, slices=(4,), owner="me")
+    assert world.plan().pending_reasons["large"].kept == ("d", "b", "c", "a")
 
 
 def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of_another_size_are_free() -> None:

@@ -14,6 +14,7 @@ from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import SchedulingResult
+from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
@@ -202,6 +203,21 @@ def test_flexible_counts_wait_for_a_slice_that_an_ended_attempt_is_about_to_leav
     assert "a: about to be freed by over" in world.why("job")
     world.confirm(over)
     assert placed(world) == {"job": ("a", "b")}
+
+
+def test_flexible_counts_wait_for_a_slice_for_seconds_only(world: World) -> None:
+    """Its process may take its time to end. Meanwhile others may have what is free."""
+    add_slices(world, "a", "b")
+    over = world.start("over")
+    world.report_all(over, TaskState.SUCCEEDED)
+    world.submit(slices=(1, 2))
+    world.now += HOPES_FOR_MORE_S
+    assert placed(world) == {}
+    world.now += 0.1
+    assert placed(world) == {"job": ("b",)}
+    world.submit("other")
+    world.now -= 0.1
+    assert placed(world) == {"other": ("b",)}
 
 
 @pytest.mark.parametrize("trouble", ["draining", "suspected", "incomplete"])

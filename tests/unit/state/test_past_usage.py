@@ -3,7 +3,7 @@
 import pytest
 
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.state.events import TimePassedEvent
+from iris_ray.state.events import PastUsageEvent, TimePassedEvent
 from iris_ray.state.past_usage import _USERS, HALF_LIFE_S, PastUsage
 from tests.support.worlds import World
 
@@ -35,7 +35,7 @@ def test_it_makes_no_difference_how_often_it_is_worked_out() -> None:
     for past in (often, once):
         past.settle("ann")
     for now in range(60, 7261, 60):
-        often.time_passed(float(now))
+        often.now = float(now)
         often.settle("ann")
     assert often.hours("ann", 7260.0)["TPU"] == pytest.approx(once.hours("ann", 7260.0)["TPU"])
 
@@ -57,10 +57,27 @@ def test_users_of_whom_nothing_is_left_are_forgotten() -> None:
     past = PastUsage(usage)
     for number in range(3 * _USERS):
         user = f"user-{number}"
-        past.time_passed(number * HOUR)
+        past.now = number * HOUR
         past.settle(user)
         usage[user] = {"TPU": 4.0}
-        past.time_passed((number + 0.5) * HOUR)
+        past.now += 0.5 * HOUR
         past.settle(user)
         del usage[user]
     assert len(past._past) <= _USERS + 1
+
+
+def test_past_usage_outlives_the_controller_and_goes_on_fading() -> None:
+    """What was held while no Controller was there is not known."""
+    usage: dict[str, dict[str, float]] = {}
+    old = PastUsage(usage)
+    old.settle("ann")
+    usage["ann"] = {"TPU": 8.0}
+    old.now = HOUR
+    old.settle("bob")
+    snapshot = old.snapshot()
+    assert snapshot.keys() == {"ann"}
+    new = World()
+    new.now = HOUR + HALF_LIFE_S
+    new.do(PastUsageEvent(snapshot, HOUR))
+    assert chips(new, "ann") == pytest.approx(snapshot["ann"]["TPU"] / 2)
+    new.check()

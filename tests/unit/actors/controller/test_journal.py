@@ -9,6 +9,7 @@ from iris_ray.actors.controller import journal as module
 from iris_ray.actors.controller.journal import EPOCHS_KEPT, Journal
 from iris_ray.errors import DeposedError
 from iris_ray.model.lifecycle import JobState
+from iris_ray.state.events import PastUsageEvent, TimePassedEvent
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World
 
@@ -241,3 +242,20 @@ def test_records_that_another_one_clears_away_while_they_are_read_are_found_in_i
     store.before[len(store.operations) + 1] = second_takes_over  # the third knows which records are to be read
     records, _ = third.left_behind()
     assert [record.job.spec.job_id for record in records] == ["job"]
+
+
+def test_successor_reads_what_users_have_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, world = SharedStore(), World()
+    first = begun_on(store, monkeypatch)
+    world.add_slice("a")
+    world.start(user="ann")
+    for _ in range(3):  # it is written once a minute
+        world.now += 40.0
+        world.do(TimePassedEvent(world.now))
+        asyncio.run(first.write(world.state))
+    assert sum(operation == "put usage/1" for operation in store.operations) == 2
+    (event,) = Journal().begin()[1]
+    assert isinstance(event, PastUsageEvent)
+    assert event.at == 220.0
+    assert event.hours["ann"]["TPU"] == pytest.approx(8 * 120 / 3600, rel=0.02)
+    world.state.check()
