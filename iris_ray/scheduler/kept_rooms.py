@@ -128,7 +128,9 @@ class KeptRooms:
         return not self._given_up and job.spec.spare_for is None and self._deadlines.is_starving(gang)
 
     def _is_of_use(self, job: Job, available: Availability) -> bool:
-        """Return whether a job could still run in its room."""
+        """Return whether a job could still run in its room, and no higher band keeps some of it."""
+        if not self._plan.kept.keys().isdisjoint(job.kept):
+            return False
         if all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending):
             return False
         names = self._names(job, job.kept)

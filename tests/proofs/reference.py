@@ -145,6 +145,8 @@ class ReferencePlan:
 
     def room_is_of_use(self, job: Job) -> bool:
         """Whether the job could run in its room if nobody used it, and nobody has just got some of it."""
+        if any(self.is_host_kept(worker) for worker in self.workers if worker.node_id in job.kept):
+            return False  # for a higher band
         if not job.kept or all(job.gangs[position].not_before > self.now for position in job.pending):
             return False
         groups = [group for group in self.groups(job.spec) if any(w.node_id in job.kept for w in group[1])]

@@ -124,6 +124,15 @@ def test_higher_band_passes_and_the_job_gets_other_room(world: World) -> None:
     assert world.schedule().keys() == {"large"}
 
 
+def test_higher_band_that_has_waited_as_long_gets_the_room(world: World) -> None:
+    large, _, _ = crowded(world)
+    urgent = world.submit("urgent", user="third", priority=PriorityBand.PRODUCTION, slices=(2,))
+    world.now += LATE
+    for _ in range(2):
+        world.schedule()
+        assert (len(urgent.kept), large.kept) == (4, ())
+
+
 def test_gang_returns_to_its_own_hosts_though_they_are_kept(world: World) -> None:
     busy = world.start("busy", user="other", slices=(2,), max_retries_preemption=5)
     large = world.submit("large", user="me", slices=(2,))
