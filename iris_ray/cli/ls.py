@@ -46,5 +46,6 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
 def _row(job: JobStatus) -> tuple[object, ...]:
     state, slices = state_in_words(job), job.groups or "-"
     age = duration(time.time() - job.submitted_at)
-    note = job.waiting or job.error or ""
+    gives_way = f"{job.gives_way[0]} within {max(0.0, job.gives_way[1] - time.time()):.0f} s" if job.gives_way else None
+    note = gives_way or job.waiting or job.error or ""
     return job.job_id, job.user, state, job.device or "-", slices, job.attempt or "-", age, note

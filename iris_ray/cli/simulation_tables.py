@@ -12,8 +12,8 @@ from iris_ray.simulation.report import Report, Waits
 
 USERS_SHOWN = 10
 _OVERVIEW = (
-    "POLICY", "JOBS", "WAITING", "HALF WAIT", "9 OF 10", "LONGEST", "STARVED", "ATTEMPTS", "PREEMPTED", "IN USE",
-    "USEFUL", "LOST", "STARTING", "SPARE",
+    "POLICY", "JOBS", "WAITING", "HALF WAIT", "9 OF 10", "LONGEST", "STARVED", "ATTEMPTS", "PREEMPTED",
+    "EVICTED", "IN USE", "USEFUL", "LOST", "STARTING", "SPARE",
 )  # fmt: skip
 _WAITS = ("JOBS", "WAITING", "HALF WAIT", "9 OF 10", "99 OF 100", "LONGEST")
 
@@ -69,6 +69,7 @@ def _overview(policy: str, found: Report) -> tuple[object, ...]:
         f"{found.starved:,}",
         f"{found.attempts:,}",
         f"{found.preempted:,}",
+        f"{found.evicted:,}",
         *map(_percent, (use.utilisation, use.useful, use.lost, use.starting, use.spare)),
     )
 

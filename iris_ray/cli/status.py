@@ -44,7 +44,15 @@ def status(job: str, as_json: bool) -> None:
             "attempt": found.attempt or "none yet",
             "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
             "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
+            "evictions": found.evictions or None,
+            "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}"
+            if found.gives_way
+            else None,
             "last error": found.error,
             "waits because": found.waiting,
         }
     )
+
+
+def _left(until: float) -> str:
+    return f"{max(0.0, until - time.time()):.0f} s"

@@ -16,7 +16,7 @@ from iris_ray.model.workers import TPU_NAME
 
 
 class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next. A running gang is never evicted for another."""
+    """Jobs of a band are placed before those of the next, and may take hosts from them, with notice."""
 
     PRODUCTION = 0
     INTERACTIVE = 1

@@ -51,8 +51,8 @@ class PastAttempt:
 
     Attributes:
         number: counts the gang's attempts from 1.
-        state: FAILED or WORKER_FAILED, as it was charged; KILLED if it was free of charge: it could not be started, or
-            has moved.
+        state: FAILED or WORKER_FAILED, as it was charged; KILLED if it was free of charge: it could not be started, has
+            moved, or was evicted.
         groups: names of the groups that it ran on.
         started_at: when its first task was reported to run; None if none was.
         ended_at: when its end was known.
@@ -71,6 +71,21 @@ class PastAttempt:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """A gang that runs is to give its hosts to a job of a higher band.
+
+    Attributes:
+        job_id: the job that takes them. They are kept for it.
+        deadline: when its attempt is stopped, unless it has moved before; seconds.
+        reason: who takes its hosts, in words.
+    """
+
+    job_id: str
+    deadline: float
+    reason: str
+
+
 @dataclass(slots=True)
 class Gang:
     """Tasks that start and fail together.
@@ -80,6 +95,7 @@ class Gang:
         succeeded: how many of them have.
         attempt: number of the current or latest attempt; 0 before the first.
         failures, preemptions: charged so far, at most one of them per attempt.
+        evictions: attempts that gave their hosts to higher bands; they cost nothing.
         dispatch_failures: launches that never started, since the last one that did.
         not_before: the gang is not scheduled earlier; seconds on the caller's clock.
         waiting_since: when it last entered the queue, on the same clock.
@@ -94,6 +110,7 @@ class Gang:
         end_confirmed: whether no process of its current attempt is left, though the last report has not come yet.
         error: the first cause of the latest attempt's end, in words.
         past: its earlier attempts, the latest at the end; at most `ATTEMPTS_KEPT`.
+        eviction: to whom its current attempt is to give its hosts, or None.
     """
 
     tasks: list[Task]
@@ -101,6 +118,7 @@ class Gang:
     attempt: int = 0
     failures: int = 0
     preemptions: int = 0
+    evictions: int = 0
     dispatch_failures: int = 0
     not_before: float = 0.0
     waiting_since: float = 0.0
@@ -114,6 +132,7 @@ class Gang:
     end_confirmed: bool = False
     error: str | None = None
     past: tuple[PastAttempt, ...] = ()
+    eviction: Eviction | None = None
 
     # All tasks of a gang are pending, or none is; all are over for good, or none is. So the first one decides.
 
@@ -156,6 +175,7 @@ class Job:
         attempt: the highest of its gangs' attempts.
         requeues: how often one of its gangs was requeued.
         failures, preemptions: charged to any of its gangs so far.
+        evictions: how often one of its gangs gave its hosts to a higher band.
         spares_made: how many spares have been made for it; numbers their ids.
         kept: node ids of the hosts that are kept for it until it runs, since it has waited too long.
         started: whether any task of it ever ran; such a job waits for as long as it takes.
@@ -176,6 +196,7 @@ class Job:
     requeues: int = 0
     failures: int = 0
     preemptions: int = 0
+    evictions: int = 0
     spares_made: int = 0
     kept: tuple[str, ...] = ()
     started: bool = False

@@ -15,6 +15,11 @@ class NoticeKind(StrEnum):
     PREEMPTION = "preemption"
     MAINTENANCE = "maintenance"
     GROWTH = "growth"  # more slices are free for it
+    EVICTION = "eviction"  # a job of a higher band takes its hosts
+
+
+OUR_MOVES = frozenset({NoticeKind.GROWTH, NoticeKind.EVICTION})
+"""Kinds of notices of what iris_ray itself decides: the move costs the gang nothing, and may be called off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ all tasks had saved after a notice            TpuPreempted  preemption budget
 exception, exit code, crash, memory used up   TpuRunError   failure budget
 no heartbeat of any task for too long         TpuRunError   failure budget
 process had died before any user code ran     TpuFailed     nothing, but a pause
-moved to more slices                          TpuCancelled  nothing
+moved to more slices, or evicted              TpuCancelled  nothing
 another process holds the host's chips        TpuFailed     nothing, but a pause
 ended by iris_ray without another cause       TpuCancelled  failure budget
 ============================================  ============  ====================

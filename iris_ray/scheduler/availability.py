@@ -120,6 +120,10 @@ class Availability:
         there = (worker for worker, room in self._remaining.idle(name) if fits(room, self._needs))
         return there if name not in self._impaired else (w for w in there if w.node_id not in self._avoided)
 
+    def avoids(self, worker: Worker) -> bool:
+        """Return whether a worker is avoided."""
+        return worker.node_id in self._avoided
+
     def group(self, name: str) -> Group:
         """Return a candidate's group by its name."""
         return self._remaining.group(name)

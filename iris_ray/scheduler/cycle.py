@@ -1,17 +1,19 @@
 """Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
+from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running
 from iris_ray.scheduler.explanation import Explainer, Unplaced, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
-from iris_ray.scheduler.placement import assign, buckets_for, choose, num_groups
+from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
 from iris_ray.scheduler.result import SchedulingResult
@@ -29,10 +31,18 @@ class Cycle:
 
     Args:
         fleet, cache, deadlines: what the plan is made from.
+        eviction: what may be evicted, and when; None: nothing is.
         most: the plan ends after so many gangs, or `TASKS_PER_GANG` times as many tasks; None: at the queue's end.
     """
 
-    def __init__(self, fleet: Fleet, cache: CandidateCache, deadlines: Deadlines, most: int | None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        cache: CandidateCache,
+        deadlines: Deadlines,
+        most: int | None,
+        eviction: tuple[Running, EvictionRules] | None = None,
+    ) -> None:
         self._fleet = fleet
         self._most = most
         self._cache = cache
@@ -44,9 +54,10 @@ class Cycle:
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[Requirement, Remaining] = {}  # by shape
         self._unplaced: list[Unplaced] = []
-        self._placed: set[str] = set()  # ids of jobs
+        self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
+        self._evictor = Evictor(*eviction, fleet, self._plan, deadlines.now) if eviction is not None else None
 
     def run(self, pending: list[Job], usage: Usage, past: PastUsage | None) -> SchedulingResult:
         """Return the plan. Call it once."""
@@ -95,17 +106,30 @@ class Cycle:
             if names:
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._result.assignments.append(assignment)
-                self._placed.add(job.spec.job_id)
-                self._let_go(job, lifted)
+                self._placed[job.spec.job_id] += 1
+                self._let_go(job, lifted, hosts_of(assignment))
                 return granted
             if free < wanted[0] and not lifted:
                 available.failed_placements[wanted] = free
         self._wait(job, gang, available, free, lifted)
         return None
 
-    def _let_go(self, job: Job, lifted: Lifted) -> None:
-        """Keep nothing for a job any more. What was lifted for it is free, unless it is kept for another one."""
-        self._rooms.give_up(job)
+    def _take_from_lower_bands(self, evictor: Evictor, job: Job, available: Availability) -> tuple[str, ...]:
+        """Have something of lower bands end if the job then runs, and return the names of the groups kept for it."""
+        lifted = self._rooms.lift_own(job)
+        available.catch_up()
+        own = [worker.node_id for worker, _ in lifted]
+        taking = evictor.find(job, available, own, self._placed[job.spec.job_id])
+        self._rooms.put_back(lifted)
+        if taking is not None:
+            self._rooms.take(job, taking.node_ids)
+            self._result.evictions.append(taking.event)
+        available.catch_up()
+        return () if taking is None else taking.names
+
+    def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str]) -> None:
+        """Keep these hosts for a job no more. What was lifted for it is free, unless it is kept for another one."""
+        self._rooms.give_up(job, node_ids)
         self._rooms.put_back(lifted)
         if lifted:
             for available in (*self._available.values(), *self._elsewhere.values()):
@@ -115,14 +139,18 @@ class Cycle:
         job_id = job.spec.job_id
         if not job.started and (problem := self._impossible.problem_of(available.candidates.shape)) is not None:
             self._result.unschedulable.append(TaskUnschedulableEvent(job_id, gang.tasks[0].index, problem))
-            self._let_go(job, lifted)
+            self._let_go(job, lifted, ())
             return
         kept = self._rooms.keep(job, gang, available, lifted)
-        if self._rooms.has_room(job):
+        if self._rooms.has_room(job) and self._deadlines.is_starving(gang):
             self._result.starving.append(job_id)
+        taken_from: tuple[str, ...] = ()
+        if self._evictor is not None and self._evictor.may_help(job):
+            kept = self._take_from_lower_bands(self._evictor, job, available) or kept
+            taken_from = self._evictor.taken_from(job) if kept else ()
         to_all = self._available_to_all(job.requirement)
         avoided = available.impaired if available is not to_all else ()
-        self._unplaced.append(Unplaced(job, to_all, free, len(to_all.unplaced), kept, avoided))
+        self._unplaced.append(Unplaced(job, to_all, free, len(to_all.unplaced), kept, avoided, taken_from))
         to_all.unplaced.append(job_id)
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:

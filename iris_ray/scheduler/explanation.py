@@ -30,6 +30,7 @@ class Unplaced:
         ahead: how many jobs with the same requirement came before it and found too few.
         kept: names of the groups that are kept for it.
         avoided: names of the groups that it avoids, wholly or in part, because launches have failed there.
+        taken_from: ids of jobs of lower bands that give it hosts.
     """
 
     job: Job
@@ -38,6 +39,7 @@ class Unplaced:
     ahead: int
     kept: tuple[str, ...]
     avoided: tuple[str, ...] = ()
+    taken_from: tuple[str, ...] = ()
 
 
 class Explainer:
@@ -69,6 +71,7 @@ class Explainer:
             available.unplaced[0] if unplaced.ahead else None,
             unplaced.kept,
             tuple(self._display_name(name, job.requirement) for name in unplaced.avoided),
+            unplaced.taken_from,
         )
 
     def _count(self, job: Job, available: Availability) -> int:

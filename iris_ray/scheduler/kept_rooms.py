@@ -43,6 +43,7 @@ class KeptRooms:
         self._jobs: dict[str, Job] = {}  # those that have, or had, room
         self._taken: set[str] = set()  # ids of jobs of whose room a higher band has taken some
         self._given_up = False  # whether some room was, since its job runs
+        self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one in its room
 
     def begin_band(self, band: PriorityBand, available_to: Callable[[Job], Availability]) -> None:
         """Keep what earlier plans have kept for the jobs of a band, as far as it is of use. Call it for every job."""
@@ -57,27 +58,53 @@ class KeptRooms:
             self._jobs[job.spec.job_id] = job
 
     def lift(self, job: Job) -> Lifted:
-        """Let a job have its own room. A gang that returns may have its former groups, whoever they are kept for."""
-        job_id, workers = job.spec.job_id, self._fleet.workers
-        lifted = [(workers[node_id], job_id) for node_id in self._rooms.get(job_id, ())]
+        """Let a job have its own room. A gang that returns may have its former groups, if no higher band has them."""
+        lifted, workers = self._own(job), self._fleet.workers
         if self._rooms and self._deadlines.is_returning(job):
             assert job.spec.coscheduling is not None
             name_of = self._fleet.grouping(job.spec.coscheduling.group_by).name_of
-            kept = ((workers[i], other) for other, node_ids in self._rooms.items() for i in node_ids)
+            others = [other for other, owner in self._jobs.items() if owner.spec.priority >= job.spec.priority]
+            kept = ((workers[i], other) for other in others if other != job.spec.job_id for i in self._room(other))
             lifted += [(worker, other) for worker, other in kept if name_of(worker) in job.gang.groups]
         for worker, _ in lifted:
             self._plan.lift(worker)
         return lifted
 
+    def lift_own(self, job: Job) -> Lifted:
+        """Let a job have its own room, and nothing else that is kept."""
+        lifted = self._own(job)
+        for worker, _ in lifted:
+            self._plan.lift(worker)
+        return lifted
+
+    def take(self, job: Job, node_ids: tuple[str, ...]) -> None:
+        """Keep these hosts for a job instead of its room. What of that is not among them is free."""
+        job_id, workers = job.spec.job_id, self._fleet.workers
+        for node_id in self._rooms.get(job_id, ()):
+            self._plan.lift(workers[node_id])
+        for node_id in node_ids:
+            self._plan.keep(workers[node_id], job_id)
+        self._jobs[job_id], self._rooms[job_id] = job, node_ids
+
     def put_back(self, lifted: Lifted) -> None:
         """Keep again what was lifted, except for jobs that have no room any more."""
         for worker, job_id in lifted:
-            if job_id in self._rooms:
+            if worker.node_id in self._rooms.get(job_id, ()):
                 self._plan.keep(worker, job_id)
 
-    def give_up(self, job: Job) -> None:
-        """Keep nothing for a job any more: it runs, or can't run for a while. Its hosts must be lifted."""
-        self._given_up |= self._rooms.pop(job.spec.job_id, None) is not None
+    def give_up(self, job: Job, node_ids: Collection[str]) -> None:
+        """Keep nothing for a job any more: it runs, or can't run for a while. Its hosts must be lifted.
+
+        Args:
+            job: which. Other tasks of a job that are placed one by one keep their room, as far as there are so many.
+            node_ids: the hosts that it gets; none if it can't run.
+        """
+        room = self._rooms.pop(job.spec.job_id, None)
+        self._given_up |= room is not None
+        if room and node_ids and job.spec.coscheduling is None:
+            waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
+            if left := tuple(node_id for node_id in room if node_id not in node_ids)[:waiting]:
+                self._rooms[job.spec.job_id] = left
 
     def keep(self, job: Job, gang: Gang, available: Availability, lifted: Lifted) -> tuple[str, ...]:
         """Keep groups for a gang that did not fit, if they are due to it, and return their names.
@@ -119,9 +146,16 @@ class KeptRooms:
         for job_id, job in self._jobs.items():
             node_ids = self._rooms.get(job_id, ())
             is_lost = job_id in placed or job_id in self._taken  # once the plan is committed
-            if node_ids != (() if is_lost else job.kept):
+            if node_ids or job.kept if job_id in self._waiting else node_ids != (() if is_lost else job.kept):
                 changed.append(RoomKeptEvent(job_id, node_ids))
         return sorted(changed, key=lambda event: bool(event.node_ids))
+
+    def _own(self, job: Job) -> Lifted:
+        job_id = job.spec.job_id
+        return [(self._fleet.workers[node_id], job_id) for node_id in self._room(job_id)]
+
+    def _room(self, job_id: str) -> tuple[str, ...]:
+        return self._rooms.get(job_id, ())
 
     def _may_have_room(self, job: Job, gang: Gang) -> bool:
         # If room was given up in this plan, jobs before this one may want it: the next plan keeps some.

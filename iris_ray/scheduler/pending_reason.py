@@ -68,8 +68,10 @@ class PendingReason:
         shortage: what is in the way; None while it is paused.
         ahead: how many jobs with the same requirement are before it in the queue.
         first_ahead: the id of the first of them, or None.
-        kept: names of the groups that are kept for it, because it has waited long or has just lost its hosts.
+        kept: names of the groups that are kept for it, because it has waited long, has just lost its hosts, or takes
+            them from lower bands.
         avoided: names of groups that it avoids for a while: launches of it, or tasks of its user, have failed there.
+        taken_from: ids of the jobs of lower bands that give it hosts.
         pause: for how many seconds it is not tried, and why; None if it is tried.
     """
 
@@ -84,6 +86,7 @@ class PendingReason:
     first_ahead: str | None = None
     kept: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
+    taken_from: tuple[str, ...] = ()
     pause: tuple[float, str] | None = None
 
     def __str__(self) -> str:
@@ -97,6 +100,8 @@ class PendingReason:
             parts.append(f"behind {jobs} with the same requirement, the first is {self.first_ahead}")
         if self.kept:
             parts.append(f"{_some(self.kept)} kept for it")
+        if self.taken_from:
+            parts.append(f"taken from {_some(self.taken_from)}")
         if self.avoided:
             parts.append(f"it avoids {_some(self.avoided)} for a while: launches or tasks have failed there")
         parts += map(str, shortage.closest)

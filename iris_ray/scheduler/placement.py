@@ -87,6 +87,13 @@ def assign(
     return GangAssignedEvent(spec.job_id, tuple(names), node_ids), granted
 
 
+def hosts_of(assignment: AssignedEvent) -> tuple[str, ...]:
+    """Return the node ids of the hosts that an event assigns."""
+    if isinstance(assignment, TaskAssignedEvent):
+        return (assignment.node_id,)
+    return tuple(node_id for group in assignment.groups for node_id in group)
+
+
 def _equal_bucket(job: Job, available: Availability) -> int:
     """Return the bucket of equal groups to use: of the sizes with enough groups, the one with the most free groups."""
     requirement, least = available.requirement, num_groups(job)[0]

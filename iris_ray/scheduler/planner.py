@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Gang, Job
+from iris_ray.scheduler.evictions import Running
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import Scheduler
@@ -34,6 +35,11 @@ class Placement:
     reclaim: list[ReclaimSlice]
 
 
+def running(state: ControllerState) -> Running:
+    """Return what runs, as a plan sees it."""
+    return Running(state.jobs, state.attempts, state.evicted)
+
+
 class Planner:
     """Asks the scheduler and commits what it proposes.
 
@@ -49,7 +55,8 @@ class Planner:
     Attributes:
         pending_reasons: why each pending job waits, by job id, from the latest plan that has looked at it.
         unfinished: whether the latest plan ended before the queue did, and another one is to go on.
-        counts: jobs that starved, timed out or turned out to be unschedulable, since this Controller began.
+        counts: jobs that starved, timed out or turned out to be unschedulable, and attempts that were evicted, since
+            this Controller began.
     """
 
     def __init__(
@@ -92,7 +99,7 @@ class Planner:
         self._count(result)
         queue_version = state.queue_version
         placements = self._commit(result, now, instructions)
-        apply_safely(state, result.rooms, instructions)
+        apply_safely(state, [*result.rooms, *result.evictions], instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
@@ -124,7 +131,14 @@ class Planner:
             pending = self._unplannable.without(state.pending(), now)
             try:
                 return self._scheduler.find_assignments(
-                    pending, state.fleet, state.usage, now, still_waiting, self._most_placed, state.past_usage
+                    pending,
+                    state.fleet,
+                    state.usage,
+                    now,
+                    still_waiting,
+                    self._most_placed,
+                    state.past_usage,
+                    running(state),
                 )
             except Exception:
                 if not pending:
@@ -136,7 +150,9 @@ class Planner:
     def _leave_out_some(self, pending: list[Job], now: float) -> None:
         def plan(jobs: Sequence[Job]) -> None:
             self._scheduler.forget()
-            self._scheduler.find_assignments(jobs, self._state.fleet, self._state.usage, now)
+            self._scheduler.find_assignments(
+                jobs, self._state.fleet, self._state.usage, now, running=running(self._state)
+            )
 
         for job, error in unplannable(pending, plan):
             self._leave_out(job, error, now)
@@ -173,6 +189,12 @@ class Planner:
             logger.warning("%s starves: %s", job_id, result.pending_reasons[job_id])
         for event in (*result.timed_out, *result.unschedulable):
             logger.warning("%s is given up: %s", event.job_id, event.reason)
+        for taken in result.evictions:
+            victims = ", ".join(map(str, taken.victims))
+            logger.warning("%s takes hosts from lower bands: %s", taken.job_id, victims)
         self.counts.update(
-            starved=len(starved), timed_out=len(result.timed_out), unschedulable=len(result.unschedulable)
+            evicted=sum(len(taken.victims) for taken in result.evictions),
+            starved=len(starved),
+            timed_out=len(result.timed_out),
+            unschedulable=len(result.unschedulable),
         )

@@ -21,6 +21,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.cycle import Cycle
 from iris_ray.scheduler.deadlines import Deadlines
+from iris_ray.scheduler.evictions import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
@@ -40,10 +41,14 @@ class Scheduler:
 
     Args:
         backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
+        evictions: when jobs may take hosts from lower bands; None: never.
     """
 
-    def __init__(self, backfill_bound_s: float = BACKFILL_BOUND_S) -> None:
+    def __init__(
+        self, backfill_bound_s: float = BACKFILL_BOUND_S, evictions: EvictionRules | None = DEFAULT_RULES
+    ) -> None:
         self._backfill_bound_s = backfill_bound_s
+        self._evictions = evictions
         self._cache = CandidateCache()
 
     def find_assignments(
@@ -55,6 +60,7 @@ class Scheduler:
         pending_reasons: Mapping[str, PendingReason] | None = None,
         most: int | None = None,
         past: PastUsage | None = None,
+        running: Running | None = None,
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
 
@@ -67,6 +73,7 @@ class Scheduler:
                 jobs can be placed, the jobs with a reason keep it and are not tried again.
             most: how many gangs to place; None: all that can be placed. A plan that ends there is not ``complete``.
             past: what each user's gangs have held; None: it does not count.
+            running: what may be evicted; None: nothing.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
@@ -74,7 +81,8 @@ class Scheduler:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most)
             if result is not None:
                 return result
-        cycle = Cycle(fleet, self._cache, deadlines, most)
+        eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
+        cycle = Cycle(fleet, self._cache, deadlines, most, eviction)
         result = cycle.run(pending, usage, past)
         self._cache.trim()
         return result

@@ -32,7 +32,7 @@ _JOBS = (
     "save_every_min", "heed_notices",
 )  # fmt: skip
 _TRACES = ("file", "format", "name", "type", "band", "save_every_min", "heed_notices")
-_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s")
+_POLICIES = ("name", "spares", "heed_notices", "backfill_bound_s", "evictions")
 _BANDS = tuple(band.name.lower() for band in PriorityBand)
 
 
@@ -152,6 +152,7 @@ def _policy(one: Section) -> Policy:
         spares=one.integer("spares", 0),
         heed_notices=one.flag("heed_notices", True),
         backfill_bound_s=one.number("backfill_bound_s", BACKFILL_BOUND_S),
+        evictions=one.flag("evictions", True),
     )
 
 

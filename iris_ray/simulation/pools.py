@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.notices import OUR_MOVES, Notice, NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.planner import Placement
 from iris_ray.simulation.agenda import Agenda
@@ -29,10 +29,7 @@ from iris_ray.state.events import (
     TaskStateChangedEvent,
     WorkerBlamedEvent,
 )
-from iris_ray.state.instructions import Instructions, NotifyGang
-
-OF_PROVIDER = frozenset({NoticeKind.PREEMPTION, NoticeKind.MAINTENANCE})
-"""Notices of what happens anyway. The Controller gives the others, and may call them off."""
+from iris_ray.state.instructions import Instructions, NotifyGang, StopAttempt
 
 
 @dataclass(slots=True)
@@ -106,7 +103,7 @@ class SimulatedPools:
     def carry_out(self, instructions: Instructions, placements: Iterable[Placement]) -> None:
         """Obey what the state wants done, and start the gangs that have got hosts."""
         for stop in instructions.stop:
-            self._stop(stop.attempt)
+            self._stop(stop)
         for dropped in instructions.dropped:
             self._drop(dropped.job_id)
         for placement in placements:
@@ -198,9 +195,9 @@ class SimulatedPools:
         events.append(TaskStateChangedEvent(attempt.id, attempt.tasks[0], TaskState.FAILED, error))
         self._agenda.after(self._timings.stop, self._confirm, attempt, *events)
 
-    def _stop(self, attempt_id: AttemptId) -> None:
-        if (attempt := self._live.get(attempt_id)) is not None:
-            self._end(attempt, "stopped")
+    def _stop(self, stop: StopAttempt) -> None:
+        if (attempt := self._live.get(stop.attempt)) is not None:
+            self._end(attempt, "evicted" if stop.is_eviction else "stopped")
             self._agenda.after(self._timings.stop, self._confirm, attempt)
 
     def _drop(self, job_id: str) -> None:
@@ -222,8 +219,10 @@ class SimulatedPools:
                 self._launch_failed(attempt)
         elif work.heeds_notices and now + work.save_s <= notice.deadline:
             self._agenda.after(work.save_s, self._move, attempt, notice, True)
-        elif notice.kind not in OF_PROVIDER:
+        elif notice.kind is NoticeKind.GROWTH:
             self._agenda.at(notice.deadline, self._move, attempt, notice, False)
+        if notice.kind is NoticeKind.EVICTION:
+            self._look_at(notice.deadline)  # it is stopped then
 
     def _move(self, attempt: Attempt, notice: Notice, saved: bool) -> None:
         """End an attempt so that its gang can run elsewhere, unless the move is called off."""
@@ -233,9 +232,9 @@ class SimulatedPools:
         known = job.gang_of(attempt.id.gang).notice
         if known is None or known.kind is not notice.kind:
             return
-        self._end(attempt, "moved", saved)
+        self._end(attempt, "evicted" if notice.kind is NoticeKind.EVICTION else "moved", saved)
         lost = TaskStateChangedEvent(attempt.id, attempt.tasks[0], TaskState.WORKER_FAILED, notice.reason)
-        event = lost if notice.kind in OF_PROVIDER else GangMovedEvent(attempt.id, notice.reason)
+        event = GangMovedEvent(attempt.id, notice.reason) if notice.kind in OUR_MOVES else lost
         self._agenda.after(self._timings.stop, self._confirm, attempt, event)
 
     # -- shared ----------------------------------------------------------------------------------------------------

@@ -67,6 +67,7 @@ class Report:
         finished: how many jobs ended in each state.
         attempts: how many there were, without those of spares.
         preempted: how many of them lost hosts, or moved because they had a notice.
+        evicted: how many of them gave their hosts to a higher band.
         failed_launches: how many attempts never started.
         starved: how many jobs waited longer than the backfill bound, so that groups were kept for them.
         plans, events: how many there were.
@@ -83,6 +84,7 @@ class Report:
     finished: Mapping[str, int]
     attempts: int
     preempted: int
+    evicted: int
     failed_launches: int
     starved: int
     plans: int
@@ -115,6 +117,7 @@ def report(history: History, until: float, since: float = 0.0) -> Report:
         finished={state: ended.count(state) for state in sorted(set(ended))},
         attempts=len(own),
         preempted=sum(one.outcome in ("moved", "stopped") for one in own),
+        evicted=sum(one.outcome == "evicted" for one in own),
         failed_launches=sum(one.outcome == "no launch" for one in own),
         starved=history.starved,
         plans=history.plans,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.evictions import DEFAULT_RULES, EvictionRules
 from iris_ray.scheduler.planner import Placement, Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.simulation.agenda import Agenda
@@ -30,6 +31,7 @@ class Simulation:
         look_again_s: how long the latest plan holds while jobs wait and nothing happens. The Controller looks twice a
             second. Pauses and timeouts end at their time anyway.
         check_every: after so many events the state checks its invariants, for tests; 0: never.
+        evictions: when jobs may take hosts from lower bands; None: never.
 
     Attributes:
         state: the Controller's.
@@ -46,11 +48,12 @@ class Simulation:
         plan_every_s: float = 0.0,
         look_again_s: float = LOOK_AGAIN_S,
         check_every: int = 0,
+        evictions: EvictionRules | None = DEFAULT_RULES,
     ) -> None:
         self.state = ControllerState()
         self.agenda = Agenda()
         self.history = History()
-        self._planner = Planner(self.state, look_again_s, Scheduler(backfill_bound_s))
+        self._planner = Planner(self.state, look_again_s, Scheduler(backfill_bound_s, evictions))
         self.pools = SimulatedPools(
             self.agenda, self.state, self.apply, self.look_at, self.history, timings or Timings()
         )

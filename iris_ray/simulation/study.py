@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 
+from iris_ray.scheduler.evictions import DEFAULT_RULES
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.simulation.hazards import strike_at_random
 from iris_ray.simulation.hosts import CPUS
@@ -81,12 +82,14 @@ class Policy:
         spares: how many slices each gang on slices holds ready.
         heed_notices: whether the gangs that can save do so when they are told to move.
         backfill_bound_s: for how many seconds jobs that came later may pass a waiting job.
+        evictions: whether jobs may take hosts from lower bands.
     """
 
     name: str
     spares: int = 0
     heed_notices: bool = True
     backfill_bound_s: float = BACKFILL_BOUND_S
+    evictions: bool = True
 
     def applied_to(self, job: SimulatedJob) -> SimulatedJob:
         """Return the job as it is under this policy."""
@@ -126,8 +129,9 @@ class Study:
 
     def simulation(self, policy: Policy, check_every: int = 0) -> Simulation:
         """Return a simulation of a policy at its beginning. Its `run_until` makes time pass."""
+        rules = DEFAULT_RULES if policy.evictions else None
         simulation = Simulation(
-            self.timings, policy.backfill_bound_s, self.plan_every_s, self.look_again_s, check_every
+            self.timings, policy.backfill_bound_s, self.plan_every_s, self.look_again_s, check_every, rules
         )
         for number, kind in enumerate(self.slices):
             self._add_slices(simulation, kind, f"slices {number}")

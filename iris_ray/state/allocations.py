@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
@@ -15,12 +16,14 @@ class Allocations:
     Attributes:
         usage: amounts that each user's gangs hold, by Ray's resource names.
         past: what they have held in the past hours.
+        by_band: the attempts of each band, in the order in which they got hosts.
     """
 
     def __init__(self, fleet: Fleet) -> None:
         self.usage: dict[str, Counter[str]] = {}
         self.past = PastUsage(self.usage)
         self._fleet = fleet
+        self.by_band: dict[PriorityBand, dict[AttemptId, None]] = {band: {} for band in PriorityBand}
         self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
 
     def of(self, job_id: str) -> Mapping[AttemptId, Allocation]:
@@ -38,6 +41,7 @@ class Allocations:
         """Record what an attempt holds from now on."""
         self._of.setdefault(job.spec.job_id, {})[attempt] = allocation
         self.past.settle(job.spec.user)
+        self.by_band[job.spec.priority][attempt] = None
         usage = self.usage.setdefault(job.spec.user, Counter())
         for node_id, task_id, demand in allocation:
             self._fleet.occupy(node_id, (task_id, attempt), demand)
@@ -49,6 +53,7 @@ class Allocations:
         allocation = allocations.pop(attempt, None)
         if allocation is None:
             return False
+        del self.by_band[job.spec.priority][attempt]
         if not allocations:
             del self._of[job.spec.job_id]
         for node_id, task_id, demand in allocation:

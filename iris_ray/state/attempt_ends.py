@@ -2,7 +2,7 @@
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.jobs import Gang, Job, Task
+from iris_ray.model.jobs import Eviction, Gang, Job, Task
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
 from iris_ray.state import attempt_history, avoided_hosts, retry_budget
@@ -69,8 +69,18 @@ class AttemptEnds:
         """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
         if (found := self._table.live(event.attempt)) is not None:
             job, gang = found
+            if gang.eviction is not None:
+                self._gives_way(job, gang, gang.eviction, change)
+                return
             retry_budget.returns_to_move(job, gang, change.now)
             self._requeue(job, gang, event.reason, change.now)
+
+    def evicted(self, job: Job, gang: Gang, change: Change) -> None:
+        """Stop the attempt of a gang whose time to move by itself is up."""
+        assert gang.eviction is not None
+        reason = f"evicted: {gang.eviction.reason}"
+        change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason, is_eviction=True))
+        self._gives_way(job, gang, gang.eviction, change)
 
     def gang_returned(self, event: GangReturnedEvent, change: Change) -> None:
         """Mark a gang as succeeded: the caller has the results of an attempt that had been taken back."""
@@ -155,7 +165,7 @@ class AttemptEnds:
         """Kill those gangs of a job that its record has from before the job's end, since its writer died meanwhile."""
         left = [gang for gang in job.gangs if gang.placed or gang.pending] if job.state.finished else ()
         for gang in left:
-            gang.notice, gang.end_confirmed = None, False
+            gang.notice, gang.eviction, gang.end_confirmed = None, None, False
             move_all(job, gang, TaskState.KILLED, job.error)
         if left:
             job.pending.clear()
@@ -209,7 +219,7 @@ class AttemptEnds:
 
     def mark_ending(self, job: Job, gang: Gang) -> None:
         """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, if that has not come before."""
-        gang.notice = None
+        gang.notice = gang.eviction = None
         self._allocations.mark_ending(job.current_attempt(gang))
         if gang.end_confirmed:
             gang.end_confirmed = False
@@ -233,6 +243,14 @@ class AttemptEnds:
             move_all(job, gang, TaskState.KILLED, reason)
         job.pending.clear()
         self._table.all_changed(job)
+
+    def _gives_way(self, job: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
+        """Requeue a gang that gives its hosts to a higher band. It is not charged."""
+        gang.evictions += 1
+        job.evictions += 1
+        attempt_history.note_end(gang, change.now)
+        retry_budget.returns_after_eviction(gang, change.now)
+        self._requeue(job, gang, f"evicted: {eviction.reason}", change.now)
 
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
         if gang.placed:  # else all tasks have returned, and their results are lost

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.notices import is_as_urgent
 from iris_ray.model.workers import Worker
@@ -19,6 +20,7 @@ from iris_ray.state.change import Change
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     Event,
+    EvictionEvent,
     GangAssignedEvent,
     GangMovedEvent,
     GangReturnedEvent,
@@ -44,6 +46,7 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
+from iris_ray.state.evictions import Evictions
 from iris_ray.state.fleet import SUSPICION_S, Fleet, Taint
 from iris_ray.state.gang_notices import GangNotices
 from iris_ray.state.gangs import Gangs
@@ -81,6 +84,7 @@ class ControllerState:
         self._notices = GangNotices(self._table, self.fleet, self._spares)
         self._spare_jobs = SpareJobs(self._table, self.fleet, self._allocations, self._spares, self._notices)
         self._ends = AttemptEnds(self._table, self.fleet, self._allocations, self._spares)
+        self._evictions = Evictions(self._table, self._kept, self._notices, self._spare_jobs, self._ends)
         self._gangs = Gangs(
             self._table,
             self.fleet,
@@ -121,6 +125,7 @@ class ControllerState:
                 self._table.submit(event.spec, event.now)
             case JobRestoredEvent():
                 self._gangs.job_restored(event.record, change)
+                self._evictions.restored(self.jobs[event.record.job.spec.job_id])
             case JobCancelledEvent():
                 self._ends.job_cancelled(event, change)
             case TaskUnschedulableEvent():
@@ -129,6 +134,7 @@ class ControllerState:
                 self._worker_registered(event, change)
             case TimePassedEvent():
                 self.fleet.time_passed(self._now)
+                self._evictions.time_passed(change)
             case WorkerDrainedEvent():
                 self._notices.worker_drained(event, change)
             case MaintenanceCalledOffEvent():
@@ -154,6 +160,8 @@ class ControllerState:
                 self._gangs.task_assigned(event, change)
             case RoomKeptEvent():
                 self._kept.keep(event.job_id, event.node_ids, self.workers)
+            case EvictionEvent():
+                self._evictions.begin(event, change)
             case TaskDispatchFailedEvent():
                 self._ends.dispatch_failed(event, change)
             case GangMovedEvent():
@@ -180,10 +188,11 @@ class ControllerState:
             self._table.has_finished(job_id)
             self._kept.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
-        if not isinstance(event, JobRestoredEvent):  # a job comes back before its spares do
-            self._spare_jobs.settle(change)
         if (job := self.jobs.get(job_of(event))) is not None and not job.pending:
             self._kept.release(job)
+        if not isinstance(event, JobRestoredEvent):  # a job comes back before its spares do, and who takes its hosts
+            self._evictions.settle(change)
+            self._spare_jobs.settle(change)
         if finished:
             self._table.forget_old(self._allocations)
 
@@ -251,6 +260,16 @@ class ControllerState:
         return self._allocations.past
 
     @property
+    def attempts(self) -> Mapping[PriorityBand, dict[AttemptId, None]]:
+        """The attempts of each band that hold something, in the order in which they got it."""
+        return self._allocations.by_band
+
+    @property
+    def evicted(self) -> list[AttemptId]:
+        """The attempts that are about to give their hosts to jobs of higher bands."""
+        return self._evictions.attempts
+
+    @property
     def queue_version(self) -> int:
         """Count of the changes to the queue."""
         return self._table.queue_version
@@ -314,6 +333,9 @@ class ControllerState:
         table = self._table
         check_state(table.jobs, self.fleet, self.usage, self._allocations.all_of(), table.pending, table.finished)
         self._spares.check(self.jobs)
+        self._evictions.check(self.jobs)
+        held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
+        assert held == sorted(self._allocations), "the attempts by band are off"
         self._kept.check(self.workers)
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 

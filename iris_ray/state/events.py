@@ -179,6 +179,21 @@ class RoomKeptEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictionEvent:
+    """Attempts of lower bands give their hosts, which are kept for a job, to that job. They get notice.
+
+    Args:
+        job_id: the job that takes the hosts.
+        victims: the attempts. Spares end at once, the others at the deadline if they have not moved before.
+        deadline: seconds.
+    """
+
+    job_id: str
+    victims: tuple[AttemptId, ...]
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class TaskUnschedulableEvent:
     """A gang that never ran is given up, and its job with it."""
 
@@ -299,6 +314,7 @@ Event = (
     | GangAssignedEvent
     | TaskAssignedEvent
     | RoomKeptEvent
+    | EvictionEvent
     | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent

@@ -12,6 +12,7 @@ class StopAttempt:
 
     attempt: AttemptId
     reason: str
+    is_eviction: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ def _check_counts(job: Job) -> None:
     assert job.counts == Counter(task.state for task in job.tasks), f"{who}: counts are off"
     assert job.failures == sum(gang.failures for gang in job.gangs), f"{who}: failures are off"
     assert job.preemptions == sum(gang.preemptions for gang in job.gangs), f"{who}: preemptions are off"
+    assert job.evictions == sum(gang.evictions for gang in job.gangs), f"{who}: evictions are off"
     for gang in job.gangs:
         succeeded = sum(task.state is TaskState.SUCCEEDED for task in gang.tasks)
         assert gang.succeeded == succeeded, f"{who}: successes are off"

@@ -8,11 +8,20 @@ from iris_ray.state.job_table import JobTable
 
 
 class KeptRoom:
-    """Keeps `Job.kept`, and which host is kept for which job."""
+    """Keeps `Job.kept`, and which host is kept for which job.
+
+    Attributes:
+        version: counts the changes.
+    """
 
     def __init__(self, table: JobTable) -> None:
         self._table = table
+        self.version = 0
         self._kept: dict[str, str] = {}  # node_id → job id
+
+    def whose(self, node_id: str | None) -> str | None:
+        """Return the id of the job that a host is kept for, or None."""
+        return self._kept.get(node_id or "")
 
     def keep(self, job_id: str, node_ids: tuple[str, ...], workers: Collection[str]) -> None:
         """Keep these hosts for a job and no others; none of them: keep nothing for it. Whoever had them loses all.
@@ -35,8 +44,15 @@ class KeptRoom:
         self._table.changed(job_id)
 
     def taken_by(self, job: Job, node_ids: Collection[str]) -> None:
-        """Note that a job gets hosts: it needs no room any more, and jobs of lower bands lose room that it takes."""
-        self.release(job)
+        """Note that a job gets hosts: it needs that room no more, and jobs of lower bands lose room that it takes.
+
+        A job of several tasks that are placed one by one may have room for others of them.
+        """
+        left = () if job.spec.coscheduling else tuple(node_id for node_id in job.kept if node_id not in node_ids)
+        left = left[: len(job.pending)]
+        if left != job.kept:
+            self.release(job)
+            self._restore(job, left)
         for node_id in node_ids if self._kept else ():
             other = self._table.jobs.get(self._kept.get(node_id, ""))
             if other is not None and other.spec.priority > job.spec.priority:
@@ -48,6 +64,7 @@ class KeptRoom:
             for node_id in job.kept:
                 del self._kept[node_id]
             job.kept = ()
+            self.version += 1
             self._table.queue_changed(job.spec.job_id)
 
     def release_host(self, node_id: str) -> None:
@@ -62,6 +79,7 @@ class KeptRoom:
             self._restore(job, kept)
 
     def _restore(self, job: Job, node_ids: tuple[str, ...]) -> None:
+        self.version += 1
         job.kept = node_ids
         self._kept.update(dict.fromkeys(node_ids, job.spec.job_id))
 

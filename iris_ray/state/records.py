@@ -33,7 +33,17 @@ _ANY_HEADER = b"iris_ray job record "
 _HEADER = _ANY_HEADER + b"%d" % RECORD_VERSION
 
 # Values go into records without their names and classes: that is four times as fast, and half as long.
-_FROM_GANGS = {"requirement", "gangs", "counts", "pending", "attempt", "requeues", "failures", "preemptions"}
+_FROM_GANGS = {
+    "requirement",
+    "gangs",
+    "counts",
+    "pending",
+    "attempt",
+    "requeues",
+    "failures",
+    "preemptions",
+    "evictions",
+}
 _JOB = [field.name for field in fields(Job) if field.name not in _FROM_GANGS]
 _values_of_job = attrgetter(*_JOB)
 _values_of_gang = attrgetter(*(field.name for field in fields(Gang)[1:]))  # those after its tasks
@@ -151,4 +161,5 @@ def _job(values: dict[str, Any], gangs: list[Gang]) -> Job:
         requeues=max((gang.requeued for gang in gangs), default=0),
         failures=sum(gang.failures for gang in gangs),
         preemptions=sum(gang.preemptions for gang in gangs),
+        evictions=sum(gang.evictions for gang in gangs),
     )

@@ -60,6 +60,11 @@ class SpareJobs:
                 job.gang.notice = None  # its pool asks before it moves
                 self._table.gang_changed(job, job.gang)
 
+    def evict(self, spare: Job, change: Change) -> None:
+        """Drop a spare whose hosts a higher band takes. Its gang gets another one, which waits in the queue."""
+        self._drop(spare, change)
+        self._spares.look_at(spare)
+
     def _make(self, spec: JobSpec, change: Change) -> None:
         assert spec.spare_for is not None
         self._table.submit(spec, change.now)

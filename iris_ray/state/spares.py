@@ -62,7 +62,8 @@ class Spares:
         restless, self._restless = self._restless, {}
         for job_id in restless:
             job = jobs.get(job_id)
-            spares = [jobs[spare_id] for spare_id in self._of.pop(job_id, ())]
+            known = self._of.pop(job_id, ())
+            spares = [jobs[spare_id] for spare_id in known if spare_id in jobs]  # others were evicted
             sound = sum(is_for(spare, SparePurpose.SPARE) and holds_ready(spare, workers) for spare in spares)
             needs = [] if job is None else spares_needed(job, doomed_groups(job, workers), sound, now)
             kept, superfluous = [], []
@@ -79,7 +80,7 @@ class Spares:
 
     def room_is_ready(self, job: Job, jobs: Mapping[str, Job]) -> bool:
         """Return whether the slices that a job's gang is to grow by are ready, with their processes started."""
-        spares = (jobs[spare_id] for spare_id in self._of.get(job.spec.job_id, ()))
+        spares = (jobs[spare_id] for spare_id in self._of.get(job.spec.job_id, ()) if spare_id in jobs)
         rooms = (spare for spare in spares if is_for(spare, SparePurpose.GROWTH))
         return any(room.counts[TaskState.RUNNING] == len(room.tasks) for room in rooms)
 
@@ -131,7 +132,7 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
 def may_grow(job: Job, now: float) -> bool:
     """Return whether a gang that runs on fewer slices than it can use should move to more when they are free."""
     gang, after = job.gang, job.spec.grow_after
-    if after is None or not _has_room_to_grow(job):
+    if after is None or gang.eviction is not None or not _has_room_to_grow(job):
         return False
     if any(task.state is not TaskState.RUNNING for task in gang.tasks):
         return False

@@ -23,7 +23,8 @@ class PreemptionNotice:
     """Advance notice that this task's gang is to move.
 
     Attributes:
-        kind: `NoticeKind`: PREEMPTION, MAINTENANCE, or GROWTH if more slices are there for it.
+        kind: `NoticeKind`: PREEMPTION, MAINTENANCE, GROWTH if more slices are there for it, or EVICTION if a job of a
+            higher band takes its hosts.
         reason: why, in words, with the host that goes away.
         deadline: when the attempt ends at the latest; seconds since the epoch.
     """

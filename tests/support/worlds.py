@@ -13,6 +13,7 @@ from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler import Scheduler, SchedulingResult
 from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.planner import running
 from iris_ray.state.controller_state import ControllerState, apply_all
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -116,7 +117,13 @@ class World:
     def plan(self, waiting: Mapping[str, PendingReason] | None = None) -> SchedulingResult:
         state = self.state
         return self.scheduler.find_assignments(
-            state.pending(), state.fleet, state.usage, self.now, waiting, past=state.past_usage
+            state.pending(),
+            state.fleet,
+            state.usage,
+            self.now,
+            waiting,
+            past=state.past_usage,
+            running=running(state),
         )
 
     def check(self) -> None:
@@ -132,8 +139,9 @@ class World:
         """Commit one plan; the instructions by job."""
         plan = self.plan()
         done = {assignment.job_id: self.do(assignment) for assignment in plan.assignments}
-        for room in plan.rooms:
-            self.do(room)
+        events: list[Event] = [*plan.rooms, *plan.evictions]
+        for event in events:
+            self.do(event)
         return done
 
     def start(self, job_id: str = "job", **changes: Any) -> Job:

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import heapq
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -49,6 +50,8 @@ from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.model.plain import Words
 from iris_ray.model.suggestions import unknown, unknown_number
 from iris_ray.model.workers import TPU_NAME
+from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.evictions import GRACE_S, EvictionRules
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -85,6 +88,23 @@ def end_process_soon() -> None:
     asyncio.get_running_loop().call_later(END_AFTER_S, os._exit, 1)
 
 
+EVICTIONS, GRACE = "IRIS_RAY_EVICTIONS", "IRIS_RAY_EVICTION_GRACE_S"
+
+
+def eviction_rules(environment: Mapping[str, str]) -> EvictionRules | None:
+    """Return when jobs may take hosts from lower bands, by the variables of the head node; None: never."""
+    if environment.get(EVICTIONS, "1") == "0":
+        return None
+    try:
+        grace_s = float(environment.get(GRACE, GRACE_S))
+    except ValueError:
+        grace_s = -1.0
+    if 0.0 <= grace_s < math.inf:
+        return EvictionRules(grace_s)
+    logger.warning("%s is %r, not a number of seconds; %g is used", GRACE, environment.get(GRACE), GRACE_S)
+    return EvictionRules()
+
+
 class Controller:
     """The actor's methods: for pools, for people, and its own start and watching.
 
@@ -104,7 +124,8 @@ class Controller:
         self._journal = Journal()
         self._clock = self._journal.clock
         self._background = BackgroundTasks(self._background_failed)
-        self._planner = Planner(self._state, look_again_s=NODE_POLL_S, most_placed=MOST_PLACED)
+        scheduler = Scheduler(evictions=eviction_rules(os.environ))
+        self._planner = Planner(self._state, NODE_POLL_S, scheduler, most_placed=MOST_PLACED)
         self._events = EventProcessor(self._state, self._planner, self._journal, self._background, self._end)
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()
@@ -339,7 +360,7 @@ class Controller:
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
 
     async def statistics(self) -> dict[str, int]:
-        """Counts since this Controller began: jobs that starved, timed out or turned out to be unschedulable."""
+        """Counts since this Controller began: jobs that starved, timed out or were unschedulable, evicted attempts."""
         await self.ping()
         return {"epoch": self._journal.epoch, **self._planner.counts}
 

@@ -30,7 +30,15 @@ def job_status(job: Job, state: ControllerState, clock: Clock, waiting: PendingR
         groups=tuple(dict.fromkeys(name for gang in state.placed_gangs(job) for name in gang.groups)),
         error=job.error,
         waiting=waiting,
+        evictions=job.evictions,
+        gives_way=_gives_way(job, state, clock),
     )
+
+
+def _gives_way(job: Job, state: ControllerState, clock: Clock) -> tuple[str, float] | None:
+    """To whom the first gang that is evicted gives its hosts, and until when."""
+    evictions = (gang.eviction for gang in state.placed_gangs(job))
+    return next(((one.reason, clock.wall(one.deadline)) for one in evictions if one is not None), None)
 
 
 def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> TaskStatus:
@@ -58,6 +66,7 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
         group=group,
         host=worker.name if worker else None,
         error=task.error,
+        evictions=gang.evictions,
     )
 
 

@@ -139,6 +139,12 @@ class Attempt:
         return self._stop.moved_for
 
     @property
+    def evicted(self) -> bool:
+        """Whether the Controller has ended it after notice that it is to give its hosts to another job."""
+        told = self._notices.latest
+        return self._stop.asked and self._stop.cause is None and told is not None and told.kind is NoticeKind.EVICTION
+
+    @property
     def leaving(self) -> tuple[str, ...]:
         """What is given back at once: slices that can't be used any more, and the place on a host that others share."""
         return self.lost if self.place.on_slices else self._names

@@ -28,7 +28,7 @@ from iris_ray.errors import (
     TaskSetupError,
 )
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import Fault, TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.events import (
@@ -224,8 +224,8 @@ class GangRun:
         is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
         if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
             events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
-        grows = attempt.moved_for is not None and attempt.moved_for.kind is NoticeKind.GROWTH
-        if grows:
+        moved_by_us = attempt.moved_for is not None and attempt.moved_for.kind in OUR_MOVES
+        if moved_by_us:
             events.append(GangMovedEvent(attempt.id, error))
         elif attempt.never_started(verdict.cause):
             events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, (attempt.place.name(verdict.cause),)))
@@ -235,7 +235,7 @@ class GangRun:
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, exit_code))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
-        if grows or attempt.never_started(verdict.cause):
+        if moved_by_us or attempt.evicted or attempt.never_started(verdict.cause):
             count = "free of charge"
         elif verdict.charged_as is TaskState.FAILED:
             count = f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.notices import OUR_MOVES, Notice
 from iris_ray.model.outcomes import TaskKey, TpuCancelled, TpuPreempted, TpuResult
 
 
@@ -39,6 +39,6 @@ class StopRequest:
     def move(self, notice: Notice, reason: str) -> None:
         """Have the attempt ended so that its gang can run elsewhere."""
         if not self.asked:
-            grows = notice.kind is NoticeKind.GROWTH
+            by_us = notice.kind in OUR_MOVES
             self.moved_for = notice
-            self.blame(TaskKey(0, 0), TpuCancelled(reason) if grows else TpuPreempted(reason), reason)
+            self.blame(TaskKey(0, 0), TpuCancelled(reason) if by_us else TpuPreempted(reason), reason)

@@ -23,6 +23,8 @@ class JobStatus:
         attempt: of its gang, or the highest of its gangs.
         failures, preemptions: charged so far.
         max_retries_failure, max_retries_preemption: how many each gang may have.
+        evictions: how often it gave its hosts to a higher band, free of charge.
+        gives_way: to whom it is to give its hosts now, in words, and until when; None if to nobody.
         tasks: how many are in each state.
         groups: the slices, or other groups, that it runs on.
         error: why its latest attempt, or the job, ended.
@@ -46,6 +48,8 @@ class JobStatus:
     groups: tuple[str, ...]
     error: str | None
     waiting: PendingReason | None
+    evictions: int = 0
+    gives_way: tuple[str, float] | None = None
 
     @property
     def starting(self) -> bool:
@@ -65,7 +69,8 @@ class JobStatus:
         if self.starting:
             return f"it does not wait: attempt {self.attempt} is being started{where}"
         if self.state is JobState.RUNNING:
-            return f"it does not wait: attempt {self.attempt} is running{where}"
+            evicted = f"; its hosts are to go: {self.gives_way[0]}" if self.gives_way else ""
+            return f"it does not wait: attempt {self.attempt} is running{where}{evicted}"
         return "it will be looked at in a moment"
 
 
@@ -76,7 +81,7 @@ class TaskAttempt:
     Attributes:
         attempt: its number, from 1.
         state: how it stands or ended. COSCHED_FAILED: another task of its gang ended first. KILLED: also an attempt
-            that could not be started, or has moved, and was free of charge.
+            that could not be started, has moved, or was evicted, and was free of charge.
         group: the slice, or other group, that it ran on.
         started_at, ended_at: when it, or an earlier attempt's gang, was reported to run and to have ended; seconds
             since the epoch, None before that.
@@ -102,6 +107,7 @@ class TaskStatus:
         state, attempt: now, or when its job ended.
         started_at, ended_at, exit_code: of that attempt, see `TaskAttempt`.
         failures, preemptions: charged so far to the task, or to the gang that it is of.
+        evictions: how often that gave its hosts to a higher band.
         attempts: the latest attempts, the present one at the end.
         node_id, address, group, host: where: Ray's node id, IP address, slice (or other group), and what people call
             the host; None while it waits.
@@ -123,6 +129,7 @@ class TaskStatus:
     group: str | None
     host: str | None
     error: str | None
+    evictions: int = 0
 
     @property
     def worker_id(self) -> str | None:

@@ -52,6 +52,8 @@ class Account:
         blames: of the last hour.
         avoided: (user, worker id) → until when, and the blames for which it is.
         set_aside: worker id → until when, and the blames for which it is.
+        evicted: attempt → the job that takes its hosts, and when it is stopped.
+        evictions: (job, position) → how often it gave its hosts away.
         last_held: spare that is gone → the hosts that it had.
     """
 
@@ -75,6 +77,8 @@ class Account:
     blames: list[BlameView] = field(default_factory=list)
     set_aside: dict[str, tuple[float, list[BlameView]]] = field(default_factory=dict)
     avoided: dict[tuple[str, str], tuple[float, list[BlameView]]] = field(default_factory=dict)
+    evicted: dict[AttemptId, tuple[str, float]] = field(default_factory=dict)
+    evictions: Counter[tuple[str, int]] = field(default_factory=Counter)
     last_held: dict[str, list[str]] = field(default_factory=dict)
 
     def forgive(self, node_id: str) -> None:

@@ -31,7 +31,7 @@ from iris_ray.state.events import (
 )
 from iris_ray.state.instructions import Instructions, ReclaimSlice
 from tests.proofs.state_machine.account import PAUSES, Account, BlameView, demand_of, uses_chips
-from tests.proofs.state_machine.views import JobView, S, view
+from tests.proofs.state_machine.views import GangView, JobView, S, view
 from tests.support.worlds import World
 
 
@@ -154,8 +154,16 @@ class Bookkeeper:
                 was = before[job_id].gangs[position]
                 if was.live and was.attempt == number and not before[job_id].state.finished:
                     assert set(after[job_id].gangs[position].states) == {S.PENDING}
-                    account.returning[job_id] = now + 30.0
-                    account.quick[job_id, position] = 0
+                    if attempt in account.evicted:
+                        self.gave_way(attempt, was)
+                    else:
+                        account.returning[job_id] = now + 30.0
+                        account.quick[job_id, position] = 0
+            case TimePassedEvent():
+                for attempt in [attempt for attempt, (_, until) in account.evicted.items() if until <= now]:
+                    job_id, _, position = attempt
+                    assert set(after[job_id].gangs[position].states) == {S.PENDING}
+                    self.gave_way(attempt, before[job_id].gangs[position])
             case GangAssignedEvent(job_id):
                 account.began.pop((job_id, 0), None)
             case TaskAssignedEvent(job_id, index):
@@ -168,6 +176,14 @@ class Bookkeeper:
                     gang = after[job_id].gangs[position]
                     if set(gang.states) == {S.RUNNING} and len(gang.groups) >= account.wanted.get(job_id, 0):
                         account.wanted[job_id] = 0
+
+    def gave_way(self, attempt: AttemptId, was: GangView) -> None:
+        """Write down that an attempt has given its hosts away."""
+        job_id, _, position = attempt
+        del self.account.evicted[attempt]
+        self.account.evictions[job_id, position] += 1
+        self.account.quick[job_id, position] = 0
+        self.account.wanted[job_id] = max(self.account.wanted.get(job_id, 0), len(was.groups))
 
     # -- who holds what ----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from iris_ray.model.constraints import AttributeValue, Scalar
 from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import NoticeKind
@@ -24,6 +25,7 @@ from iris_ray.state.events import (
     AssignedEvent,
     AttemptEndConfirmedEvent,
     Event,
+    EvictionEvent,
     GangMovedEvent,
     JobCancelledEvent,
     JobRestoredEvent,
@@ -140,7 +142,9 @@ class RandomEvents(RuleBasedStateMachine):
         self.oracle.check_plan(plan)
         assert self.world.plan() == plan, "the same snapshot gives the same plan"
         self.oracle.check_plan_after_the_latest(plan)
-        decided: list[Event] = [*plan.assignments, *plan.rooms, *plan.timed_out, *plan.unschedulable]
+        decided: list[Event] = [
+            *plan.assignments, *plan.rooms, *plan.evictions, *plan.timed_out, *plan.unschedulable,
+        ]  # fmt: skip
         if when == "later":
             self.unsent += decided
             return
@@ -176,6 +180,48 @@ class RandomEvents(RuleBasedStateMachine):
                     self.apply(TaskStateChangedEvent(job.current_attempt(gang), task.index, end, "boom"))
             if confirmed:
                 self.confirm_all_that_is_over()
+
+    @rule(
+        shapes=st.lists(st.sampled_from(GANGS), min_size=1, max_size=3),
+        taker=JOBS,
+        pauses=st.lists(SECONDS, min_size=1, max_size=4),
+        pick=PICK,
+    )
+    def a_lower_band_gives_way(self, shapes: list[Any], taker: tuple[Any, Any], pauses: list[float], pick: int) -> None:
+        """Gangs of the lowest band run for long, then a job of a higher one comes; they move, or end, or go on."""
+        for job in self.own_jobs():
+            self.apply(JobCancelledEvent(job.spec.job_id, "enough"))
+        self.confirm_all_that_is_over()
+        self.repair()
+        owner = OWNERS[pick % 2]
+        terms = {"priority": PriorityBand.BATCH, "constraints": (), "owner": owner, "max_retries_preemption": 30}
+        for number, shape in enumerate(shapes):
+            spares = {"spares": (pick + number) % 3 // 2, "grow_after": (None, 0.0)[pick % 2]}
+            self.submit((shape, terms | spares))
+        self.schedule(0.0)
+        for job, gang in list(self.live()):
+            self.report_all(job, gang, S.RUNNING)
+        self.schedule(0.0)
+        self.schedule(500.0)
+        higher = {"priority": PriorityBand(pick % 2), "constraints": (), "scheduling_timeout": None}
+        self.submit((taker[0], taker[1] | higher))
+        for number, seconds in enumerate(pauses):
+            self.schedule(seconds)
+            evicted = [attempt for attempt in self.account.evicted if self.oracle.is_live(attempt)]
+            if evicted and (pick + number) % 4 == 0:
+                for _ in range(2):
+                    self.apply(GangMovedEvent(evicted[pick % len(evicted)], "all its tasks have saved"))
+            if (pick + number) % 3 == 0:
+                self.confirm_all_that_is_over()
+
+    @precondition(lambda self: any(self.live()))
+    @rule(pick=PICK, victims=st.lists(PICK, min_size=1, max_size=3), seconds=SECONDS)
+    def somebody_is_to_give_way(self, pick: int, victims: list[int], seconds: float) -> None:
+        """Whether that makes sense or not."""
+        gangs = list(self.live())
+        attempts = tuple(job.current_attempt(gang) for job, gang in (gangs[i % len(gangs)] for i in victims))
+        for _ in range(2):
+            self.apply(EvictionEvent(self.job(pick).spec.job_id, attempts, self.world.now + seconds))
 
     @precondition(lambda self: self.unsent)
     @rule(pick=PICK)

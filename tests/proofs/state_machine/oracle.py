@@ -17,6 +17,7 @@ from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     AssignedEvent,
     Event,
+    EvictionEvent,
     GangAssignedEvent,
     GangMovedEvent,
     JobSubmittedEvent,
@@ -248,6 +249,17 @@ class Oracle(Bookkeeper):
                 if spare_for is not None and spare_for.purpose is SparePurpose.GROWTH and news:
                     parent = self.state.jobs[spare_for.job_id]
                     tell(parent.current_attempt(parent.gang), NoticeKind.GROWTH, account.now + 60.0)
+            case EvictionEvent(job_id, victims, deadline):
+                for attempt in victims:
+                    if self.is_live(attempt) and attempt not in account.evicted:
+                        account.evicted[attempt] = job_id, deadline
+                        tell(attempt, NoticeKind.EVICTION, deadline)
+        for attempt in self.evictions_called_off():
+            if account.told.get(attempt, (None, 0.0))[0] is NoticeKind.EVICTION:
+                del account.told[attempt]
+            for node_id in account.held[attempt].values():
+                if node_id in account.notices:
+                    tell(attempt, *account.notices[node_id])
         told = [(told.attempt, told.notice.kind, told.notice.deadline) for told in instructions.notices]
         assert told == expected
         to_grow = self.jobs_with_room_to_grow()
@@ -256,7 +268,23 @@ class Oracle(Bookkeeper):
                 del account.told[attempt]
         for job in self.state.jobs.values():
             for member in job.gangs:
-                assert when(member.notice) == account.told.get(job.current_attempt(member))
+                attempt = job.current_attempt(member)
+                assert when(member.notice) == account.told.get(attempt)
+                eviction = member.eviction and (member.eviction.job_id, member.eviction.deadline)
+                assert eviction == account.evicted.get(attempt)
+                assert member.evictions == account.evictions[job.spec.job_id, member.position]
+
+    def evictions_called_off(self) -> list[AttemptId]:
+        """Attempts whose hosts are not taken any more; they go on."""
+        evicted, called_off = self.account.evicted, []
+        for attempt, (taker, _) in list(evicted.items()):
+            kept = set(self.state.jobs[taker].kept) if taker in self.state.jobs else set()
+            if not self.is_live(attempt):
+                del evicted[attempt]
+            elif kept.isdisjoint(self.account.held[attempt].values()):
+                del evicted[attempt]
+                called_off.append(attempt)
+        return called_off
 
     def jobs_with_room_to_grow(self) -> set[str]:
         """Those for which more slices are there, with their processes started."""

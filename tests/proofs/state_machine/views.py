@@ -92,6 +92,8 @@ def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
     memory = {
         (job_id, position): (
             gang.notice,
+            gang.eviction,
+            gang.evictions,
             gang.waiting_since,
             gang.returning_until,
             gang.running_since,

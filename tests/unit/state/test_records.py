@@ -9,7 +9,7 @@ from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
-from iris_ray.model.jobs import Gang, Job, PastAttempt, Task
+from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state.controller_state import apply_all
@@ -314,6 +314,7 @@ def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> 
         JobRecord,
         Job,
         Gang,
+        Eviction,
         PastAttempt,
         Task,
         JobSpec,
@@ -330,11 +331,12 @@ def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> 
 FIELDS = {
     "JobRecord": ["job", "allocations"],
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
-            "failures", "preemptions", "spares_made", "kept", "started", "over", "avoided",
+            "failures", "preemptions", "evictions", "spares_made", "kept", "started", "over", "avoided",
             "avoided_until", "error"],
-    "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "dispatch_failures", "not_before",
+    "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "evictions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
-             "notice", "end_confirmed", "error", "past"],
+             "notice", "end_confirmed", "error", "past", "eviction"],
+    "Eviction": ["job_id", "deadline", "reason"],
     "PastAttempt": ["number", "state", "groups", "started_at", "ended_at", "cause", "exit_code", "error"],
     "Task": ["task_id", "index", "state", "node_id", "error", "started_at", "ended_at", "exit_code"],
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",

@@ -1,0 +1,299 @@
+"""Which victims are chosen: of lower bands, old enough, as few as will do, and none unless the job then runs."""
+
+from random import Random
+
+import pytest
+
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.scheduler import SchedulingResult
+from iris_ray.scheduler.evictions import LEAST_RUN_S, SEARCHES
+from iris_ray.scheduler.planner import running
+from iris_ray.state.events import Event, TaintedEvent, TimePassedEvent
+from tests.support.costs import calls
+from tests.support.worlds import World, cpu_host, task_states
+
+S = TaskState
+PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def evicted(world: World) -> set[str]:
+    """The ids of the jobs that a plan would evict."""
+    return {attempt.job_id for event in world.plan().evictions for attempt in event.victims}
+
+
+def run(world: World, job_id: str, band: PriorityBand = BATCH, slices: int = 1, ran_s: float = 1000.0) -> Job:
+    """A gang that has run for some time."""
+    now, world.now = world.now, world.now - ran_s
+    job = world.start(job_id, priority=band, slices=(slices,), max_retries_preemption=9)
+    world.now = now
+    return job
+
+
+def tasks(world: World, job_id: str, cpus: float, replicas: int = 1, band: PriorityBand = BATCH) -> Job:
+    """Tasks on shared hosts that have run for long."""
+    job = world.start_tasks(job_id, replicas, priority=band, resources={"CPU": cpus})
+    world.now += 1000.0
+    return job
+
+
+# -- whole slices ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("band", [PRODUCTION, INTERACTIVE])
+def test_only_lower_bands_give_way(world: World, band: PriorityBand) -> None:
+    world.add_slice("a")
+    world.now = 10_000.0
+    run(world, "running", INTERACTIVE)
+    world.submit(priority=band)
+    assert evicted(world) == ({"running"} if band is PRODUCTION else set())
+    world.check()
+
+
+def test_the_youngest_of_equal_ones_loses_least(world: World) -> None:
+    for name in "abc":
+        world.add_slice(name)
+    world.now = 10_000.0
+    for job_id, ran_s in (("old", 5000.0), ("young", 200.0), ("too young", 100.0)):
+        run(world, job_id, ran_s=ran_s)
+    world.submit(priority=PRODUCTION)
+    assert evicted(world) == {"young"}
+    world.check()
+
+
+def test_free_slices_are_taken_first_and_kept_meanwhile(world: World) -> None:
+    for name in "abc":
+        world.add_slice(name)
+    world.now = 10_000.0
+    run(world, "one")
+    run(world, "two")
+    world.submit("prod", slices=(2,), priority=PRODUCTION)
+    later = world.submit("later", priority=BATCH)
+    plan = world.plan()
+    assert [len(event.victims) for event in plan.evictions] == [1]
+    assert not plan.assignments, "a free slice is kept for it"
+    assert "kept for it" in str(plan.pending_reasons["prod"])
+    assert "taken from one" in str(plan.pending_reasons["prod"])
+    assert later.gang.pending
+    world.check()
+
+
+def test_one_gang_of_two_slices_rather_than_two_of_one(world: World) -> None:
+    for name in "abcd":
+        world.add_slice(name)
+    world.now = 10_000.0
+    run(world, "pair", slices=2, ran_s=9000.0)
+    for job_id in ("one", "two"):
+        run(world, job_id)
+    world.submit("prod", slices=(2,), priority=PRODUCTION)
+    assert evicted(world) == {"pair"}
+    world.check()
+
+
+def test_one_gang_of_one_slice_rather_than_a_larger_one(world: World) -> None:
+    for name in "abc":
+        world.add_slice(name)
+    world.now = 10_000.0
+    run(world, "pair", slices=2)
+    run(world, "one")
+    world.submit("prod", priority=PRODUCTION)
+    assert evicted(world) == {"one"}
+    world.check()
+
+
+def test_what_a_victim_leaves_besides_is_not_taken_once_more(world: World) -> None:
+    """Two jobs need a slice each. The victim of the first has two."""
+    for name in "abc":
+        world.add_slice(name)
+    world.now = 10_000.0
+    run(world, "one", PRODUCTION)
+    run(world, "pair", slices=2)
+    for job_id in ("first", "second"):
+        world.submit(job_id, priority=PRODUCTION)
+    assert len(world.plan().evictions) == 1
+    world.schedule()
+    assert not world.plan().evictions
+    world.check()
+
+
+def test_room_that_is_about_to_be_free_is_waited_for(world: World) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    ending = run(world, "ending")
+    run(world, "batch")
+    world.report_all(ending, S.SUCCEEDED)
+    world.submit("prod", priority=PRODUCTION)
+    assert not world.plan().evictions
+    world.check()
+
+
+@pytest.mark.parametrize("what", ["constraint", "taint", "pause", "too few"])
+def test_nobody_is_evicted_for_a_job_that_would_not_run_then(world: World, what: str) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    run(world, "batch", slices=2)
+    match what:
+        case "constraint":
+            world.submit("prod", tpu_type="v4-32", priority=PRODUCTION)
+        case "taint":
+            world.submit("prod", slices=(2,), priority=PRODUCTION)
+            world.do(TaintedEvent("a", "bad", "an operator says so"))
+        case "pause":
+            job = world.submit("prod", priority=PRODUCTION)
+            job.gang.not_before = world.now + 60.0
+        case "too few":
+            world.submit("prod", slices=(3,), priority=PRODUCTION)
+    plan = world.plan()
+    assert not plan.evictions
+    assert "taken from" not in str(plan.pending_reasons["prod"])
+    world.check()
+
+
+def test_no_spare_takes_hosts(world: World) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    run(world, "batch")
+    world.start("prod", priority=PRODUCTION, spares=1)
+    assert "prod/spare-1" in world.plan().pending_reasons
+    assert not world.plan().evictions
+    world.check()
+
+
+def test_higher_band_takes_what_a_band_between_was_to_get(world: World) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    victim = run(world, "batch", slices=2)
+    middle = world.submit("middle", slices=(2,), priority=INTERACTIVE)
+    world.schedule()
+    assert middle.kept
+    high = world.submit("high", slices=(2,), priority=PRODUCTION)
+    assert not world.plan().evictions, "what it needs is about to be free"
+    world.now += 30.0
+    world.do(TimePassedEvent(world.now))
+    world.confirm(victim)
+    world.schedule()
+    assert (high.gang.placed, middle.kept) == (True, ())
+    world.check()
+
+
+# -- shared hosts ------------------------------------------------------------------------------------------------------
+
+
+def test_few_large_tasks_rather_than_many_small_ones(world: World) -> None:
+    world.do(cpu_host("x"))
+    tasks(world, "small", 1.0, replicas=4)
+    tasks(world, "large", 4.0)
+    world.submit_tasks("prod", 1, priority=PRODUCTION, resources={"CPU": 4.0})
+    assert evicted(world) == {"large"}
+    world.check()
+
+
+def test_small_task_that_suffices_rather_than_a_large_one_that_has_run_longer(world: World) -> None:
+    world.do(cpu_host("x"))
+    tasks(world, "large", 7.0)
+    tasks(world, "small", 1.0)
+    world.submit_tasks("prod", 1, priority=PRODUCTION, resources={"CPU": 1.0})
+    assert evicted(world) == {"small"}
+    world.check()
+
+
+def test_task_with_chips_takes_the_whole_host(world: World) -> None:
+    world.add_slice("a")
+    world.now = 10_000.0
+    victim = run(world, "batch")
+    world.submit_tasks("prod", 1, priority=PRODUCTION)
+    assert evicted(world) == {"batch"}
+    world.schedule()
+    assert len(world.state.jobs["prod"].kept) == 1
+    assert task_states(victim) == [S.RUNNING] * 2
+    world.check()
+
+
+def plan_for(world: World, job: Job) -> SchedulingResult:
+    """A plan as if nobody else waited."""
+    state = world.state
+    return world.scheduler.find_assignments([job], state.fleet, state.usage, world.now, running=running(state))
+
+
+# -- any world ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_in_any_world_victims_are_necessary_and_sufficient(seed: int) -> None:
+    chance, world = Random(seed), World()
+    names = "abcdefgh"[: chance.randint(1, 8)]
+    for name in names:
+        world.add_slice(name)
+    for number in range(8):
+        world.now += chance.choice([0.0, 60.0, 400.0])
+        job = world.submit(
+            f"job-{number}", priority=chance.choice([*PriorityBand]), slices=(chance.randint(1, 3),), owner="pool-a"
+        )
+        for assignment in world.plan().assignments:
+            world.do(assignment)
+        if job.gang.placed and chance.random() < 0.9:
+            world.report_all(job, S.RUNNING)
+    world.now += chance.choice([0.0, 130.0, 700.0])
+    taker = world.submit("taker", priority=chance.choice([PRODUCTION, INTERACTIVE]), slices=(chance.randint(1, 3),))
+    plan = plan_for(world, taker)
+    assert taker.spec.coscheduling is not None
+    needed, band = taker.spec.coscheduling.num_groups[0], taker.spec.priority
+
+    def free_without(ended: set[AttemptId]) -> int:
+        """How many slices are free once these have ended."""
+        hosts = {name: [w for w in world.state.workers.values() if w.slice_name == name] for name in names}
+        return sum(all(a in ended for w in there for _, a in w.occupants) for there in hosts.values())
+
+    may_go = {
+        job.current_attempt(job.gang)
+        for job in world.state.jobs.values()
+        if job.gang.placed
+        and job.spec.priority > band
+        and world.now - job.gang.running_since >= LEAST_RUN_S[job.spec.priority]
+    }
+    if plan.assignments:
+        assert free_without(set()) >= needed
+        return
+    if not plan.evictions:
+        assert free_without(may_go) < needed, "somebody could have been evicted"
+        return
+    victims = {*plan.evictions[0].victims}
+    assert victims <= may_go
+    assert free_without(set()) < needed <= free_without(victims)
+    for victim in victims:
+        assert free_without(victims - {victim}) < needed, f"{victim} is superfluous"
+    events: list[Event] = [*plan.rooms, *plan.evictions]
+    for event in events:
+        world.do(event)
+    world.now += 30.0
+    for stop in world.state.handle_event(TimePassedEvent(world.now)).stop:
+        world.confirm(world.state.jobs[stop.attempt.job_id], stop.attempt.number)
+    assert [event.job_id for event in plan_for(world, taker).assignments] == ["taker"]
+    world.check()
+
+
+def test_search_costs_no_more_in_a_larger_fleet() -> None:
+    """It looks at the newest attempts, and at so many groups only."""
+    costs = []
+    for count in (300, 600):
+        world = World()
+        for number in range(count):
+            world.do(cpu_host(f"host-{number:04}", 1.0))
+        tasks(world, "batch", 1.0, replicas=count)
+        for number in range(30):
+            world.submit_tasks(f"prod-{number}", 1, priority=PRODUCTION, resources={"CPU": 1.0})
+        world.plan()  # its evaluations are kept
+        costs.append(calls(world.plan))
+        assert len(world.plan().evictions) == SEARCHES
+    assert costs[1] < 1.2 * costs[0]

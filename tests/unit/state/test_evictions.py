@@ -1,0 +1,192 @@
+"""Jobs take hosts from lower bands: who is told, who is stopped when, what it costs, and when it is called off."""
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.notices import NoticeKind
+from iris_ray.state.events import (
+    EvictionEvent,
+    GangMovedEvent,
+    JobCancelledEvent,
+    TimePassedEvent,
+    WorkerDrainedEvent,
+)
+from iris_ray.state.instructions import Instructions
+from tests.support.worlds import World, charged, task_states
+
+S = TaskState
+PRODUCTION, INTERACTIVE, BATCH = PriorityBand
+GRACE_S = 30.0
+
+
+def batch(world: World, job_id: str = "batch", **changes: object) -> Job:
+    """A BATCH job that has run for longer than its minimum time."""
+    job = world.start(job_id, priority=BATCH, max_retries_preemption=3, **changes)
+    world.now += 1000.0
+    return job
+
+
+def production(world: World, job_id: str = "prod", **changes: object) -> Job:
+    return world.submit(job_id, priority=PRODUCTION, owner="pool-b", **changes)
+
+
+def pass_time(world: World, seconds: float) -> Instructions:
+    world.now += seconds
+    return world.state.handle_event(TimePassedEvent(world.now))
+
+
+def test_victim_gets_notice_then_ends_uncharged_and_its_hosts_go_to_the_taker(world: World) -> None:
+    victim = batch(world, slices=(2,))
+    taker = production(world)
+    before = world.now
+    plan = world.plan()
+    assert [event.victims for event in plan.evictions] == [(victim.current_attempt(victim.gang),)]
+    world.do(plan.rooms[0])
+    (told,) = world.do(plan.evictions[0]).notices
+    assert (told.attempt, told.notice.kind) == (victim.current_attempt(victim.gang), NoticeKind.EVICTION)
+    assert told.notice.deadline == before + GRACE_S
+    assert "PRODUCTION job prod" in told.notice.reason
+    assert not pass_time(world, GRACE_S - 1.0).stop
+    (stop,) = pass_time(world, 1.0).stop
+    assert stop.attempt == told.attempt
+    assert "PRODUCTION job prod" in stop.reason
+    assert (task_states(victim), charged(victim), victim.evictions) == ([S.PENDING] * 4, (0, 0), 1)
+    assert victim.gang.past[-1].error.startswith("evicted: PRODUCTION job prod")
+    assert not world.plan().assignments, "its processes are not gone yet"
+    world.confirm(victim)
+    world.schedule()
+    assert taker.gang.placed
+    assert not taker.kept
+
+
+def test_nothing_is_evicted_twice_for_one_job(world: World) -> None:
+    batch(world, slices=(2,))
+    production(world)
+    world.schedule()
+    for seconds in (0.0, 5.0, 30.0):
+        pass_time(world, seconds)
+        assert not world.plan().evictions
+
+
+def test_gang_that_moves_by_itself_within_the_grace_is_evicted_too(world: World) -> None:
+    victim = batch(world, slices=(2,))
+    production(world)
+    world.schedule()
+    assert not world.do(GangMovedEvent(victim.current_attempt(victim.gang), "all its tasks have saved")).stop
+    assert (task_states(victim), charged(victim), victim.evictions) == ([S.PENDING] * 4, (0, 0), 1)
+    assert not pass_time(world, GRACE_S).stop
+
+
+@pytest.mark.parametrize("how", ["cancelled", "other room", "host lost"])
+def test_eviction_is_called_off_if_its_taker_needs_the_hosts_no_more(world: World, how: str) -> None:
+    other = world.start("other", slices=(1,), max_retries_preemption=3)
+    victim = batch(world)
+    production(world)
+    world.schedule()
+    assert victim.gang.eviction is not None
+    match how:
+        case "cancelled":
+            world.do(JobCancelledEvent("prod", "enough"))
+        case "other room":
+            world.finish(other)
+            world.schedule()
+            assert world.state.jobs["prod"].gang.placed
+        case "host lost":
+            world.lose(victim.tasks[0].node_id or "")
+    assert victim.gang.eviction is None
+    if how != "host lost":
+        assert victim.gang.notice is None
+        assert not pass_time(world, 100.0).stop
+        assert victim.state is JobState.RUNNING
+        assert victim.evictions == 0
+
+
+def test_notice_of_a_host_comes_back_when_an_eviction_is_called_off(world: World) -> None:
+    """It was less urgent than the eviction."""
+    world.start("other", max_retries_preemption=3)
+    victim = batch(world)
+    world.do(WorkerDrainedEvent("b-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 600.0))
+    production(world)
+    world.schedule()
+    assert victim.gang.eviction is None, "a slice that is to go is of no use"
+
+
+def test_spares_of_lower_bands_go_at_once_and_another_one_waits(world: World) -> None:
+    parent = batch(world, spares=1)
+    world.schedule()
+    spare = world.state.jobs["batch/spare-1"]
+    assert spare.gang.placed
+    taker = production(world)
+    plan = world.plan()
+    world.do(plan.rooms[0])
+    instructions = world.do(plan.evictions[0])
+    assert [dropped.job_id for dropped in instructions.dropped] == ["batch/spare-1"]
+    assert not instructions.notices
+    assert "batch/spare-2" in world.state.jobs
+    world.schedule()
+    assert taker.gang.placed
+    assert parent.gang.eviction is None
+    assert not world.state.jobs["batch/spare-2"].gang.placed
+
+
+def test_attempt_that_has_not_run_for_long_is_left_alone(world: World) -> None:
+    """The minimum time is 2 min for BATCH, and 10 min for INTERACTIVE."""
+    young = world.start("young", priority=BATCH, max_retries_preemption=3)
+    middle = world.start("middle", priority=INTERACTIVE, max_retries_preemption=3)
+    taker = production(world, slices=(2,))
+    for seconds, evictions in ((119.0, 0), (2.0, 0), (478.0, 0), (2.0, 1)):
+        world.now += seconds
+        assert len(world.plan().evictions) == evictions, world.now
+    world.schedule()
+    assert {
+        young.gang.eviction and young.gang.eviction.job_id,
+        middle.gang.eviction and middle.gang.eviction.job_id,
+    } == {taker.spec.job_id}
+
+
+def test_evicted_gang_never_takes_its_hosts_back(world: World) -> None:
+    victim = batch(world, slices=(2,))
+    taker = production(world, slices=(2,))
+    world.schedule()
+    pass_time(world, GRACE_S)
+    world.confirm(victim)
+    world.schedule()
+    world.report_all(taker, S.RUNNING)
+    world.now += 10_000.0
+    assert not world.plan().evictions
+    assert not world.plan().assignments
+
+
+def test_only_lower_bands_are_victims_and_only_on_hosts_that_are_kept(world: World) -> None:
+    running = world.start("running", slices=(2,), priority=INTERACTIVE, max_retries_preemption=3)
+    world.now += 1000.0
+    equal = world.submit("equal", priority=INTERACTIVE)
+    higher = production(world)
+    attempt = running.current_attempt(running.gang)
+    for taker in (equal, higher):
+        with pytest.raises(IllegalTransitionError, match="does not give its hosts"):
+            world.do(EvictionEvent(taker.spec.job_id, (attempt,), world.now))
+    assert running.gang.eviction is None
+
+
+def test_tasks_that_are_placed_one_by_one_take_and_give_hosts(world: World) -> None:
+    tasks = world.start_tasks("tasks", 4, priority=BATCH)
+    world.now += 1000.0
+    taker = world.submit_tasks("taker", 3, priority=INTERACTIVE)
+    world.schedule()
+    evicted = [gang for gang in tasks.gangs if gang.eviction is not None]
+    assert len(evicted) == 3
+    assert len(taker.kept) == 3
+    pass_time(world, GRACE_S)
+    for gang in evicted[:2]:
+        world.confirm(tasks, gang.attempt, gang.position)
+    world.schedule()
+    assert [gang.placed for gang in taker.gangs] == [True, True, False]
+    assert len(taker.kept) == 1, "the third one has still its host"
+    world.confirm(tasks, evicted[2].attempt, evicted[2].position)
+    world.schedule()
+    assert all(gang.placed for gang in taker.gangs)
+    assert tasks.evictions == 3
