@@ -196,7 +196,7 @@ class RandomEvents(RuleBasedStateMachine):
         owner = OWNERS[pick % 2]
         terms = {"priority": PriorityBand.BATCH, "constraints": (), "owner": owner, "max_retries_preemption": 30}
         for number, shape in enumerate(shapes):
-            spares = {"spares": (pick + number) % 3 // 2, "grow_after": (None, 0.0)[pick % 2]}
+            spares = {"spares": (pick + number) % 3, "grow_after": (None, 0.0)[pick % 2]}
             self.submit((shape, terms | spares))
         self.schedule(0.0)
         for job, gang in list(self.live()):
@@ -208,9 +208,17 @@ class RandomEvents(RuleBasedStateMachine):
         for number, seconds in enumerate(pauses):
             self.schedule(seconds)
             evicted = [attempt for attempt in self.account.evicted if self.oracle.is_live(attempt)]
-            if evicted and (pick + number) % 4 == 0:
-                for _ in range(2):
-                    self.apply(GangMovedEvent(evicted[pick % len(evicted)], "all its tasks have saved"))
+            others = [(job, gang) for job, gang in self.live() if job.current_attempt(gang) not in evicted]
+            match (pick + number) % 5:
+                case 0 if evicted:
+                    for _ in range(2):
+                        self.apply(GangMovedEvent(evicted[pick % len(evicted)], "all its tasks have saved"))
+                case 1 if evicted:
+                    self.apply(JobCancelledEvent(self.account.evicted[evicted[0]][0], "enough"))
+                case 2 if evicted and others:  # there is other room now
+                    job, gang = others[pick % len(others)]
+                    self.apply(GangMovedEvent(job.current_attempt(gang), "it goes"))
+                    self.confirm_all_that_is_over()
             if (pick + number) % 3 == 0:
                 self.confirm_all_that_is_over()
 

@@ -1,7 +1,7 @@
 """What must hold after every event and of every plan: the state agrees with the account that `Bookkeeper` keeps."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import ConstraintOp
@@ -110,7 +110,8 @@ class Oracle(Bookkeeper):
         self.book(event, before, instructions)
         self.book_ends(event, before, after, charged)
         self.check_notices(event, before, instructions)
-        self.check_spares(spares_before)
+        given = {attempt.job_id for attempt in event.victims} if isinstance(event, EvictionEvent) else set()
+        self.check_spares({job_id: spare for job_id, spare in spares_before.items() if job_id not in given})
         stops: Counter[AttemptId] = Counter()
         finished = []
         for job_id, old in before.items():
@@ -342,7 +343,8 @@ class Oracle(Bookkeeper):
         found[SparePurpose.SPARE, (1,)] = job.spec.spares
         found[SparePurpose.REPLACEMENT, (1,)] = max(0, doomed - self.spares_with_slices(job))
         more = tuple(count - have for count in config.num_groups if count > have)
-        if more and not doomed and after is not None and set(gang.states) == {S.RUNNING}:
+        evicted = job.current_attempt(job.gang) in account.evicted
+        if more and not doomed and not evicted and after is not None and set(gang.states) == {S.RUNNING}:
             lost_some = have < account.wanted.get(job.spec.job_id, 0)
             found[SparePurpose.GROWTH, more] = lost_some or account.now >= account.began[job.spec.job_id, 0] + after
         return +found
@@ -386,6 +388,7 @@ class Oracle(Bookkeeper):
             assert len(with_chips) + self.uses_of_chips(worker) <= 1
         self.check_reasons(plan, placed)
         self.check_kept(plan, takers)
+        self.check_evictions(plan, takers.keys())
 
     def check_plan_after_the_latest(self, plan: SchedulingResult) -> None:
         """If nothing has changed in the fleet, it makes no difference whether those that waited are looked at again."""
@@ -486,20 +489,71 @@ class Oracle(Bookkeeper):
                     late = self.comes_after(other, job, is_room=worker.node_id in job.kept)
                     assert not late, f"{other.spec.job_id} takes what is kept for {job_id}"
             returns = self.returns(job)
-            assert not workers or returns or job_id in plan.starving
+            takes = bool(job.kept) or any(event.job_id == job_id for event in plan.evictions)
+            assert not workers or returns or takes or job_id in plan.starving
             assert not (returns and job_id in plan.starving)
             assert not (workers and is_extra(job)), f"{job_id} keeps something from jobs that wait"
         given_up = any(self.state.jobs[assignment.job_id].kept for assignment in plan.assignments)
         for job_id, waiting in plan.pending_reasons.items():
             job = self.state.jobs[job_id]
             long = any(self.waits_long(gang) for gang in job.gangs) or self.returns(job)
-            assert long or (job_id not in plan.starving and not waiting.kept)
+            takes = bool(job.kept) or any(event.job_id == job_id for event in plan.evictions)
+            assert long or (job_id not in plan.starving and (takes or not waiting.kept))
             long = all(self.waits_long(gang) for gang in job.gangs if gang.pending) or self.returns(job)
             if long and waiting.kind is PendingKind.IN_USE and not (kept[job_id] or is_extra(job) or given_up):
                 others = [worker for i in kept for worker in kept[i] if i != job_id]
                 names = {self.places[worker.node_id][0] for worker in others}
                 rivals = [worker for name in names for worker in self.members(name) if suits(job, worker)]
                 assert rivals, f"nothing is kept for {job_id}, nor for anybody who competes with it"
+
+    def check_evictions(self, plan: SchedulingResult, takers: Collection[str]) -> None:
+        """All victims may go and have to, and then there is the room that is kept.
+
+        Args:
+            plan: a plan.
+            takers: ids of the hosts that it gives away.
+        """
+        rooms = {event.job_id: event.node_ids for event in plan.rooms}
+        assert len({event.job_id for event in plan.evictions}) == len(plan.evictions)
+        going = {attempt for event in plan.evictions for attempt in event.victims}
+        assert len(going) == sum(len(event.victims) for event in plan.evictions), "nobody gives way twice"
+        assert going.isdisjoint(self.account.evicted)
+        for event in plan.evictions:
+            job = self.state.jobs[event.job_id]
+            assert not is_extra(job)
+            assert any(gang.pending and gang.not_before <= self.world.now for gang in job.gangs)
+            assert event.deadline == self.world.now + 30.0
+            for attempt in event.victims:
+                victim = self.state.jobs[attempt.job_id]
+                assert self.is_live(attempt)
+                assert victim.spec.priority > job.spec.priority
+                ran = self.world.now - self.account.began.get((attempt.job_id, attempt.gang), self.world.now)
+                assert victim.spec.spare_for is not None or ran >= (600.0 if victim.spec.priority == 1 else 120.0)
+            room = rooms.get(event.job_id, job.kept)
+            assert room
+            if not set(takers).intersection(room):
+                gone = going | self.account.evicted.keys()
+                assert self.is_room(job, room, gone)
+                for attempt in event.victims:
+                    assert not self.is_room(job, room, gone - {attempt}), f"{attempt} need not go"
+
+    def is_room(self, job: Job, node_ids: Iterable[str], gone: Set[AttemptId]) -> bool:
+        """Whether all groups of some hosts are free for a job once these attempts are gone."""
+        spec, free = job.spec, Counter[str]()
+        name_of = self.state.fleet.grouping(spec.coscheduling.group_by if spec.coscheduling else None).name_of
+        needs = {r: n for r, n in spec.resources.items() if n and not (r == "TPU" and uses_chips(spec))}
+        names = set()
+        for worker in map(self.state.workers.__getitem__, node_ids):
+            names.add(name := str(name_of(worker)))
+            left = Counter(worker.resources)
+            for occupant, held in worker.occupants.items():
+                if occupant[1] not in gone and occupant not in worker.ending:
+                    left.subtract(held)
+            chips = not uses_chips(spec) or left["TPU"] == worker.resources.get("TPU", 0.0)
+            free[name] += suits(job, worker) and chips and all(left[r] >= n for r, n in needs.items())
+        sizes = Counter(str(name_of(self.state.workers[node_id])) for node_id in node_ids)
+        each = spec.replicas if spec.coscheduling else 1
+        return all(free[name] >= (sizes[name] if spec.whole_groups else each) for name in names)
 
     def comes_after(self, other: Job, job: Job, is_room: bool) -> bool:
         """Whether another job is surely looked at later, or the host is room that an earlier plan has kept."""
