@@ -155,22 +155,32 @@ class Cycle:
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
         """Leave a gang out that pauses. Nothing is kept for it: others may use meanwhile what it needs."""
-        self._result.pending_reasons.setdefault(job.spec.job_id, paused(job, pause_s, gang.error))
+        reasons, job_id = self._result.pending_reasons, job.spec.job_id
+        if job_id not in reasons:
+            reasons[job_id] = paused(job, pause_s, gang.error)
 
     def _available_to(self, job: Job) -> Availability:
-        """Return what is available to a job. Hosts that it avoids count only if it can't do without them."""
+        """Return what is available to a job. Hosts that it avoids count only if it can't do without them.
+
+        If it can't, it avoids at least the one that failed last, so that it tries all in turn.
+        """
         available = self._available_to_all(job.requirement)
         now = self._deadlines.now
-        avoided = (*avoided_by(job, now), *self._fleet.avoided_by(job.spec.user, now))
-        if not avoided:
-            return available
-        key = job.requirement, avoided
-        if key not in self._elsewhere:
+        avoided = (*self._fleet.avoided_by(job.spec.user, now), *avoided_by(job, now))
+        for some in (avoided, avoided[-1:]) if avoided else ():
+            elsewhere = self._available_without(some, available)
+            if sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]:
+                return elsewhere
+        return available
+
+    def _available_without(self, avoided: tuple[str, ...], available: Availability) -> Availability:
+        key = available.requirement, avoided
+        elsewhere = self._elsewhere.get(key)
+        if elsewhere is None:
             workers = (self._fleet.workers.get(node_id) for node_id in avoided)
-            self._elsewhere[key] = available.without([worker for worker in workers if worker is not None])
-        elsewhere = self._elsewhere[key]
-        enough = sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]
-        return elsewhere if enough else available
+            elsewhere = available.without([worker for worker in workers if worker is not None])
+            self._elsewhere[key] = elsewhere
+        return elsewhere
 
     def _available_to_all(self, requirement: Requirement) -> Availability:
         available = self._available.get(requirement)

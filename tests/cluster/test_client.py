@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray import (
     Constraint,
@@ -41,7 +42,7 @@ from iris_ray.errors import (
 from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.command_line import command_line, environment, iris
-from tests.support.gangs import Trace, alive
+from tests.support.gangs import Trace, alive, the_controller
 from tests.support.waiting import wait_until
 
 V4_8, V4_16 = tpu_device("v4-8"), tpu_device("v4-16")
@@ -50,6 +51,13 @@ V4_8, V4_16 = tpu_device("v4-8"), tpu_device("v4-16")
 @pytest.fixture
 def client(cluster: SimulatedCluster) -> IrisClient:
     return IrisClient()
+
+
+class Hog:
+    """Work outside iris_ray."""
+
+    def ping(self) -> None:
+        """It has its resources."""
 
 
 def me() -> tuple[str, int, int, int, str]:
@@ -112,6 +120,27 @@ def test_tasks_without_tpu_run_off_the_slices_with_their_environment(
     assert job.wait(30).state is JobState.SUCCEEDED
     assert job.done()
     assert job.job_id.startswith("paint-")
+
+
+@pytest.mark.proof
+def test_tasks_go_where_other_ray_work_leaves_room(client: IrisClient, cluster: SimulatedCluster) -> None:
+    """The head comes first by all other rules, and an actor has all of its CPUs."""
+    head = next(node for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"])
+    cpus = head["Resources"]["CPU"]
+
+    def free() -> float:
+        workers = {worker.node_id: worker for worker in the_controller().list_workers()}
+        return workers[head["NodeID"]].free["CPU"]
+
+    there = NodeAffinitySchedulingStrategy(head["NodeID"], soft=False)
+    client.submit(me, resources=ResourceSpec(cpu=1)).results(120)  # starts the Controller, if there is none
+    hog = ray.remote(num_cpus=cpus, scheduling_strategy=there)(Hog).remote()
+    ray.get(hog.ping.remote())
+    wait_until(lambda: free() == 0.0)
+    job = client.submit(ray.util.get_node_ip_address, resources=ResourceSpec(cpu=1, replicas=2))
+    assert head["NodeManagerAddress"] not in job.results(120)
+    ray.kill(hog)
+    wait_until(lambda: free() == cpus)
 
 
 @pytest.mark.proof

@@ -159,17 +159,20 @@ class ReferencePlan:
 
     def options(self, job: Job) -> list[Option]:
         """The groups that the job could run on if nobody used them: of one size; parts of slices only if need be."""
-        elsewhere = self.options_without(job, self.avoided(job))
-        return elsewhere if len(elsewhere) >= counts(job)[0] else self.options_without(job, set())
+        return self.options_without(job, self.avoided(job))
 
     def avoided(self, job: Job) -> set[str]:
-        """The hosts where launches of the job have failed, or tasks of its user again and again."""
-        by_user = {host for host, until in self.avoided_by_users.get(job.spec.user, {}).items() if self.now < until}
-        return by_user | set(job.avoided) if self.now < job.avoided_until else by_user
+        """The hosts where launches of the job have failed, or tasks of its user again and again.
+
+        If there is too little else: only the last one. If there still is: none.
+        """
+        failed = [host for host, until in self.avoided_by_users.get(job.spec.user, {}).items() if self.now < until]
+        failed += job.avoided if self.now < job.avoided_until else []
+        choices = [set(failed), set(failed[-1:]), set[str]()]
+        return next((c for c in choices if len(self.options_without(job, c)) >= counts(job)[0]), set())
 
     def options_of_any_size(self, job: Job) -> list[Option]:
-        enough = len(self.options_without(job, self.avoided(job))) >= counts(job)[0]
-        return self.options_anywhere(job, self.avoided(job) if enough else set(), later=False)
+        return self.options_anywhere(job, self.avoided(job), later=False)
 
     def options_without(self, job: Job, avoided: set[str]) -> list[Option]:
         found = self.options_anywhere(job, avoided, later=False)
@@ -249,8 +252,7 @@ class ReferencePlan:
         """How many groups there are, with those that are of no use for now only."""
         if not job.spec.coscheduling:
             return len(options)
-        enough = len(self.options_without(job, self.avoided(job))) >= counts(job)[0]
-        found = self.options_anywhere(job, self.avoided(job) if enough else set(), later=True)
+        found = self.options_anywhere(job, self.avoided(job), later=True)
         if job.spec.whole_groups:
             size = options[0].wanted if options else job.spec.replicas
             return sum(option.wanted == size for option in found)

@@ -198,6 +198,17 @@ def test_job_whose_launches_always_fail_ends_and_costs_others_next_to_nothing() 
     assert "hopeless" in {job_id for job_id, state in states(simulation).items() if state is JobState.UNSCHEDULABLE}
 
 
+def test_crashes_of_one_user_leave_the_only_slice_to_all_others() -> None:
+    simulation = slices(1)
+    for number in range(4):
+        crashing = gang(f"ann-{number}", user="ann", fails_after_s=60.0, crashes=True, max_retries_failure=0)
+        simulation.submit(crashing, at=number * 100.0)
+    simulation.submit(gang("bob", user="bob"), at=500.0)
+    simulation.run_until(3 * HOUR)
+    assert states(simulation) == {"bob": JobState.SUCCEEDED} | {f"ann-{n}": JobState.FAILED for n in range(4)}
+    assert attempts(simulation, "bob")[0].assigned_at == 500.0
+
+
 def test_job_leaves_a_host_on_which_no_launch_succeeds_at_the_second_try() -> None:
     simulation = slices(3)
     simulation.pools.bad_hosts.update(worker.node_id for worker in simulation.state.fleet.slice_workers("v4-16-0"))
