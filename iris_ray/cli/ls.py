@@ -37,13 +37,14 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
     hidden = len(jobs) - len(shown)
     whose = f" of {user}" if user else ""
     none = f"no {'' if everything else 'unfinished '}jobs{whose}" + (f"; {hidden} others (--all)" if hidden else "")
-    print_table(_HEADERS, [_row(job) for job in shown], none)
+    print_table(_HEADERS, [listed(job) for job in shown], none)
     if aside:
         some = ", ".join(one.job_id for one in aside[:4]) + (", …" if aside[4:] else "")
         click.echo(f"\nset aside, for they could not be handled: {some} (why: iris-ray doctor)")
 
 
-def _row(job: JobStatus) -> tuple[object, ...]:
+def listed(job: JobStatus) -> tuple[object, ...]:
+    """Return the row of a job."""
     state, slices = state_in_words(job), job.groups or "-"
     age = duration(time.time() - job.submitted_at)
     gives_way = f"{job.gives_way[0]} within {max(0.0, job.gives_way[1] - time.time()):.0f} s" if job.gives_way else None

@@ -249,7 +249,7 @@ class AttemptEnds:
         gang.evictions += 1
         job.evictions += 1
         attempt_history.note_end(gang, change.now)
-        retry_budget.returns_after_eviction(gang, change.now)
+        retry_budget.returns_after_eviction(job, gang, change.now)
         self._requeue(job, gang, f"evicted: {eviction.reason}", change.now)
 
     def _end_attempt(self, job: Job, gang: Gang, reason: str, change: Change) -> None:

@@ -98,11 +98,12 @@ def returns_to_move(job: Job, gang: Gang, now: float) -> None:
     _comes_first(job, gang, now)
 
 
-def returns_after_eviction(gang: Gang, now: float) -> None:
+def returns_after_eviction(job: Job, gang: Gang, now: float) -> None:
     """Set when a gang is tried again that gave its hosts to a higher band: at once, not charged."""
     gang.waiting_since = now
     gang.quick_ends = 0
     gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
+    _comes_first(job, gang, now)
 
 
 def _comes_first(job: Job, gang: Gang, since: float) -> None:

@@ -183,6 +183,7 @@ class Bookkeeper:
         del self.account.evicted[attempt]
         self.account.evictions[job_id, position] += 1
         self.account.quick[job_id, position] = 0
+        self.account.returning[job_id] = self.account.now + 30.0
         self.account.wanted[job_id] = max(self.account.wanted.get(job_id, 0), len(was.groups))
 
     # -- who holds what ----------------------------------------------------------------------------------------------

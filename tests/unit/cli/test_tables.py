@@ -2,13 +2,16 @@
 
 import io
 import json
+import time
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.json_output import plain
+from iris_ray.cli.ls import listed
 from iris_ray.cli.tables import format_table, print_facts, print_labelled, print_table
 from iris_ray.cli.words import duration, one_line, state_in_words
 from iris_ray.model.constraints import Constraint, ConstraintOp
@@ -42,6 +45,18 @@ def job_status(**changes: Any) -> JobStatus:
         "groups": (),
     }
     return JobStatus(**(values | changes))
+
+
+def test_who_takes_hosts_from_whom_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    reason = "PRODUCTION job prod of ann takes its hosts from BATCH"
+    evicted = job_status(
+        state=JobState.RUNNING, tasks={TaskState.RUNNING: 2}, evictions=1, gives_way=(reason, 1012.0), error="before"
+    )
+    assert reason in evicted.explanation
+    assert listed(evicted)[-1] == f"{reason} within 12 s"
+    taker = replace(WAITING, kept=("v4-16-0",), taken_from=("batch-1",))
+    assert "v4-16-0 kept for it; taken from batch-1" in str(taker)
 
 
 HEADERS = ("JOB", "SLICES", "NOTE")

@@ -160,6 +160,23 @@ def test_evicted_gang_never_takes_its_hosts_back(world: World) -> None:
     assert not world.plan().assignments
 
 
+def test_evicted_gang_comes_first_in_its_own_band(world: World) -> None:
+    """Like any gang that has just lost its hosts, it goes before jobs that have waited for longer."""
+    world.start("other", max_retries_preemption=3)
+    victim = batch(world)
+    waiting = world.submit("waiting", priority=BATCH, user="modest")
+    taker = production(world)
+    world.schedule()
+    pass_time(world, GRACE_S)
+    world.confirm(victim)
+    world.schedule()
+    assert taker.gang.placed
+    world.report_all(taker, S.RUNNING)
+    world.finish(taker)
+    world.schedule()
+    assert (victim.gang.placed, waiting.gang.placed) == (True, False)
+
+
 def test_only_lower_bands_are_victims_and_only_on_hosts_that_are_kept(world: World) -> None:
     running = world.start("running", slices=(2,), priority=INTERACTIVE, max_retries_preemption=3)
     world.now += 1000.0
