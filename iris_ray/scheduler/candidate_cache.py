@@ -6,14 +6,19 @@ from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler.candidates import Candidates
 from iris_ray.state.fleet import Fleet
 
-EVALUATIONS_KEPT = 500_000
-"""How many evaluations of groups are kept, of the shapes that were read last; about 200 MB."""
+EVALUATIONS_KEPT = 2_000_000
+"""How many evaluations of groups are kept, of the shapes that were read last; about 400 MB."""
 
 
 class CandidateCache:
-    """The candidates of each shape of requirements, for one fleet at a time."""
+    """The candidates of each shape of requirements, for one fleet at a time.
+
+    Attributes:
+        evaluated: how many evaluations of groups were made for new shapes so far.
+    """
 
     def __init__(self) -> None:
+        self.evaluated = 0
         self._fleet: Fleet | None = None
         self._candidates: OrderedDict[Requirement, Candidates] = OrderedDict()
 
@@ -26,6 +31,7 @@ class CandidateCache:
         changed = None if found is None else fleet.changes_since(found.fleet_version)
         if found is None or changed is None:
             found = self._candidates[shape] = _evaluated(fleet, shape, now)
+            self.evaluated += len(found.evaluations)
         else:
             self._candidates.move_to_end(shape)
             found.update(changed, now)

@@ -8,8 +8,9 @@ from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
+from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
 from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running
-from iris_ray.scheduler.explanation import Explainer, Unplaced, paused
+from iris_ray.scheduler.explanation import Explainer, Unplaced, not_looked_at, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
@@ -32,7 +33,8 @@ class Cycle:
     Args:
         fleet, cache, deadlines: what the plan is made from.
         eviction: what may be evicted, and when; None: nothing is.
-        most: the plan ends after so many gangs, or `TASKS_PER_GANG` times as many tasks; None: at the queue's end.
+        most: the plan ends after so many gangs, or as much other work (`TASKS_PER_GANG`, `EVALUATIONS_PER_GANG`); None:
+            at the queue's end.
     """
 
     def __init__(
@@ -47,6 +49,8 @@ class Cycle:
         self._most = most
         self._cache = cache
         self._deadlines = deadlines
+        self._limits = EvaluationLimits(fleet)
+        self._evaluated_before = cache.evaluated
         self._plan = Plan()
         self._explainer = Explainer(fleet, self._plan)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
@@ -65,20 +69,23 @@ class Cycle:
         self._rooms = KeptRooms(pending, self._fleet, self._deadlines, self._plan)
         for job in queue:
             self._rooms.begin_band(job.spec.priority, self._available_to)
-            if (granted := self._try(job)) is None:
-                continue
+            granted = self._try(job)
             if self._is_full():
                 self._result.complete = False
                 break
-            queue.granted(job, granted)
+            if granted is not None:
+                queue.granted(job, granted)
         for unplaced in self._unplaced:
             self._result.pending_reasons[unplaced.job.spec.job_id] = self._explainer.reason(unplaced)
         self._result.rooms = self._rooms.changes(self._placed)
         return self._result
 
     def _is_full(self) -> bool:
-        most = self._most
-        return most is not None and max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG) >= most
+        if self._most is None:
+            return False
+        evaluated = self._cache.evaluated - self._evaluated_before
+        placed = max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG)
+        return max(placed, evaluated / EVALUATIONS_PER_GANG) >= self._most
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
         """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
@@ -86,6 +93,9 @@ class Cycle:
         if job_id not in self._untried:
             if (late := self._deadlines.timed_out(job)) is not None:
                 self._result.timed_out.append(late)
+                return None
+            if not self._limits.admit(job):
+                self._result.pending_reasons[job_id] = not_looked_at(job)
                 return None
             self._untried[job_id] = iter(job.pending)
         for position in self._untried[job_id]:

@@ -124,6 +124,11 @@ def paused(job: Job, pause_s: float, cause: str | None) -> PendingReason:
     return PendingReason(job.spec.job_id, PendingKind.PAUSED, job.requirement, num_groups(job), pause=pause)
 
 
+def not_looked_at(job: Job) -> PendingReason:
+    """Return why the job waits if the plan has not looked at it; see `EvaluationLimits`."""
+    return PendingReason(job.spec.job_id, PendingKind.NOT_LOOKED_AT, job.requirement, num_groups(job))
+
+
 def _name_of(what: int | str, requirement: Requirement) -> str:
     """Return a constraint (by position) or a taint (by name) in words."""
     return what if isinstance(what, str) else str(requirement.constraints[what])

@@ -12,6 +12,7 @@ class PendingKind(Enum):
     """The kinds of answers to "why is it pending?"."""
 
     PAUSED = "a launch has just failed"
+    NOT_LOOKED_AT = "jobs with too many different requirements wait before it"
     NO_SUCH_WORKERS = "no group in the cluster suits the job"
     TOO_FEW = "too few groups suit the job"
     IN_USE = "other jobs use the groups or come first in the queue"
@@ -65,7 +66,7 @@ class PendingReason:
         num_groups: the numbers of groups that it can use, ascending.
         free: how many groups are free for it.
         suitable: how many groups would be free for it if no task used them.
-        shortage: what is in the way; None while it is paused.
+        shortage: what is in the way; None while it is paused or was not looked at.
         ahead: how many jobs with the same requirement are before it in the queue.
         first_ahead: the id of the first of them, or None.
         kept: names of the groups that are kept for it, because it has waited long, has just lost its hosts, or takes
@@ -92,6 +93,8 @@ class PendingReason:
     def __str__(self) -> str:
         if self.pause is not None:
             return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
+        if self.kind is PendingKind.NOT_LOOKED_AT:
+            return f"{self.kind.value}: its turn comes when fewer of them wait"
         assert self.shortage is not None
         shortage = self.shortage
         parts = [f"waiting for {self._wish}; {self.free} free"]

@@ -71,19 +71,19 @@ class Scheduler:
             now: seconds on the clock of the events.
             pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since. If all new
                 jobs can be placed, the jobs with a reason keep it and are not tried again.
-            most: how many gangs to place; None: all that can be placed. A plan that ends there is not ``complete``.
+            most: how many gangs to place, or as much other work; None: all that can be placed. A plan that ends there is
+                not ``complete``.
             past: what each user's gangs have held; None: it does not count.
             running: what may be evicted; None: nothing.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
+        result = None
         if pending_reasons:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most)
-            if result is not None:
-                return result
-        eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
-        cycle = Cycle(fleet, self._cache, deadlines, most, eviction)
-        result = cycle.run(pending, usage, past)
+        if result is None:
+            eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
+            result = Cycle(fleet, self._cache, deadlines, most, eviction).run(pending, usage, past)
         self._cache.trim()
         return result
 

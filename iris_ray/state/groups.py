@@ -99,6 +99,9 @@ class Grouping:
     def __contains__(self, name: object) -> bool:
         return name in self._members
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def name_of(self, worker: Worker) -> str | None:
         """Return the name of the group that a worker belongs to, or None."""
         if self._key is None:

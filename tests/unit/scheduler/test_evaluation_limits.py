@@ -1,0 +1,70 @@
+"""Jobs with many different requirements hold up nobody else: plans in pieces, and a bound on what a plan looks at."""
+
+import pytest
+
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.scheduler import SchedulingResult, evaluation_limits
+from iris_ray.scheduler.pending_reason import PendingKind
+from iris_ray.state.events import JobCancelledEvent
+from tests.support.worlds import World, cpu_host
+
+HOSTS = 10
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    for number in range(HOSTS):
+        made.do(cpu_host(f"cpu-{number}", zone="us"))
+    return made
+
+
+def submit_odd_jobs(world: World, count: int, user: str) -> None:
+    """Jobs that no host suits, each with another constraint."""
+    for number in range(count):
+        elsewhere = Constraint("zone", ConstraintOp.EQ, AttributeValue(f"{user}-{number}"))
+        world.submit_tasks(f"{user}-{number}", 1, user=user, resources={"CPU": 1.0}, constraints=(elsewhere,))
+
+
+def plan(world: World, before: SchedulingResult | None, most: int) -> SchedulingResult:
+    state = world.state
+    reasons = before.pending_reasons if before else None
+    return world.scheduler.find_assignments(state.pending(), state.fleet, state.usage, world.now, reasons, most)
+
+
+def test_plan_ends_when_it_has_evaluated_much_and_the_next_one_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("iris_ray.scheduler.cycle.EVALUATIONS_PER_GANG", HOSTS)
+    submit_odd_jobs(world, 7, "odd")
+    pieces = [plan(world, None, most=3)]
+    while not pieces[-1].complete:
+        pieces.append(plan(world, pieces[-1], most=3))
+    assert len(pieces[0].pending_reasons) == 3
+    assert len(pieces[-1].pending_reasons) == 7
+    world.check()
+
+
+def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluation_limits, "EVALUATIONS_KEPT", 8 * HOSTS)
+    submit_odd_jobs(world, 20, "odd")
+    submit_odd_jobs(world, 20, "strange")
+    world.submit_tasks("usual", 1, user="usual", resources={"CPU": 1.0})
+    result = world.plan()
+    assert [assignment.job_id for assignment in result.assignments] == ["usual"]
+    kinds = [reason.kind for reason in result.pending_reasons.values()]
+    assert kinds.count(PendingKind.NOT_LOOKED_AT) == 2 * (20 - 2)
+    assert "too many different requirements" in str(result.pending_reasons["odd-19"])
+    world.check()
+
+
+def test_job_that_was_not_looked_at_is_once_fewer_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluation_limits, "EVALUATIONS_KEPT", 4 * HOSTS)
+    submit_odd_jobs(world, 1, "odd")
+    world.submit_tasks("possible", 1, user="odd", resources={"CPU": 1.0})
+    assert world.plan().pending_reasons["possible"].kind is PendingKind.NOT_LOOKED_AT
+    world.do(JobCancelledEvent("odd-0", "no longer needed"))
+    assert [assignment.job_id for assignment in world.plan().assignments] == ["possible"]
+    world.check()
