@@ -1,9 +1,9 @@
 """How many groups one plan evaluates and looks at, so that jobs with odd requirements hold up nobody else.
 
 A shape of requirements that no earlier job had costs one evaluation of every group. A plan ends once it has made
-`EVALUATIONS_PER_GANG` for each gang that it may place, and the next one goes on. Of all shapes that wait, a plan looks at
-those that come first in the queue and fit into the cache together. One user's waiting jobs get a part of it: else one
-user with many odd requirements would keep the jobs of all others from being looked at.
+`EVALUATIONS_PER_GANG` for each gang that it may place, and the next one goes on. Of all shapes that wait, a plan looks
+at those that come first in the queue and fit into the cache together. One user's waiting jobs get a part of it: else
+one user with many odd requirements would keep the jobs of all others from being looked at.
 """
 
 from collections import Counter

@@ -71,8 +71,8 @@ class Scheduler:
             now: seconds on the clock of the events.
             pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since. If all new
                 jobs can be placed, the jobs with a reason keep it and are not tried again.
-            most: how many gangs to place, or as much other work; None: all that can be placed. A plan that ends there is
-                not ``complete``.
+            most: how many gangs to place, or as much other work; None: all that can be placed. A plan that ends there
+                is not ``complete``.
             past: what each user's gangs have held; None: it does not count.
             running: what may be evicted; None: nothing.
         """

@@ -27,8 +27,8 @@ from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
 EXIT_GRACE_S = 10.0
-"""How long a task process whose function has returned may take to run its exit handlers, such as a tracker's upload. The
-caller has its results by then; the host is free later."""
+"""How long a task process whose function has returned may take to run its exit handlers, such as a tracker's upload.
+The caller has its results by then; the host is free later."""
 KILL_GRACE_S = 0.5
 """How long Ray may take to end a process before we do; Ray reports a death that it did not cause as a failure."""
 DESCENDANTS_S = 1.0
