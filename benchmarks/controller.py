@@ -42,7 +42,6 @@ from iris_ray.actors.controller.node_table import (
     registration,
 )
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView
-from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.status import PAGE, JobStatus
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
@@ -466,7 +465,6 @@ def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
         start = time.perf_counter()
         loop.run_until_complete(journal.write(state))
         writing.append(1000 * (time.perf_counter() - start))
-        ClusterStore().delete(f"job/{journal.epoch}/{job.job_id}")
         state.handle_event(JobCancelledEvent(job.job_id, "measured"))
         state.handle_event(AttemptEndConfirmedEvent(AttemptId(job.job_id, 1)))
         state.unrecorded.clear()

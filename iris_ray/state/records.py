@@ -6,10 +6,8 @@ The record of a job with up to `GANGS_PER_CHUNK` gangs is one value. That of a l
 concerns the whole job, and its gangs in chunks. After a change only the head and the chunks with changed gangs are
 written again, so its cost does not depend on the size of the job.
 
-A reader may find values of different moments, because a Controller died between two writings. The head is never older
-than a chunk, since it is written, or deleted, before. So it knows if the job is over. Each gang comes whole, with what
-its attempts hold, from one moment. Everything that follows from the gangs (counts, charges, the queue) is worked out
-anew. A job of which a chunk is missing was not acknowledged yet, and chunks without a head belong to no job.
+All values of a moment are written as a whole. Everything that follows from the gangs (counts, charges, the queue) is
+worked out anew. A job of which a chunk is missing is left out, and chunks without a head belong to no job.
 """
 
 import pickle

@@ -42,7 +42,7 @@ def test_large_function_travels_once_to_each_node_and_not_through_the_controller
     nodes = 1 + 4  # the driver's and the hosts
     assert (put_into_stores() - before) / len(payload) == pytest.approx(nodes, rel=0.02)
     assert controller_peak() - memory < len(payload) / 2
-    assert max(map(len, ClusterStore().items("job/").values())) < 100_000
+    assert max(map(len, ClusterStore().items("log/").values())) < 100_000
 
 
 @pytest.mark.proof

@@ -70,8 +70,11 @@ class Store:
         else:
             self.put(key, value)
 
-    async def has(self, key: str) -> bool:
-        return key in self.values
+    async def add(self, key: str, value: bytes) -> bool:
+        return self.put_new(key, value)
+
+    async def fetch(self, key: str) -> bytes | None:
+        return self.get(key)
 
     def put(self, key: str, value: bytes) -> None:
         self.before_write()
@@ -79,7 +82,9 @@ class Store:
 
     def put_new(self, key: str, value: bytes) -> bool:
         self.before_write()
-        return self.values.setdefault(key, value) is value
+        is_new = key not in self.values
+        self.values.setdefault(key, value)
+        return is_new
 
     def get(self, key: str) -> bytes | None:
         return self.values.get(key)

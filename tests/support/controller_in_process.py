@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import pickle
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -111,6 +112,12 @@ class ControllerInProcess(ClusterInProcess):
         except Exception:
             return traceback.format_exc(), 1
         return "", 0
+
+    def recorded(self) -> dict[str, bytes]:
+        """Return what the Controller has written, by key, as records or in its log."""
+        entries = [value for key, value in self.store.values.items() if key.startswith("log/") and value]
+        logged = [value for entry in entries for value in pickle.loads(entry).items()]
+        return {**self.store.values, **dict(logged)}
 
     # -- its jobs --------------------------------------------------------------------------------------------------
 

@@ -1,14 +1,17 @@
 """What the Controller records in the cluster's key-value store, so that its successor can go on.
 
-Each Controller has a number, its epoch, and writes under its own number only. A Controller that was replaced and does
-not know it yet, because its host was frozen, writes keys that are never read.
+Each Controller has a number, its epoch, and writes under its own number only. What it writes goes to its write-ahead
+log first, see `write_ahead_log`: each writing is there as a whole or not at all. From there it comes into records of
+their own, some time later.
 
-Such a Controller acknowledges nothing, either. A successor takes its epoch first and then reads what is left; a
-Controller writes first and then looks for the next epoch. So if a successor has not read a record, its writer finds
-the next epoch and does not acknowledge.
+A successor takes its epoch, closes the logs of all earlier Controllers, and then reads what is left. A Controller that
+was replaced and does not know it yet, because its host was frozen, can't write to its log any more, so it acknowledges
+nothing.
 
 =================== ===================================================================================
 ``epoch/<n>``       the n-th Controller has begun; the numbers have no gaps
+``log/<n>/<k>``     the k-th writing of the n-th Controller: keys and values of those below
+``checkpoint/<n>``  up to which entry of its log everything is in records
 ``job/<n>/<id>``    a `JobRecord`; that of a large job without its gangs
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
@@ -31,15 +34,16 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller.write_ahead_log import WriteAheadLog
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import endpoint_key
-from iris_ray.errors import DeposedError
 from iris_ray.model.plain import plain
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event, PastUsageEvent, TaintedEvent
@@ -49,19 +53,20 @@ from iris_ray.state.records import JobRecord
 
 logger = logging.getLogger(__name__)
 
-WRITE_AGAIN_S = 0.5
 TURN_S = 0.02
 """For so long records are made without a pause."""
 CHUNKS_AT_ONCE = 16
 """Of a large job, which takes about as long."""
-SIDE_BY_SIDE = 64
-"""Values that are written at a time."""
+KINDS = "pool", "job", "gangs"
+"""Of keys that have an id after the epoch."""
+SINGLE_KINDS = "taints", "usage", "clock"
+"""Of keys that end with the epoch."""
 CLOCK_S = 10.0
 """How often the clock is recorded at least."""
 USAGE_EVERY_S = 60.0
 """So often what users have held is written. What they held since then counts for nothing after a crash."""
 EPOCHS_KEPT = 1000
-"""By the key of the next epoch a Controller that was frozen finds out; so it stays, however many have come since."""
+"""The logs of so many Controllers stay closed: one that was frozen may thaw, however many have come since."""
 
 
 class Journal:
@@ -81,10 +86,10 @@ class Journal:
         self._clock_recorded_at = -math.inf
         self._taints: dict[str, dict[str, Taint]] = {}
         self._usage_at = -math.inf  # when that was recorded
-        self._last = 0  # the epoch of what was left behind
+        self._left: Mapping[str, bytes] = {}  # what was left behind, by key
         self._pools: dict[str, bytes | None] = {}  # what is known of pools and was not collected yet
-        self._recorded_pools: set[str] = set()  # their keys
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
+        self._log = WriteAheadLog(self._store, 0)
         self._unrecordable: dict[str, Exception] = {}
 
     def begin(self) -> tuple[list[JobRecord], list[Event]]:
@@ -96,6 +101,9 @@ class Journal:
         self.epoch = max(self._numbers("epoch/"), default=0) + 1
         while not self._store.put_new(f"epoch/{self.epoch}", b""):  # another Controller begins at this moment
             self.epoch += 1
+        self._log = WriteAheadLog(self._store, self.epoch)
+        for epoch in range(max(1, self._last_complete()), self.epoch):
+            self._log.close(epoch)
         left = self.left_behind()
         self._set_clock()
         self.corrupt.keep()
@@ -112,22 +120,33 @@ class Journal:
         last, completed = -1, self._last_complete()
         while last != completed:  # else another one has taken over while this one read, and cleared it away
             last = completed
-            jobs, gangs = self._store.items(f"job/{last}/"), self._store.items(f"gangs/{last}/")
-            taints_then, usage_then = self._store.items(f"taints/{last}"), self._store.items(f"usage/{last}")
+            values = self._values(last)
             completed = self._last_complete()
-        self._last = last
         noted = self._store.items("unrestorable/")
-        records = (self._record(job_id, values, noted) for job_id, values in _by_job(jobs, gangs).items())
+        self._left = values
+        by_job = _by_job(_of_kind("job", values), _of_kind("gangs", values))
+        records = (self._record(job_id, parts, noted) for job_id, parts in by_job.items())
+        taints_then, usage_then = _of_kind("taints", values), _of_kind("usage", values)
         taints = self.corrupt.read("the taints", taints_then, lambda: _taints(taints_then.get(f"taints/{last}", b"{}")))
         usage = self.corrupt.read(
             "the past usage", usage_then, lambda: _usage(usage_then.get(f"usage/{last}", b"null"))
         )
         return sorted(filter(None, records), key=lambda record: record.job.number), [*(taints or []), *(usage or [])]
 
+    def _values(self, epoch: int) -> dict[str, bytes]:
+        """Return all that a Controller has written, by key. Its log is read first: what goes comes into records."""
+        logged = self._log.read(epoch, self.corrupt)
+        values: dict[str, bytes | None] = {}
+        for kind in KINDS:
+            values |= self._store.items(f"{kind}/{epoch}/")
+        for kind in SINGLE_KINDS:
+            key = f"{kind}/{epoch}"
+            values[key] = self._store.get(key)
+        return {key: value for key, value in (values | logged).items() if value is not None}
+
     def _set_clock(self) -> None:
-        found, key = self._store.items(f"clock/{self._last}"), f"clock/{self._last}"
-        if (recorded := found.get(key)) is not None:
-            self.corrupt.read("the clock", {key: recorded}, lambda: self.clock.go_on_from(recorded))
+        for key, recorded in _of_kind("clock", self._left).items():
+            self.corrupt.read("the clock", {key: recorded}, partial(self.clock.go_on_from, recorded))
 
     def _record(self, job_id: str, values: Mapping[str, bytes], noted: Mapping[str, bytes]) -> JobRecord | None:
         """Return the record of a job; None if it can't be read, or if a Controller has failed to restore it."""
@@ -146,78 +165,52 @@ class Journal:
         Raises:
             DeposedError: another Controller has begun.
         """
-        await self.write(state)
+        await self._collect(state)
+        values, self._pending = self._pending, {}
+        await self._log.put(values)
         self._store.put(f"complete/{self.epoch}", b"")
-        for epoch in {*self._numbers("epoch/"), *self._numbers("complete/")} - {self.epoch}:
-            if epoch < self.epoch:
-                self._store.delete_all(f"job/{epoch}/")
-                self._store.delete_all(f"gangs/{epoch}/")
-                self._store.delete_all(f"pool/{epoch}/")
-        for kind, kept in (("taints/", 0), ("usage/", 0), ("clock/", 0), ("complete/", 0), ("epoch/", EPOCHS_KEPT)):
-            for number in self._numbers(kind):
+        await self._log.append({})
+        begun = {*self._numbers("epoch/"), *self._numbers("complete/")}
+        earlier = sorted(epoch for epoch in begun if epoch < self.epoch)
+        for epoch in earlier:
+            for kind in KINDS:
+                self._store.delete_all(f"{kind}/{epoch}/")
+        await self._log.clear_earlier(EPOCHS_KEPT)
+        for kind in (*SINGLE_KINDS, "complete", "checkpoint", "epoch"):
+            kept = EPOCHS_KEPT if kind in ("checkpoint", "epoch") else 0
+            for number in self._numbers(f"{kind}/"):
                 if number < self.epoch - kept:
-                    self._store.delete(f"{kind}{number}")
+                    self._store.delete(f"{kind}/{number}")
 
     async def write(self, state: ControllerState) -> None:
-        """Record everything that has changed since the last time, side by side; try until it is done.
+        """Record everything that has changed since the last time, as a whole; try until it is done.
 
-        One call at a time, so that no older record comes after a newer one. A new pool comes before its jobs, which a
-        successor would otherwise take for those of a pool that is gone. What becomes of a pool later comes after its
-        jobs: by then these know that what ran in its process is over. The gangs of large jobs come after these jobs.
+        One call at a time, so that no older record comes after a newer one.
 
         Raises:
-            DeposedError: another Controller has begun, and may have read the journal before this was written.
+            DeposedError: another Controller has begun. Nothing was recorded.
         """
         await self._collect(state)
-        while self._pending:
-            batch, self._pending = self._pending, {}
-            try:
-                for step in self._in_order(batch):
-                    await self._put(step)
-                    self._note_recorded_pools(step)
-                deposed = await self._store.has(f"epoch/{self.epoch + 1}")
-            except Exception as error:
-                logger.warning("what has been decided can't be recorded; trying again: %s", error)
-                self._pending = batch | self._pending
-                await asyncio.sleep(WRITE_AGAIN_S)
-                await self._collect(state)
-                continue
-            if deposed:
-                raise DeposedError(f"Controller {self.epoch} was replaced; another one has taken over")
-            return
-
-    def _in_order(self, batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
-        """Yield what is written first, then what is written after it, and so on."""
-        kinds = "before jobs", "job", "gangs", "pool"
-        steps: dict[str, dict[str, bytes | None]] = {kind: {} for kind in kinds}
-        for key, value in batch.items():
-            kind = key.partition("/")[0]
-            is_new_pool = kind == "pool" and value is not None and key not in self._recorded_pools
-            if is_new_pool or kind == "clock":
-                kind = "before jobs"
-            steps[kind if kind in steps else "job"][key] = value
-        return filter(None, steps.values())
-
-    def _note_recorded_pools(self, step: Mapping[str, bytes | None]) -> None:
-        pools = {key: value for key, value in step.items() if key.startswith("pool/")}
-        self._recorded_pools.update(pools)
-        self._recorded_pools.difference_update(key for key, value in pools.items() if value is None)
-
-    async def _put(self, values: Mapping[str, bytes | None]) -> None:
-        """Side by side, `SIDE_BY_SIDE` at a time; raises what went wrong first, once these are through."""
-        keys = list(values)
-        for start in range(0, len(keys), SIDE_BY_SIDE):
-            puts = (self._store.set(key, values[key]) for key in keys[start : start + SIDE_BY_SIDE])
-            for failure in await asyncio.gather(*puts, return_exceptions=True):
-                if failure is not None:
-                    raise failure
+        if self._pending:
+            values, self._pending = self._pending, {}
+            await self._log.append(values)
 
     async def _collect(self, state: ControllerState) -> None:
-        """Take what has changed until now, and make the records of it in pieces: others get their turn in between.
+        """Take what has changed, all of one moment.
 
-        A record may then be newer than this moment. What is known of pools is of this moment, or it could be written
-        before something that came first.
+        The records of very many are made in pieces, and others get their turn in between. What changes meanwhile is
+        taken once more at the end.
         """
+        turn_ends = time.monotonic() + TURN_S
+        for job_id, chunks in _taken(state.unrecorded):
+            for some in _in_parts(sorted(chunks)) if job_id in state.jobs else [sorted(chunks)]:
+                if not self._collect_job(state, job_id, some):
+                    break
+                if time.monotonic() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = time.monotonic() + TURN_S
+        for job_id, chunks in _taken(state.unrecorded):
+            self._collect_job(state, job_id, sorted(chunks))
         self._pending |= self._pools
         self._pools = {}
         if state.fleet.taints != self._taints:
@@ -230,24 +223,20 @@ class Journal:
             self._usage_at = past.now
             if hours := past.snapshot():
                 self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
-        changed = dict(state.unrecorded)
-        state.unrecorded.clear()
-        turn_ends = time.monotonic() + TURN_S
-        for job_id, chunks in changed.items():
-            for some in _in_parts(sorted(chunks)) if job_id in state.jobs else [sorted(chunks)]:
-                try:
-                    self._collect_job(state, job_id, some)
-                except Exception as error:  # it must not keep all others from being recorded
-                    self._unrecordable[job_id] = error
-                    break
-                if time.monotonic() > turn_ends:
-                    await asyncio.sleep(0)
-                    turn_ends = time.monotonic() + TURN_S
         if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
             self._clock_recorded_at = self.clock.now()  # no time in these records is later
             self._pending[f"clock/{self.epoch}"] = self.clock.record()
 
-    def _collect_job(self, state: ControllerState, job_id: str, chunks: list[int]) -> None:
+    def _collect_job(self, state: ControllerState, job_id: str, chunks: list[int]) -> bool:
+        """Return whether a record could be made of what has changed of a job. If not, all others are recorded."""
+        try:
+            self._make_record(state, job_id, chunks)
+        except Exception as error:
+            self._unrecordable[job_id] = error
+            return False
+        return True
+
+    def _make_record(self, state: ControllerState, job_id: str, chunks: list[int]) -> None:
         """Make what has changed of a job's record, or note that the job is forgotten."""
         record = state.record(job_id)
         self._pending[f"job/{self.epoch}/{job_id}"] = None if record is None else record.head()
@@ -286,10 +275,10 @@ class Journal:
 
     def pools(self) -> dict[str, tuple[ActorHandle, int]]:
         """The pools that the last Controller knew, by owner, each with the number of its process."""
-        found, prefix = {}, f"pool/{self._last}/"
-        for key, value in self._store.items(prefix).items():
+        found = {}
+        for key, value in _of_kind("pool", self._left).items():
             try:
-                found[key.removeprefix(prefix)] = cloudpickle.loads(value)
+                found[key.split("/", 2)[2]] = cloudpickle.loads(value)
             except Exception:  # its Ray job is gone, and so is the pool
                 logger.exception("the handle of %s can't be read", key)
         return found
@@ -304,6 +293,17 @@ class Journal:
     def _numbers(self, kind: str) -> list[int]:
         found = (key.removeprefix(kind) for key in self._store.keys(kind))
         return [int(number) for number in found if number.isdecimal()]  # anything else is not ours
+
+
+def _taken(unrecorded: dict[str, set[int]]) -> list[tuple[str, set[int]]]:
+    """Return what has changed of which jobs, and forget it."""
+    changed = list(unrecorded.items())
+    unrecorded.clear()
+    return changed
+
+
+def _of_kind(kind: str, values: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {key: value for key, value in values.items() if key.startswith(f"{kind}/")}
 
 
 def _in_parts(chunks: list[int]) -> Iterator[list[int]]:

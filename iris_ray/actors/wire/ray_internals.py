@@ -86,10 +86,16 @@ class ClusterStore:
         else:
             await client.async_internal_kv_put(key.encode(), value, True, self._NAMESPACE, STORE_TIMEOUT_S)
 
-    async def has(self, key: str) -> bool:
-        """Return whether a key has a value."""
+    async def add(self, key: str, value: bytes) -> bool:
+        """Store a value unless the key has one; return whether it was stored."""
         client = internal_kv.global_gcs_client
-        return bool(await client.async_internal_kv_exists(key.encode(), self._NAMESPACE, STORE_TIMEOUT_S))
+        return bool(await client.async_internal_kv_put(key.encode(), value, False, self._NAMESPACE, STORE_TIMEOUT_S))
+
+    async def fetch(self, key: str) -> bytes | None:
+        """Return the value of a key; None if it has none."""
+        client = internal_kv.global_gcs_client
+        found: bytes | None = await client.async_internal_kv_get(key.encode(), self._NAMESPACE, STORE_TIMEOUT_S)
+        return found
 
     def put(self, key: str, value: bytes) -> None:
         """Store a value."""

@@ -92,10 +92,15 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Controlle
 
 
 def damage(world: ControllerInProcess, where: str, data: bytes) -> None:
-    """Put something in place of a job's record, or of the taints."""
+    """Put something in place of a job's record, or of the taints, wherever the Controller has written it."""
     values = world.store.values
-    (key,) = (key for key in values if key.startswith(where))
-    values[key] = data
+    entries = {key: pickle.loads(value) for key, value in values.items() if key.startswith("log/") and value}
+    places: list[dict[str, Any]] = [values, *entries.values()]
+    found = [(place, key) for place in places for key in place if key.startswith(where)]
+    assert found
+    for place, key in found:
+        place[key] = data
+    values.update({key: pickle.dumps(entry) for key, entry in entries.items()})
 
 
 def restart(world: ControllerInProcess) -> None:
@@ -146,11 +151,23 @@ def test_damaged_taints_are_left_out(world: ControllerInProcess) -> None:
 
 
 def test_odd_keys_in_the_store_do_no_harm(world: ControllerInProcess) -> None:
-    for key in ("epoch/x", "complete/", "taints/²", "job/", "aside/", "corrupt/odd"):
+    log = "log/x", "log/1/x", "checkpoint/x", "checkpoint/1"
+    for key in (*log, "epoch/x", "complete/", "taints/²", "job/", "aside/", "corrupt/odd"):
         world.store.values[key] = b"\xff"
     restart(world)
     assert "good" in world.jobs()
     assert "odd" in aside(world)
+
+
+@pytest.mark.parametrize("entry", [b"\xff", pickle.dumps([1]), pickle.dumps({"job/1/good": 7})])
+def test_damaged_entry_of_the_log_is_left_out_and_named(world: ControllerInProcess, entry: bytes) -> None:
+    restart(world)
+    assert world.jobs() == ["good"]
+    last = max(key for key in world.store.keys("log/2/"))
+    world.store.values[last] = entry
+    restart(world)
+    assert world.jobs() == ["good"]
+    assert list(aside(world)) == [f"entry {last} of the log"]
 
 
 def test_record_of_another_version_is_still_refused(world: ControllerInProcess) -> None:

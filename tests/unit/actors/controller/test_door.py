@@ -93,7 +93,7 @@ def test_job_that_can_not_be_handled_is_refused_and_others_go_on(
 def test_job_with_a_value_of_a_users_own_class_is_taken_with_the_plain_value(world: ControllerInProcess) -> None:
     spec = odd(tasks_spec("red"), constraints=odd_constraint(), user=Colour.RED)
     assert ask(world, "submit", spec, world.controller(), 1) is JobState.PENDING
-    record = next(value for key, value in world.store.values.items() if key.endswith("/red"))
+    record = next(value for key, value in world.recorded().items() if key.endswith("/red"))
     assert b"Colour" not in record
     assert type(world.status("red").user) is str
     others_go_on(world)

@@ -1,11 +1,14 @@
 """The journal when the store fails or a successor begins: no acknowledged thing is lost, nothing older comes later."""
 
 import asyncio
+import pickle
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from iris_ray.actors.controller import journal as module
+from iris_ray.actors.controller import write_ahead_log
 from iris_ray.actors.controller.journal import EPOCHS_KEPT, Journal
 from iris_ray.errors import DeposedError
 from iris_ray.model.lifecycle import JobState
@@ -15,32 +18,54 @@ from tests.support.worlds import World
 
 
 class FailingStore:
-    """Keeps what is put, but for the first few calls; the real one fails while the GCS is away."""
+    """Keeps what is put, but for the first few calls; the real one fails while the GCS is away.
 
-    def __init__(self, failures: int, meanwhile: Callable[[], object] = lambda: None) -> None:
+    Args:
+        failures: how many calls fail.
+        too_late: whether these calls do what they should before they fail.
+        meanwhile: called whenever one fails.
+    """
+
+    def __init__(self, failures: int, too_late: bool = False, meanwhile: Callable[[], object] = lambda: None) -> None:
         self.failures = failures
+        self.too_late = too_late
         self.meanwhile = meanwhile
-        self.values: dict[str, bytes | None] = {}
-        self.calls: list[str] = []
+        self.values: dict[str, bytes] = {}
 
-    async def set(self, key: str, value: bytes | None) -> None:
-        self.calls.append(f"begin {key}")
-        await asyncio.sleep(0)
+    def _fail(self) -> None:
         if self.failures:
             self.failures -= 1
             self.meanwhile()
             raise ConnectionError("no GCS")
-        self.values[key] = value
-        self.calls.append(f"end {key}")
 
-    async def has(self, key: str) -> bool:
-        self.calls.append(f"has {key}")
-        return key in self.values
+    async def add(self, key: str, value: bytes) -> bool:
+        await asyncio.sleep(0)
+        is_new = key not in self.values
+        if self.too_late or not self.failures:
+            self.values.setdefault(key, value)
+        self._fail()
+        return is_new
+
+    async def fetch(self, key: str) -> bytes | None:
+        self._fail()
+        return self.values.get(key)
+
+    async def set(self, key: str, value: bytes | None) -> None:
+        await asyncio.sleep(0)
+        self._fail()
+        self.values.pop(key, None)
+        if value is not None:
+            self.values[key] = value
+
+    @property
+    def writings(self) -> list[dict[str, bytes | None]]:
+        """What each entry of the log says."""
+        return [pickle.loads(entry) for key, entry in sorted(self.values.items()) if key.startswith("log/")]
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr(module, "WRITE_AGAIN_S", 0.0)
+    monkeypatch.setattr(write_ahead_log, "WRITE_AGAIN_S", 0.0)
     world = World()
     world.add_slice("a")
     return world
@@ -51,50 +76,83 @@ def journal_on(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> Journal:
     return Journal()
 
 
-def test_everything_is_put_down_however_often_the_store_fails(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FailingStore(3)
-    world.submit("one")
-    world.submit("other")
-    asyncio.run(journal_on(store, monkeypatch).write(world.state))
-    assert set(store.values) == {"clock/0", "job/0/one", "job/0/other"}
+@pytest.mark.parametrize("too_late", [False, True])
+@pytest.mark.parametrize("failures", [0, 1, 3])
+def test_writing_is_put_down_as_a_whole_and_once_however_often_the_store_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch, failures: int, too_late: bool
+) -> None:
+    store = FailingStore(failures, too_late)
+    journal = journal_on(store, monkeypatch)
+    for name in ("one", "other"):
+        world.submit(name)
+    journal.note_pool("me", ("a handle", 1))
+    asyncio.run(journal.write(world.state))
+    assert [set(values) for values in store.writings] == [{"clock/0", "job/0/one", "job/0/other", "pool/0/me"}]
     assert not world.state.unrecorded
     world.state.check()
 
 
-def test_newer_record_wins_over_one_that_failed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_changes_while_the_store_fails_comes_with_the_next_writing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile() -> None:
+        world.schedule()
+        journal.note_pool("me", None)
+
     job = world.submit()
-    store = FailingStore(1, meanwhile=world.schedule)
-    asyncio.run(journal_on(store, monkeypatch).write(world.state))
-    record = store.values["job/0/job"]
-    assert record is not None
+    store = FailingStore(1, too_late=True, meanwhile=meanwhile)
+    journal = journal_on(store, monkeypatch)
+    journal.note_pool("me", ("a handle", 1))
+    for _ in range(2):
+        asyncio.run(journal.write(world.state))
     assert job.state is JobState.RUNNING
-    assert JobRecord.from_bytes(record).job.state is JobState.RUNNING
+    records = [values["job/0/job"] for values in store.writings]
+    states = [JobRecord.from_bytes(record).job.state for record in records if record is not None]
+    assert states == [JobState.PENDING, JobState.RUNNING]
+    assert store.writings[1]["pool/0/me"] is None
     world.state.check()
 
 
-def test_pool_that_ends_while_the_store_fails_is_deleted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = FailingStore(1, meanwhile=lambda: journal.note_pool("me", None))
-    journal = journal_on(store, monkeypatch)
-    journal.note_pool("me", ("a handle", 1))
-    asyncio.run(journal.write(world.state))
-    assert store.values.keys() == {"clock/0", "pool/0/me"}
-    assert store.values["pool/0/me"] is None
-
-
-def test_new_pool_is_put_down_before_its_jobs_and_what_becomes_of_it_after_them(
+def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A successor takes a job whose pool it does not know for one whose process is gone."""
-    store = FailingStore(1)
+    """Else a job could have the hosts that another one, by its older record, still has."""
+    monkeypatch.setattr(module, "TURN_S", 0.0)
+    store = FailingStore(0)
     journal = journal_on(store, monkeypatch)
-    for name, process in (("new", 1), ("changed", 2), ("gone", None)):
-        world.submit(name)
-        journal.note_pool("me", None if process is None else ("a handle", process))
+    first = world.start("first")
+    second = world.submit("second")
+
+    async def write() -> None:
+        writing = asyncio.ensure_future(journal.write(world.state))
+        await asyncio.sleep(0)  # the record of the first is made
+        await asyncio.sleep(0)
+        world.finish(first)
+        world.schedule()
+        await writing
+
+    asyncio.run(write())
+    assert second.state is JobState.RUNNING
+    found = {key: JobRecord.from_bytes(value) for key, value in store.writings[0].items() if value and "job/" in key}
+    held = [node_id for record in found.values() for held in record.allocations.values() for node_id, _, _ in held]
+    assert len(held) == len(set(held)) == 2
+    world.state.check()
+
+
+def test_checkpoint_puts_what_the_log_says_into_records_and_shortens_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 3)
+    store = FailingStore(0)
+    journal = journal_on(store, monkeypatch)
+    for number in range(4):
+        world.submit(f"job-{number}")
+        if number == 1:
+            store.failures = 7
         asyncio.run(journal.write(world.state))
-        pool, job = "end pool/0/me", f"end job/0/{name}"
-        written = [call for call in store.calls if call in (pool, job)]
-        assert written == ([pool, job] if name == "new" else [job, pool])
-        store.calls.clear()
+    assert {key for key in store.values if key.startswith("job/")} == {"job/0/job-0", "job/0/job-1", "job/0/job-2"}
+    assert store.values["checkpoint/0"] == b"3"
+    assert [key for key in store.values if key.startswith("log/")] == ["log/0/3"]
     world.state.check()
 
 
@@ -116,10 +174,19 @@ class SharedStore:
         self.delete(key) if value is None else self.put(key, value)
         await asyncio.sleep(0)
 
-    async def has(self, key: str) -> bool:
+    async def add(self, key: str, value: bytes) -> bool:
         await asyncio.sleep(0)
-        self._turn(f"has {key}")
-        return key in self.values
+        is_new = self.put_new(key, value)
+        await asyncio.sleep(0)
+        return is_new
+
+    async def fetch(self, key: str) -> bytes | None:
+        await asyncio.sleep(0)
+        return self.get(key)
+
+    def get(self, key: str) -> bytes | None:
+        self._turn(f"get {key}")
+        return self.values.get(key)
 
     def put(self, key: str, value: bytes) -> None:
         self._turn(f"put {key}")
@@ -157,38 +224,81 @@ def begun_on(store: SharedStore, monkeypatch: pytest.MonkeyPatch) -> Journal:
     return journal
 
 
-def test_what_is_acknowledged_is_in_what_the_successor_reads_whenever_that_begins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Before each of the operations of which a writing consists, and after the last."""
-    outcomes = set()
-    for moment in range(20):
-        store, world = SharedStore(), World()
-        first = begun_on(store, monkeypatch)
-        second = Journal()
-        for name in ("one", "other"):
-            world.submit(name)
-        read: list[JobRecord] = []
+class Writer:
+    """A Controller that records one job after the other, and knows which it may acknowledge."""
 
-        def successor_begins(read: list[JobRecord] = read, second: Journal = second) -> None:
-            read += second.begin()[0]
+    def __init__(self, store: SharedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.journal = begun_on(store, monkeypatch)
+        self.acknowledged: list[str] = []
+        self._world = World()
 
-        began = len(store.operations)
-        store.before[began + moment] = successor_begins
+    def write(self, *names: str) -> None:
+        loop = asyncio.new_event_loop()  # it may be within another one, at any moment of the other Controller
         try:
-            asyncio.run(first.write(world.state))
-            acknowledged = True
+            for name in names:
+                self._world.submit(name)
+                loop.run_until_complete(self.journal.write(self._world.state))
+                self.acknowledged.append(name)
         except DeposedError:
-            acknowledged = False
+            pass
+        finally:
+            loop.close()
+
+
+def read_by(journal: Journal) -> list[str]:
+    return [record.job.spec.job_id for record in journal.begin()[0]]
+
+
+@pytest.mark.parametrize("entries", [1, 2, 500])
+def test_successor_reads_what_is_acknowledged_and_nothing_else_whenever_it_begins(
+    monkeypatch: pytest.MonkeyPatch, entries: int
+) -> None:
+    """Before each of the operations of which some writings consist, and after the last."""
+    monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", entries)
+    outcomes = set()
+    for moment in range(100):
+        store = SharedStore()
+        writer, second = Writer(store, monkeypatch), Journal()
+        read: list[str] = []
+
+        def successor_begins(read: list[str] = read, second: Journal = second) -> None:
+            read += read_by(second)
+
+        store.before[len(store.operations) + moment] = successor_begins
+        writer.write("one", "two", "three")
         if ended := bool(store.before):
             store.before.clear()
             successor_begins()
-        if acknowledged:
-            assert {record.job.spec.job_id for record in read} == {"one", "other"}
-        outcomes.add((acknowledged, len(read)))
+        assert read == writer.acknowledged
+        outcomes.add(len(read))
         if ended:
             break
-    assert outcomes == {(False, 0), (False, 1), (False, 2), (True, 2)}
+    assert ended
+    assert outcomes == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("entries", [1, 2, 500])
+def test_successor_reads_what_is_acknowledged_and_nothing_else_whatever_is_written_while_it_reads(
+    monkeypatch: pytest.MonkeyPatch, entries: int
+) -> None:
+    """The writings come before each of the operations of which the successor's beginning consists."""
+    monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", entries)
+    outcomes = set()
+    for moment in range(100):
+        store = SharedStore()
+        writer, second = Writer(store, monkeypatch), Journal()
+        writer.write("one")
+        store.before[len(store.operations) + moment] = partial(writer.write, "two", "three")
+        read = read_by(second)
+        ended = bool(store.before)
+        store.before.clear()
+        writer.write("four")
+        assert read == writer.acknowledged
+        outcomes.add(len(read))
+        if ended:
+            break
+    assert ended
+    assert outcomes == {1, 3}
 
 
 def test_successor_reads_after_it_has_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +363,8 @@ def test_successor_reads_what_users_have_held(monkeypatch: pytest.MonkeyPatch) -
         world.now += 40.0
         world.do(TimePassedEvent(world.now))
         asyncio.run(first.write(world.state))
-    assert sum(operation == "put usage/1" for operation in store.operations) == 2
+    entries = [pickle.loads(value) for key, value in store.values.items() if key.startswith("log/1/") and value]
+    assert sum("usage/1" in values for values in entries) == 2
     (event,) = Journal().begin()[1]
     assert isinstance(event, PastUsageEvent)
     assert event.at == 220.0

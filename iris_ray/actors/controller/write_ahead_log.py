@@ -1,0 +1,172 @@
+"""The Controller's write-ahead log: every writing is one value, which is there as a whole or not at all.
+
+Entry k of Controller n has the key ``log/<n>/<k>``. A key is only ever written if it is free. So a successor closes the
+log of a Controller: it takes the key of the next entry. Then that Controller's next writing fails, whatever it believes
+of itself, and the successor has read all that was acknowledged. To write and to learn of a successor is one call.
+
+What the entries say is put into records of their own from time to time. A checkpoint says up to which entry.
+"""
+
+import asyncio
+import logging
+import pickle
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+
+from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.errors import CorruptRecordError, DeposedError
+
+logger = logging.getLogger(__name__)
+
+WRITE_AGAIN_S = 0.5
+SIDE_BY_SIDE = 64
+"""Values that are written at a time."""
+MOST_ENTRIES = 500
+MOST_BYTES = 2 << 20
+"""What the entries hold at most before a checkpoint; a successor reads them all."""
+CLOSED = b""
+
+Values = Mapping[str, bytes | None]
+"""By their keys; None is to be deleted."""
+
+
+class WriteAheadLog:
+    """The log of one Controller, and those of earlier ones.
+
+    Args:
+        store: where they are.
+        epoch: the number of the Controller that writes.
+    """
+
+    def __init__(self, store: ClusterStore, epoch: int) -> None:
+        self._store = store
+        self._epoch = epoch
+        self._next = 0
+        self._checkpoint = 0
+        self._bytes = 0
+        self._since: dict[str, bytes | None] = {}  # what the entries since the checkpoint say
+
+    async def append(self, values: Values) -> None:
+        """Write the next entry; try until it is there. One call at a time.
+
+        Raises:
+            DeposedError: a successor has closed this log. The entry is not there.
+        """
+        key, entry = self._key(self._epoch, self._next), pickle.dumps(dict(values))
+        while not await self._has_appended(key, entry):
+            await asyncio.sleep(WRITE_AGAIN_S)
+        self._next += 1
+        self._bytes += len(entry)
+        self._since |= values
+        if self._next - self._checkpoint >= MOST_ENTRIES or self._bytes >= MOST_BYTES:
+            await self._make_checkpoint()
+
+    async def _has_appended(self, key: str, entry: bytes) -> bool:
+        try:
+            is_new = await self._store.add(key, entry)
+            found = entry if is_new else await self._store.fetch(key)  # ours, if an earlier try has failed too late
+        except Exception as error:
+            logger.warning("what has been decided can't be recorded; trying again: %s", error)
+            return False
+        if found != entry:
+            raise DeposedError(f"Controller {self._epoch} was replaced; another one has taken over")
+        return True
+
+    async def _make_checkpoint(self) -> None:
+        """Put what the entries say into records, say so, and only then delete the entries."""
+        entries = range(self._checkpoint, self._next)
+        await self.put(self._since)
+        await self.put({f"checkpoint/{self._epoch}": b"%d" % self._next})
+        self._checkpoint, self._bytes, self._since = self._next, 0, {}
+        await self.put(dict.fromkeys(self._key(self._epoch, number) for number in entries))
+
+    async def put(self, values: Values) -> None:
+        """Write or delete values side by side, in no order; try until all are written."""
+        keys = list(values)
+        for start in range(0, len(keys), SIDE_BY_SIDE):
+            left = keys[start : start + SIDE_BY_SIDE]
+            while left:
+                puts = (self._store.set(key, values[key]) for key in left)
+                results = zip(left, await asyncio.gather(*puts, return_exceptions=True), strict=True)
+                failures = {key: result for key, result in results if isinstance(result, Exception)}
+                if failures:
+                    error = next(iter(failures.values()))
+                    logger.warning("what has been decided can't be recorded; trying again: %s", error)
+                    await asyncio.sleep(WRITE_AGAIN_S)
+                left = list(failures)
+
+    # -- earlier Controllers ----------------------------------------------------------------------------------------
+
+    def close(self, epoch: int) -> None:
+        """Close the log of an earlier Controller, which writes nothing more that counts. Blocks."""
+        while True:
+            first = self._checkpoint_of(epoch)
+            numbers = [number for number in self._numbers(epoch) if number >= first]
+            end = max(numbers, default=first)
+            if not numbers or self._store.get(self._key(epoch, end)) != CLOSED:
+                end += bool(numbers)
+                if not self._store.put_new(self._key(epoch, end), CLOSED):
+                    continue  # it has just written another entry
+            if self._checkpoint_of(epoch) <= end:
+                return  # else the key was that of an old entry, which a checkpoint has deleted meanwhile
+
+    def read(self, epoch: int, corrupt: CorruptRecords) -> dict[str, bytes | None]:
+        """Return what the entries of an earlier Controller say that may not be in records. Records are read later.
+
+        Args:
+            epoch: the number of the Controller.
+            corrupt: takes the entries that can't be read.
+        """
+        while True:
+            first = self._checkpoint_of(epoch)
+            found = self._store.items(f"log/{epoch}/")
+            if first == self._checkpoint_of(epoch):
+                break
+        values: dict[str, bytes | None] = {}
+        for key in sorted(filter(_has_number, found), key=_number):
+            if _number(key) >= first and found[key] != CLOSED:
+                name = f"entry {key} of the log"
+                values |= corrupt.read(name, {key: found[key]}, partial(_unpacked, found[key])) or {}
+        return values
+
+    async def clear_earlier(self, kept: int) -> None:
+        """Delete the entries of earlier Controllers, but what closes the logs of the latest ones: they may be frozen.
+
+        Args:
+            kept: so many of them stay closed.
+        """
+        numbers: defaultdict[int, list[int]] = defaultdict(list)
+        for key in self._store.keys("log/"):
+            parts = key.split("/")[1:]
+            if len(parts) == 2 and all(map(str.isdecimal, parts)) and int(parts[0]) < self._epoch:
+                numbers[int(parts[0])].append(int(parts[1]))
+        for epoch, found in numbers.items():
+            closed_by = max(found) if epoch >= self._epoch - kept else None
+            await self.put({self._key(epoch, number): None for number in found if number != closed_by})
+
+    def _checkpoint_of(self, epoch: int) -> int:
+        found = self._store.get(f"checkpoint/{epoch}") or b""
+        return int(found) if found.isdigit() else 0
+
+    def _numbers(self, epoch: int) -> list[int]:
+        return [_number(key) for key in self._store.keys(f"log/{epoch}/") if _has_number(key)]
+
+    def _key(self, epoch: int, number: int) -> str:
+        return f"log/{epoch}/{number}"
+
+
+def _unpacked(entry: bytes) -> dict[str, bytes | None]:
+    found: dict[str, bytes | None] = pickle.loads(entry)
+    if not all(isinstance(key, str) and isinstance(value, bytes | None) for key, value in found.items()):
+        raise CorruptRecordError("it has other things than keys and values")
+    return found
+
+
+def _has_number(key: str) -> bool:
+    return key.rpartition("/")[2].isdecimal()
+
+
+def _number(key: str) -> int:
+    return int(key.rpartition("/")[2])
