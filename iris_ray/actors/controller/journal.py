@@ -57,6 +57,8 @@ TURN_S = 0.02
 """For so long records are made without a pause."""
 CHUNKS_AT_ONCE = 16
 """Of a large job, which takes about as long."""
+FORGOTTEN_AT_ONCE = 100
+"""Jobs whose endpoints are deleted together: to look for them is a call to the store."""
 KINDS = "pool", "job", "gangs"
 """Of keys that have an id after the epoch."""
 SINGLE_KINDS = "taints", "usage", "clock"
@@ -91,6 +93,7 @@ class Journal:
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
         self._log = WriteAheadLog(self._store, 0)
         self._unrecordable: dict[str, Exception] = {}
+        self._forgotten: set[str] = set()  # jobs whose endpoints are to be deleted
 
     def begin(self) -> tuple[list[JobRecord], list[Event]]:
         """Take an epoch, and only then read what is left: from now on an earlier Controller acknowledges nothing.
@@ -223,6 +226,8 @@ class Journal:
             self._usage_at = past.now
             if hours := past.snapshot():
                 self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
+        if len(self._forgotten) > FORGOTTEN_AT_ONCE:
+            self._delete_endpoints(state)
         if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
             self._clock_recorded_at = self.clock.now()  # no time in these records is later
             self._pending[f"clock/{self.epoch}"] = self.clock.record()
@@ -243,8 +248,14 @@ class Journal:
         parts = dict.fromkeys(chunks) if record is None else dict(record.chunks(chunks))
         self._pending |= {f"gangs/{self.epoch}/{number}/{job_id}": part for number, part in parts.items()}
         if record is None:
-            with contextlib.suppress(Exception):  # they are never looked up again
-                self._store.delete_all(endpoint_key(job_id, ""))
+            self._forgotten.add(job_id)
+
+    def _delete_endpoints(self, state: ControllerState) -> None:
+        """Delete the endpoints of forgotten jobs. They are never looked up again, so it may fail."""
+        prefixes = tuple(endpoint_key(job_id, "") for job_id in self._forgotten - state.jobs.keys())
+        self._forgotten.clear()
+        with contextlib.suppress(Exception):
+            self._pending |= {key: None for key in self._store.keys("endpoint/") if key.startswith(prefixes)}
 
     def take_unrecordable(self) -> dict[str, Exception]:
         """Return the jobs of which no record could be made since the last call, by id, each with its error."""

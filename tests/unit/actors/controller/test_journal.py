@@ -126,7 +126,6 @@ def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
     async def write() -> None:
         writing = asyncio.ensure_future(journal.write(world.state))
         await asyncio.sleep(0)  # the record of the first is made
-        await asyncio.sleep(0)
         world.finish(first)
         world.schedule()
         await writing
@@ -137,6 +136,24 @@ def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
     held = [node_id for record in found.values() for held in record.allocations.values() for node_id, _, _ in held]
     assert len(held) == len(set(held)) == 2
     world.state.check()
+
+
+def test_endpoints_of_forgotten_jobs_are_deleted_many_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
+    store, world = SharedStore(), World()
+    journal = begun_on(store, monkeypatch)
+    names = "one", "other", "third"
+    for name in (*names, "there"):
+        world.submit(name)
+        store.values[f"endpoint/{name}:0"] = b""
+    asyncio.run(journal.write(world.state))
+    for name in names:
+        del world.state.jobs[name]  # type: ignore[attr-defined]
+        world.state.unrecorded[name] = set()
+        asyncio.run(journal.write(world.state))
+        assert ("endpoint/one:0" in store.values) == (name != "third")
+    assert store.keys("endpoint/") == ["endpoint/there:0"]
 
 
 def test_checkpoint_puts_what_the_log_says_into_records_and_shortens_the_log(
