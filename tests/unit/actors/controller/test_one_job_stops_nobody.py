@@ -257,8 +257,9 @@ def test_job_that_breaks_the_state_is_ended_by_the_next_controller(world: Contro
 
 def test_start_that_fails_is_tried_by_the_next_process(world: ControllerInProcess, defect: Defect) -> None:
     world.start("earlier")
-    fails = [True]
-    defect.in_method(NodeDiff, "events_of", lambda *_: bool(fails), then=lambda *_: fails.clear())
+    failed: list[Any] = []
+    then = lambda *_: failed.append(world.ray.current_actor())  # noqa: E731
+    defect.in_method(NodeDiff, "events_of", lambda *_: not failed, then=then)
     world.restart_controller()
-    wait_until(lambda: not fails)
+    wait_until(lambda: failed and world.controller() is not failed[0])
     others_go_on(world)
