@@ -104,10 +104,14 @@ class SimulatedPools:
         """Obey what the state wants done, and start the gangs that have got hosts."""
         for stop in instructions.stop:
             self._stop(stop)
-        for dropped in instructions.dropped:
-            self._drop(dropped.job_id)
+        dropped = [spare.job_id for spare in instructions.dropped]
+        for job_id in dropped:
+            self._drop(job_id)
         for placement in placements:
-            self._start(placement)
+            if placement.job.spec.job_id in dropped:  # the same plan has placed it
+                self._history.freed(placement.job.current_attempt(placement.gang), self._agenda.now)
+            else:
+                self._start(placement)
         for told in instructions.notices:
             self._notify(told)
         for job_id in instructions.finished:

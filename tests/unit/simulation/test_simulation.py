@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.notices import NoticeKind
 from iris_ray.simulation import Simulation
+from iris_ray.state.events import WorkerDrainedEvent
 from tests.support.simulations import HOUR, TIMINGS, attempts, endless, gang, slices, tasks
 
 
@@ -155,6 +157,18 @@ def test_a_spare_takes_over_at_once() -> None:
     simulation.run_until(2 * HOUR)
     assert course(simulation, "one")[1][:3] == ("success", 2000.0, 2001.0)
     assert {one.outcome for one in simulation.history.attempts if one.spare} == {"dropped"}
+
+
+def test_a_spare_that_the_same_plan_places_and_drops_holds_nothing() -> None:
+    simulation = slices()
+    simulation.submit(gang("one", spares=1, heeds_notices=False))
+    simulation.run_until(100.0)
+    hosts = simulation.hosts.slices["v4-16-0"]
+    simulation.apply([WorkerDrainedEvent(host, "maintenance", NoticeKind.MAINTENANCE, HOUR) for host in hosts])
+    simulation.hosts.add_slices("v4-16", 2)  # one for the replacement and one for the spare, which does as well
+    simulation.run_until(200.0)
+    assert [one.id.job_id for one in simulation.history.attempts if one.freed_at is None] == ["one", "one/spare-1"]
+    assert [one.freed_at for one in attempts(simulation, "one/replacement-2")] == [100.0]
 
 
 def test_a_gang_on_few_slices_moves_to_more() -> None:
