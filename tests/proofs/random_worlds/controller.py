@@ -1,0 +1,268 @@
+"""What is real of a Controller beside its state and planner: the journal, the recovery, the registry of pools."""
+
+import asyncio
+import json
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from ray.exceptions import ActorDiedError
+
+from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller.dispatcher import Dispatcher
+from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.wire.messages import AttemptOrder, PoolView
+from iris_ray.actors.wire.pool_stub import PoolStub
+from iris_ray.model.jobs import Job
+from iris_ray.scheduler.planner import Placement
+from iris_ray.state import ControllerState
+from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerRegisteredEvent
+from iris_ray.state.instructions import Instructions
+from tests.proofs.random_worlds.pools import Pools
+from tests.proofs.state_machine.views import GangView, view
+from tests.support.cluster_in_process import Store
+
+
+class Killed(BaseException):
+    """The Controller's process is killed."""
+
+
+class FatalStore(Store):
+    """A key-value store whose writer may be killed before any write.
+
+    Attributes:
+        writes_left: so many writes before the kill; None: no kill.
+    """
+
+    def __init__(self, chance: Random) -> None:
+        super().__init__()
+        self._chance = chance
+        self.writes_left: int | None = None
+        self.before_write = self._count
+
+    async def set(self, key: str, value: bytes | None) -> None:
+        if self.writes_left is not None and self._chance.random() < 0.3:
+            await asyncio.sleep(0)  # others overtake it
+        await super().set(key, value)
+
+    def _count(self) -> None:
+        if self.writes_left is not None:
+            if self.writes_left == 0:
+                raise Killed
+            self.writes_left -= 1
+
+
+class CountedState(ControllerState):
+    """A state that counts the events that it handles.
+
+    Args:
+        count: called for each.
+    """
+
+    def __init__(self, count: Callable[[], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    def handle_event(self, event: Event) -> Instructions:
+        self._count()
+        return super().handle_event(event)
+
+
+class GonePool:
+    """The stub of a pool whose process has ended for good."""
+
+    async def watched(self) -> None:
+        raise ActorDiedError
+
+
+class Background:
+    """Keeps coroutines until they are run, in order."""
+
+    def __init__(self) -> None:
+        self._queued: list[Any] = []
+
+    def start(self, coroutine: Any, what: str) -> None:
+        self._queued.append(coroutine)
+
+    async def run(self) -> None:
+        while self._queued:
+            await self._queued.pop(0)
+
+
+class Registry(PoolRegistry):
+    """The pools that the Controller knows; the processes are simulated ones."""
+
+    def __init__(self, pools: Pools, restored: Callable[[], None], *args: Any) -> None:
+        super().__init__(*args)
+        self._pools = pools
+        self._restored = restored
+
+    def is_met(self, owner: str) -> None:
+        """Know a pool from now on."""
+        if owner not in self:
+            self._note(owner, PoolStub(owner), self._process_of(owner))
+
+    async def ends(self, owner: str) -> None:
+        """Do what the end of a pool requires."""
+        if owner in self:
+            await self._watch(owner, GonePool(), seen=True)  # type: ignore[arg-type]
+
+    async def process_is(self, owner: str, incarnation: int) -> None:
+        self._restored()
+        await super().process_is(owner, incarnation)
+
+    def watch(self, seen: Iterable[str]) -> None:
+        self._restored()
+        for owner in self.keys() - self._pools.incarnations.keys():
+            self._background.start(self.ends(owner), "the end of a pool")
+
+    async def _view_of(self, owner: str, pool: PoolStub) -> PoolView | None:
+        if owner not in self._pools.incarnations:
+            return None
+        return PoolView(self._process_of(owner), tuple(self._pools.held_by(owner)))
+
+    def _process_of(self, owner: str) -> int:
+        return self._pools.incarnations[owner]
+
+
+class Orders(Dispatcher):
+    """Gives orders to simulated pools, at once."""
+
+    def __init__(self, pools: Pools, *args: Any) -> None:
+        super().__init__(*args)
+        self._simulated = pools
+
+    def dispatch(self, order: AttemptOrder, placement: Placement) -> None:
+        self._simulated.carry_out(Instructions(), [placement])
+
+    def carry_out(self, instructions: Instructions) -> None:
+        self._simulated.forget_unknown()
+        self._simulated.carry_out(instructions, ())
+
+
+@dataclass
+class Nodes:
+    """What Ray's node table, and what hosts say by themselves, would tell: the hosts that really are there."""
+
+    state: ControllerState
+    registered: dict[str, WorkerRegisteredEvent]
+    draining: dict[str, list[WorkerDrainedEvent]]
+
+    def events_of(self, _: object) -> list[Event]:
+        hosts = [host for host in self.registered.values() if not self.state.knows(host)]
+        told = (self.draining.get(host.node_id, []) for host in hosts)
+        return [*hosts, *(event for events in told for event in events)]
+
+
+class VirtualClock(Clock):
+    """A Controller's clock that shows virtual time."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        super().__init__()
+        self._virtual_now = now
+
+    def now(self) -> float:
+        return self._virtual_now()
+
+    def look(self) -> None:
+        """Nobody sets the wall clock."""
+
+    def go_on_from(self, recorded: bytes) -> None:
+        assert json.loads(recorded)[0] <= self.now()
+
+
+def new_journal(store: FatalStore, now: Callable[[], float]) -> Journal:
+    journal = Journal()
+    journal.clock = VirtualClock(now)
+    journal._store, journal.corrupt = store, CorruptRecords(store)  # type: ignore[assignment, arg-type]
+    return journal
+
+
+@dataclass(frozen=True)
+class Kept:
+    """All that a record keeps of a job, but for hosts that are gone."""
+
+    gangs: tuple[GangView, ...]
+    rest: tuple[object, ...]
+    held: frozenset[tuple[object, str]]
+
+    @staticmethod
+    def of(state: ControllerState, job: Job) -> "Kept":
+        record = state.record(job.spec.job_id)
+        assert record is not None
+        held = {(attempt, place[0]) for attempt, places in record.allocations.items() for place in places}
+        rest = (job.spec.job_id, job.number, job.state, job.failures, job.preemptions, job.started, job.error, job.over)
+        return Kept(tuple(map(view, job.gangs)), rest, frozenset(held))
+
+    def on(self, hosts: Collection[str]) -> "Kept":
+        """The same without what is held of other hosts."""
+        return Kept(self.gangs, self.rest, frozenset(held for held in self.held if held[1] in hosts))
+
+    def is_on(self, hosts: Collection[str]) -> bool:
+        """Whether all hosts of its live gangs are there."""
+        live = (gang.node_ids for gang in self.gangs if gang.live)
+        return all(node_id in hosts for node_ids in live for node_id in node_ids)
+
+
+class Written:
+    """What the Controller has written of its jobs, to compare what its successor restores with it."""
+
+    def __init__(self, store: FatalStore) -> None:
+        self.jobs: dict[str, Kept] = {}
+        self.split: set[str] = set()  # jobs of whose values only some were written
+        self._store = store
+
+    def turn(self, state: ControllerState, epoch: int) -> Callable[[], None]:
+        """Return what notes, after a writing that may have been cut short, what of the changes was written."""
+        values = self._store.values
+        before: dict[str, list[tuple[str, bytes | None]]] = {}
+        after: dict[str, Kept | None] = {}
+        for job_id, chunks in state.unrecorded.items():
+            job = state.jobs.get(job_id)
+            keys = [f"job/{epoch}/{job_id}", *(f"gangs/{epoch}/{number}/{job_id}" for number in chunks)]
+            before[job_id] = [(key, values.get(key)) for key in keys]
+            after[job_id] = None if job is None else Kept.of(state, job)
+
+        def note() -> None:
+            for job_id, parts in before.items():
+                written = [values.get(key) is not value for key, value in parts]
+                if all(written) or (written[0] and after[job_id] is None):
+                    self._is(job_id, after[job_id])
+                elif any(written):
+                    self.split.add(job_id)
+
+        return note
+
+    def all_of(self, state: ControllerState) -> None:
+        """Note that everything was written."""
+        self.split.clear()
+        self.jobs = {job_id: Kept.of(state, job) for job_id, job in state.jobs.items()}
+
+    def compare(self, state: ControllerState, hosts: Collection[str]) -> None:
+        """A successor has the jobs that were written, as they were; those that have lost a host have lost attempts."""
+        sure = {job_id: kept for job_id, kept in self.jobs.items() if job_id not in self.split}
+        assert state.jobs.keys() - self.split == sure.keys(), "jobs that were written, and those that came back"
+        for job_id, kept in sure.items():
+            if kept.is_on(hosts):
+                found = Kept.of(state, state.jobs[job_id])
+                assert found.on(hosts) == kept.on(hosts), f"{job_id} came back changed:\n{found}\n{kept}"
+
+    def _is(self, job_id: str, kept: Kept | None) -> None:
+        self.split.discard(job_id)
+        if kept is None:
+            self.jobs.pop(job_id, None)
+        else:
+            self.jobs[job_id] = kept
+
+
+def fates(chance: Random, often: float, writes: int) -> int | None:
+    """Return after how many writes the Controller is killed, or None."""
+    return chance.randrange(writes) if chance.random() < often else None
+
+
+async def nothing(*_: object) -> None:
+    """Instead of what needs Ray."""
+    await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""Random clusters in virtual time whose Controller dies between any two writes: see `random_worlds`.
+
+``python -m tests.proofs.random_worlds --steps 3000000`` plays more of them than a test can.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from iris_ray.actors.controller import recovery
+from iris_ray.actors.controller.journal import Journal
+from iris_ray.state.allocations import Allocations
+from iris_ray.state.attempt_ends import AttemptEnds
+from tests.proofs.random_worlds.__main__ import play
+
+EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
+
+
+def test_some_worlds_have_no_finding() -> None:
+    counts = play(seed=1, steps=7_000, each=500)
+    assert min(counts["killed"], counts["attempts"]) > 30
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900 * EXAMPLES)
+def test_many_worlds_have_no_finding() -> None:
+    play(seed=2, steps=150_000 * EXAMPLES)
+
+
+def test_a_world_is_the_same_each_time() -> None:
+    assert play(seed=3, steps=1, each=300) == play(seed=3, steps=1, each=300)
+
+
+def all_at_once(_: Journal, batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
+    """A batch in one step."""
+    yield dict(batch)
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "instead"),
+    [
+        (Allocations, "end", lambda *_: True),
+        (AttemptEnds, "complete_end", lambda *_: None),
+        (recovery, "_repeat_orders", lambda *_: None),
+        pytest.param(Journal, "_in_order", all_at_once, marks=pytest.mark.proof),
+    ],
+)
+def test_a_defect_is_found(where: Any, what: str, instead: object) -> None:
+    with mock.patch.object(where, what, instead), pytest.raises(AssertionError) as found:
+        play(seed=5, steps=100_000, each=500)
+    assert "again: python -m tests.proofs.random_worlds --seed 5" in found.value.__notes__[-1]
