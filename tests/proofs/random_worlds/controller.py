@@ -91,6 +91,10 @@ class Background:
         while self._queued:
             await self._queued.pop(0)
 
+    def forget(self) -> None:
+        while self._queued:
+            self._queued.pop().close()
+
 
 class Registry(PoolRegistry):
     """The pools that the Controller knows; the processes are simulated ones."""

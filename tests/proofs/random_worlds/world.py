@@ -357,6 +357,7 @@ class RandomWorld(Simulation):
                 self._run(self._comes_back())
                 break
             except Killed:
+                self._background.forget()
                 if f"complete/{self._journal.epoch}" in self._store.values:
                     self._written.all_of(self.state)
         self._store.writes_left = None
