@@ -201,6 +201,10 @@ class Kept:
         rest = (job.spec.job_id, job.number, job.state, job.failures, job.preemptions, job.started, job.error, job.over)
         return Kept(tuple(map(view, job.gangs)), rest, frozenset(held))
 
+    @property
+    def is_over(self) -> bool:
+        return self.rest[-1] is not None
+
     def on(self, hosts: Collection[str]) -> "Kept":
         """The same without what is held of other hosts."""
         return Kept(self.gangs, self.rest, frozenset(held for held in self.held if held[1] in hosts))
@@ -248,9 +252,12 @@ class Written:
     def compare(self, state: ControllerState, hosts: Collection[str]) -> None:
         """A successor has the jobs that were written, as they were; those that have lost a host have lost attempts."""
         sure = {job_id: kept for job_id, kept in self.jobs.items() if job_id not in self.split}
-        assert state.jobs.keys() - self.split == sure.keys(), "jobs that were written, and those that came back"
+        made_up = state.jobs.keys() - self.split - sure.keys()
+        lost = {job_id for job_id in sure.keys() - state.jobs.keys() if not sure[job_id].is_over}
+        assert not made_up, f"{sorted(made_up)} came back though they were not written"
+        assert not lost, f"{sorted(lost)} did not come back"
         for job_id, kept in sure.items():
-            if kept.is_on(hosts):
+            if job_id in state.jobs and kept.is_on(hosts):  # else it is forgotten, since others ended
                 found = Kept.of(state, state.jobs[job_id])
                 assert found.on(hosts) == kept.on(hosts), f"{job_id} came back changed:\n{found}\n{kept}"
 
