@@ -8,7 +8,7 @@ from iris_ray.scheduler.planner import Placement
 from iris_ray.simulation.pools import Attempt, SimulatedPools
 from iris_ray.state import ControllerState
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event
-from iris_ray.state.instructions import Instructions
+from iris_ray.state.instructions import Instructions, StopAttempt
 
 
 class Pools(SimulatedPools):
@@ -72,11 +72,11 @@ class Pools(SimulatedPools):
         if self.running.pop(attempt.id, None) is not None:  # else its pool has died meanwhile
             super()._confirm(attempt, *events)
 
-    def _stop(self, attempt_id: AttemptId) -> None:
-        if attempt_id in self.running:
-            super()._stop(attempt_id)
+    def _stop(self, stop: StopAttempt) -> None:
+        if stop.attempt in self.running:
+            super()._stop(stop)
         else:  # a pool that is asked to stop what does not run says so
-            self._apply([AttemptEndConfirmedEvent(attempt_id)])
+            self._apply([AttemptEndConfirmedEvent(stop.attempt)])
 
     def _drop(self, job_id: str) -> None:
         super()._drop(job_id)

@@ -14,9 +14,11 @@ from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.evictions import EvictionRules
 from iris_ray.scheduler.planner import Placement, Planner
 from iris_ray.simulation import Simulation
 from iris_ray.simulation.hosts import SimulatedHosts
@@ -41,7 +43,7 @@ from iris_ray.state.events import (
     WorkerRegisteredEvent,
     WorkerSuspectedEvent,
 )
-from iris_ray.state.instructions import Instructions
+from iris_ray.state.instructions import Instructions, StopAttempt
 from tests.proofs.random_worlds.chance import CPUS, draw_fleet, draw_job
 from tests.proofs.random_worlds.controller import (
     Background,
@@ -111,6 +113,8 @@ class RandomWorld(Simulation):
         self._unreliable, self._deadly = chance.choice((0.0, 0.05, 0.3)), chance.choice((0.0, 0.02, 0.06))
         self._most_placed = chance.choice((None, None, 1, 3))
         self._bound_s = chance.choice((0.0, 60.0, 600.0))
+        least_run_s = {band: chance.choice((0.0, 20.0, 300.0)) for band in PriorityBand}
+        self._evictions = EvictionRules(chance.choice((0.0, 5.0, 60.0)), least_run_s)
         self._fault_every_s, self._job_every_s = chance.choice((20.0, 100.0, 500.0)), chance.choice((10.0, 30.0, 100.0))
         self._most_jobs = chance.choice((3, 6, 12, 24))
         self.pools = Pools(self.agenda, self.state, self._report, self.look_at, self.history, TIMINGS)
@@ -141,6 +145,7 @@ class RandomWorld(Simulation):
         self.apply([JobCancelledEvent(job_id, "enough") for job_id in self._unfinished()])
         self.run_until(self.now + HOUR)
         self._look()
+        self.counts["evicted"] = sum(one.outcome == "evicted" for one in self.history.attempts)
         assert not self._unfinished(), "jobs have not ended"
         assert not self.pools.running, f"something runs for ever: {self.pools.running}"
         held = {worker.node_id: worker.occupants for worker in self.state.workers.values() if worker.occupants}
@@ -230,7 +235,7 @@ class RandomWorld(Simulation):
             attempts = [job.current_attempt(gang) for gang in self.state.placed_gangs(job)]
             self.apply([TaskDispatchFailedEvent(attempt, "no answer", self.now) for attempt in attempts])
             for attempt in attempts:  # the Controller has it stopped, since its pool may have got the order after all
-                self.pools._stop(attempt)
+                self.pools._stop(StopAttempt(attempt, "no answer"))
 
     def _pool(self, owner: str, ends: bool) -> None:
         """The process of a pool dies. Ray starts it anew, or its caller is gone, too."""
@@ -388,7 +393,9 @@ class RandomWorld(Simulation):
         self._registry = Registry(self.pools, self._restored, *arguments)
         logs: Any = None
         self._orders = Orders(self.pools, self.state, self._journal, self._registry, logs, self.apply, self._background)
-        self._planner = Planner(self.state, self._look_again_s, Scheduler(self._bound_s), self._most_placed)
+        self._planner = Planner(
+            self.state, self._look_again_s, Scheduler(self._bound_s, self._evictions), self._most_placed
+        )
         self._instructions = Instructions()
         self._told = self._looks_at = 0.0
         self._compared = True
