@@ -63,6 +63,7 @@ from tests.proofs.state_machine.strategies import (
     REPORTS,
     ROUND,
     SECONDS,
+    SHAPES,
     SOUND,
     TERMS,
     TPU_PLACES,
@@ -182,7 +183,7 @@ class RandomEvents(RuleBasedStateMachine):
                 self.confirm_all_that_is_over()
 
     @rule(
-        shapes=st.lists(st.sampled_from(GANGS), min_size=1, max_size=3),
+        shapes=st.lists(st.sampled_from((*GANGS, *SHAPES)), min_size=1, max_size=3),
         taker=JOBS,
         pauses=st.lists(SECONDS, min_size=1, max_size=4),
         pick=PICK,

@@ -54,6 +54,11 @@ def test_the_example_is_read() -> None:
     ]  # fmt: skip
 
 
+def test_policies_may_differ_in_who_gives_way() -> None:
+    study = study_of(JOBS + '[[policies]]\nname = "on"\n[[policies]]\nname = "off"\nevictions = false\n')
+    assert [(policy.name, policy.evictions) for policy in study.policies] == [("on", True), ("off", False)]
+
+
 def test_what_is_left_out_has_a_default() -> None:
     study = study_of(JOBS)
     assert [policy.name for policy in study.policies] == ["default"]
