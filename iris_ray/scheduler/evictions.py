@@ -10,9 +10,9 @@ The search is bounded: it takes the newest attempts of the lowest bands first, s
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
@@ -255,10 +255,13 @@ class _Search:
         """
         free = best_free(self.needed, self._available, self._buckets, self._evictor.fleet.held_by(self._job.spec.owner))
         leaving = (node_id for attempt in self._evictor.going() for node_id in self._evictor.hosts_of(attempt))
-        soon = (*self.groups_of(own), *self.groups_of(leaving), *self._about_to_be_free())
-        names = [name for name in free if self._is_nobodys(name)]
-        names += (name for name in soon if self._is_freed(name, frozenset()))
-        return dict.fromkeys(islice(dict.fromkeys(names), self.needed), frozenset[AttemptId]())
+        room = dict.fromkeys(filter(self._is_nobodys, free), frozenset[AttemptId]())
+        for name in chain(self.groups_of(own), self.groups_of(leaving), self._about_to_be_free()):
+            if len(room) >= self.needed:
+                break
+            if self._is_freed(name, frozenset()):
+                room[name] = frozenset()
+        return room
 
     def complete(self, room: Room, names: Iterable[str]) -> Room | None:
         """Return enough groups, with what has to end there; None if there are too few.
@@ -288,10 +291,10 @@ class _Search:
         names = dict.fromkeys(map(self._grouping.name_of, there))
         return [name for name in names if name is not None and self._may_use(name)]
 
-    def _about_to_be_free(self) -> list[str]:
+    def _about_to_be_free(self) -> Iterator[str]:
         ending = self._available.candidates.ending
         names = sorted(name for bucket in self._buckets for name in ending.get(bucket, ()))
-        return [name for name in names if self._is_nobodys(name) and self._available.is_free_soon(name)]
+        return (name for name in names if self._is_nobodys(name) and self._available.is_free_soon(name))
 
     def _best(self, options: Iterable[Victims], victims: Victims, missing: int) -> Victims:
         """Return what costs least beside these victims, for each group that it frees with them."""
