@@ -1,7 +1,7 @@
 """Makes one plan: goes through the queue and gives each gang groups or a pending reason."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
@@ -12,6 +12,7 @@ from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, Evaluatio
 from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running
 from iris_ray.scheduler.explanation import Explainer, Unplaced, not_looked_at, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
+from iris_ray.scheduler.given_back import GivenBack
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
 from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
@@ -19,7 +20,7 @@ from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.avoided_hosts import avoided_by
-from iris_ray.state.events import TaskUnschedulableEvent
+from iris_ray.state.events import SpareGivenBackEvent, TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
 
@@ -63,7 +64,9 @@ class Cycle:
         self._result = SchedulingResult()
         self._evictor = Evictor(*eviction, fleet, self._plan, deadlines.now) if eviction is not None else None
 
-    def run(self, pending: list[Job], usage: Usage, past: PastUsage | None) -> SchedulingResult:
+    def run(
+        self, pending: list[Job], usage: Usage, past: PastUsage | None, spares: Iterable[Job] = ()
+    ) -> SchedulingResult:
         """Return the plan. Call it once."""
         queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         self._rooms = KeptRooms(pending, self._fleet, self._deadlines, self._plan)
@@ -75,6 +78,10 @@ class Cycle:
                 break
             if granted is not None:
                 queue.granted(job, granted)
+        going = {attempt.job_id for attempt in self._evictor.going()} if self._evictor is not None else set()
+        idle = (spare for spare in spares if spare.spec.job_id not in going)
+        given_back = GivenBack(idle, self._fleet, self._plan).choose(self._unplaced)
+        self._result.given_back = list(map(SpareGivenBackEvent, given_back))
         for unplaced in self._unplaced:
             self._result.pending_reasons[unplaced.job.spec.job_id] = self._explainer.reason(unplaced)
         self._result.rooms = self._rooms.changes(self._placed)

@@ -86,6 +86,10 @@ class Planner:
             now: seconds since the epoch.
             instructions: what the commits want done besides is added here.
         """
+        return self._plan(now, instructions, may_give_back=True)
+
+    def _plan(self, now: float, instructions: Instructions, may_give_back: bool) -> list[Placement]:
+        """Plan until nothing is left to be placed. Spares are given back once, so that they don't come and go."""
         state = self._state
         recent, fleet_version = now < self._planned_at + self._look_again_s, self._planned_for[0]
         versions = state.fleet.version, state.queue_version
@@ -94,12 +98,12 @@ class Planner:
         still_waiting = self._looked_at if recent and fleet_version == state.fleet.version else None
         if still_waiting is None:
             self._planned_at = now
-        result = self._propose(now, still_waiting)
+        result = self._propose(now, still_waiting, state.spares() if may_give_back else ())
         self._note_reasons(result)
         self._count(result)
         queue_version = state.queue_version
         placements = self._commit(result, now, instructions)
-        apply_safely(state, [*result.rooms, *result.evictions], instructions)
+        apply_safely(state, [*result.rooms, *result.evictions, *result.given_back], instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:
             self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
@@ -107,7 +111,9 @@ class Planner:
         self.unfinished = not result.complete
         if self.left_out:
             self.pending_reasons = {**self.pending_reasons, **self._unplannable.reasons(state.pending(), now)}
-        return placements if done or self.unfinished else placements + self.plan(now, instructions)
+        if done or self.unfinished:
+            return placements
+        return placements + self._plan(now, instructions, may_give_back and not result.given_back)
 
     def _note_reasons(self, result: SchedulingResult) -> None:
         """Keep the reasons of jobs that an unfinished plan has not reached."""
@@ -124,7 +130,9 @@ class Planner:
         """Why jobs are left out of plans, by their ids."""
         return self._unplannable.job_ids
 
-    def _propose(self, now: float, still_waiting: Mapping[str, PendingReason] | None) -> SchedulingResult:
+    def _propose(
+        self, now: float, still_waiting: Mapping[str, PendingReason] | None, spares: Sequence[Job]
+    ) -> SchedulingResult:
         """Return a plan of all jobs that can be planned."""
         state = self._state
         while True:
@@ -139,6 +147,7 @@ class Planner:
                     self._most_placed,
                     state.past_usage,
                     running(state),
+                    spares,
                 )
             except Exception:
                 if not pending:

@@ -3,7 +3,13 @@
 from dataclasses import dataclass, field
 
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.state.events import AssignedEvent, EvictionEvent, RoomKeptEvent, TaskUnschedulableEvent
+from iris_ray.state.events import (
+    AssignedEvent,
+    EvictionEvent,
+    RoomKeptEvent,
+    SpareGivenBackEvent,
+    TaskUnschedulableEvent,
+)
 
 
 @dataclass(slots=True)
@@ -18,6 +24,7 @@ class SchedulingResult:
         starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
         rooms: which hosts are to be kept for which jobs from now on: events for the state.
         evictions: what is to give its hosts to whom, once the rooms are kept: events for the state.
+        given_back: which spares give their slices back: events for the state.
         complete: whether the plan went through the whole queue. Otherwise it placed as much as it was asked to, and
             once that is committed, the next plan goes on.
     """
@@ -29,4 +36,5 @@ class SchedulingResult:
     starving: list[str] = field(default_factory=list)
     rooms: list[RoomKeptEvent] = field(default_factory=list)
     evictions: list[EvictionEvent] = field(default_factory=list)
+    given_back: list[SpareGivenBackEvent] = field(default_factory=list)
     complete: bool = True

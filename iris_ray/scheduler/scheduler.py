@@ -61,6 +61,7 @@ class Scheduler:
         most: int | None = None,
         past: PastUsage | None = None,
         running: Running | None = None,
+        spares: Iterable[Job] = (),
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
 
@@ -75,6 +76,7 @@ class Scheduler:
                 is not ``complete``.
             past: what each user's gangs have held; None: it does not count.
             running: what may be evicted; None: nothing.
+            spares: jobs that hold slices ready for others, and may be asked to give them back.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
@@ -83,7 +85,7 @@ class Scheduler:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most)
         if result is None:
             eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
-            result = Cycle(fleet, self._cache, deadlines, most, eviction).run(pending, usage, past)
+            result = Cycle(fleet, self._cache, deadlines, most, eviction).run(pending, usage, past, spares)
         self._cache.trim()
         return result
 

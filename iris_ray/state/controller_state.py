@@ -33,6 +33,7 @@ from iris_ray.state.events import (
     RoomKeptEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
+    SpareGivenBackEvent,
     TaintedEvent,
     TaintLiftedEvent,
     TaskAssignedEvent,
@@ -162,6 +163,8 @@ class ControllerState:
                 self._kept.keep(event.job_id, event.node_ids, self.workers)
             case EvictionEvent():
                 self._evictions.begin(event, change)
+            case SpareGivenBackEvent():
+                self._spare_jobs.give_back(event.job_id, change)
             case TaskDispatchFailedEvent():
                 self._ends.dispatch_failed(event, change)
             case GangMovedEvent():
@@ -294,6 +297,10 @@ class ControllerState:
     def pending(self) -> list[Job]:
         """Return the jobs that have gangs waiting for workers."""
         return list(self._table.pending.values())
+
+    def spares(self) -> list[Job]:
+        """Return the jobs that hold slices ready for others."""
+        return self._spares.holding(self.jobs)
 
     def jobs_of(self, owner: str) -> list[Job]:
         """Return the unfinished jobs of one owner."""

@@ -194,6 +194,13 @@ class EvictionEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareGivenBackEvent:
+    """A spare, or room to grow, gives its slices back at once: a job that waits can use them. Another one is made."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class TaskUnschedulableEvent:
     """A gang that never ran is given up, and its job with it."""
 
@@ -315,6 +322,7 @@ Event = (
     | TaskAssignedEvent
     | RoomKeptEvent
     | EvictionEvent
+    | SpareGivenBackEvent
     | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent

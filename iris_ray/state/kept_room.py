@@ -36,8 +36,7 @@ class KeptRoom:
             raise IllegalTransitionError(f"job {job_id}: {gone} are gone and can't be kept for it")
         if job.kept == node_ids:
             return
-        for node_id in job.kept:
-            del self._kept[node_id]
+        self._drop(job)
         for node_id in node_ids:
             self.release_host(node_id)
         self._restore(job, node_ids)
@@ -46,12 +45,15 @@ class KeptRoom:
     def taken_by(self, job: Job, node_ids: Collection[str]) -> None:
         """Note that a job gets hosts: it needs that room no more, and jobs of lower bands lose room that it takes.
 
-        A job of several tasks that are placed one by one may have room for others of them.
+        A job of several tasks that are placed one by one may have room for others of them. If the job leaves nothing
+        of its room to others, the next plan may wait until something happens.
         """
         left = () if job.spec.coscheduling else tuple(node_id for node_id in job.kept if node_id not in node_ids)
         left = left[: len(job.pending)]
         if left != job.kept:
-            self.release(job)
+            if not set(job.kept) <= {*left, *node_ids}:
+                self._table.queue_changed(job.spec.job_id)
+            self._drop(job)
             self._restore(job, left)
         for node_id in node_ids if self._kept else ():
             other = self._table.jobs.get(self._kept.get(node_id, ""))
@@ -61,10 +63,7 @@ class KeptRoom:
     def release(self, job: Job) -> None:
         """Keep nothing for a job any more."""
         if job.kept:
-            for node_id in job.kept:
-                del self._kept[node_id]
-            job.kept = ()
-            self.version += 1
+            self._drop(job)
             self._table.queue_changed(job.spec.job_id)
 
     def release_host(self, node_id: str) -> None:
@@ -77,6 +76,12 @@ class KeptRoom:
         kept, job.kept = job.kept, ()
         if job.pending and not job.state.finished and all(i in workers and i not in self._kept for i in kept):
             self._restore(job, kept)
+
+    def _drop(self, job: Job) -> None:
+        self.version += 1
+        for node_id in job.kept:
+            del self._kept[node_id]
+        job.kept = ()
 
     def _restore(self, job: Job, node_ids: tuple[str, ...]) -> None:
         self.version += 1

@@ -49,6 +49,14 @@ class SpareJobs:
             notice = Notice(NoticeKind.GROWTH, reason, change.now + GROWTH_NOTICE_S)
             self._notices.tell(parent, parent.gang, notice, change)
 
+    def give_back(self, spare_id: str, change: Change) -> None:
+        """Free what a spare holds, for a job that waits. Its parent gets another one, which waits behind all jobs."""
+        spare = self._table.jobs.get(spare_id)
+        if spare is not None and spare.spec.spare_for is not None and spare.gang.placed:
+            self._spares.look_at(spare)
+            self._spares.forget(spare)
+            self._drop(spare, change)
+
     def settle(self, change: Change) -> None:
         """Make the spares that jobs need now and drop the others. Take growth notices back where the room is gone."""
         for job, superfluous, missing in self._spares.changes(self._table.jobs, self._fleet.workers, change.now):

@@ -52,6 +52,19 @@ class Spares:
         self._of.setdefault(spare.spec.spare_for.job_id, []).append(spare.spec.job_id)
         self.look_at(spare)
 
+    def forget(self, spare: Job) -> None:
+        """Note that a spare is dropped."""
+        assert spare.spec.spare_for is not None
+        parent_id = spare.spec.spare_for.job_id
+        self._of[parent_id].remove(spare.spec.job_id)
+        if not self._of[parent_id]:
+            del self._of[parent_id]
+
+    def holding(self, jobs: Mapping[str, Job]) -> list[Job]:
+        """Return the spares that have slices."""
+        spares = (jobs[spare_id] for ids in self._of.values() for spare_id in ids)
+        return [spare for spare in spares if spare.gang.placed]
+
     def changes(
         self, jobs: Mapping[str, Job], workers: Mapping[str, Worker], now: float
     ) -> Iterator[tuple[Job | None, list[Job], list[JobSpec]]]:

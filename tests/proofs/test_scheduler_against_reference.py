@@ -22,6 +22,8 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.scheduler.fair_queue import comes_last
+from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -329,10 +331,22 @@ def commit_what_both_plan(world: World) -> None:
     world.scheduler.check(world.now)
     for event in (*result.assignments, *result.rooms, *result.timed_out, *result.unschedulable):
         state.handle_event(event)
+    check_given_back(world, result)
     kept = {job_id: job.kept for job_id, job in state.jobs.items() if job.kept}
     given_up = reference.timed_out | reference.unschedulable
     assert kept == {job_id: tuple(hosts) for job_id, hosts in reference.rooms.items() if job_id not in given_up}
     state.check()
+
+
+def check_given_back(world: World, result: SchedulingResult) -> None:
+    """What spares give back helps some job that waits."""
+    hosts = {t.node_id for event in result.given_back for t in world.state.jobs[event.job_id].gang.tasks}
+    for event in result.given_back:
+        world.do(event)
+    if hosts:
+        placed = [a for a in world.plan().assignments if not comes_last(world.state.jobs[a.job_id])]
+        groups = [a.groups if isinstance(a, GangAssignedEvent) else ((a.node_id,),) for a in placed]
+        assert hosts & {node_id for some in groups for group in some for node_id in group}
 
 
 def check_random_world(drawn: dict) -> None:

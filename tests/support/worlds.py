@@ -124,6 +124,7 @@ class World:
             waiting,
             past=state.past_usage,
             running=running(state),
+            spares=state.spares(),
         )
 
     def check(self) -> None:
@@ -139,7 +140,7 @@ class World:
         """Commit one plan; the instructions by job."""
         plan = self.plan()
         done = {assignment.job_id: self.do(assignment) for assignment in plan.assignments}
-        events: list[Event] = [*plan.rooms, *plan.evictions]
+        events: list[Event] = [*plan.rooms, *plan.evictions, *plan.given_back]
         for event in events:
             self.do(event)
         return done

@@ -19,19 +19,19 @@ def shares(simulation: Simulation) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("count", "users"),
+    ("count", "waiting", "users"),
     [
-        (2, {"ann": (2,), "bob": (1,)}),
-        (4, {"ann": (2,), "bob": (1,)}),
-        (8, {"ann": (1,), "bob": (2,), "cleo": (1, 2, 3), "dan": (4,)}),
+        (2, 1, {"ann": (2,), "bob": (1,)}),
+        (4, 3, {"ann": (2,), "bob": (1,)}),
+        (8, 3, {"ann": (1,), "bob": (2,), "cleo": (1, 2, 3), "dan": (4,)}),
     ],
     ids=["two slices or one, of two", "two slices or one, of four", "mixed sizes"],
 )
-def test_users_with_endless_queues_get_equal_shares_over_a_day(count: int, users: Sizes) -> None:
+def test_users_with_endless_queues_get_equal_shares_over_a_day(count: int, waiting: int, users: Sizes) -> None:
     simulation = slices(count)
     simulation._check_every = 0  # the invariants are checked at the end
     for user, sizes in users.items():
-        simulation.keep_waiting(endless(user, sizes, minutes=(20, 100)), waiting=3)
+        simulation.keep_waiting(endless(user, sizes, minutes=(20, 100)), waiting=waiting)
     assert all(0.8 <= share <= 1.2 for share in shares(simulation).values())
 
 

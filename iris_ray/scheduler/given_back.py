@@ -1,0 +1,104 @@
+"""Which spares give their slices back, since a job that waits could use them."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from iris_ray.model.jobs import Job
+from iris_ray.model.requirement import Requirement
+from iris_ray.model.workers import Worker
+from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.evaluation import Status
+from iris_ray.scheduler.explanation import Unplaced
+from iris_ray.scheduler.fair_queue import comes_last
+from iris_ray.scheduler.placement import buckets_for, num_groups
+from iris_ray.scheduler.plan import Plan
+from iris_ray.state.fleet import Fleet
+
+KINDS_LOOKED_AT = 64
+"""For so many kinds of jobs that wait, the first in the queue, a plan looks for spares."""
+
+
+class GivenBack:
+    """Chooses spares, once a plan is made.
+
+    Args:
+        spares: those that hold slices. A replacement is no spare in this sense: its gang is about to lose a slice.
+        fleet, plan: what the plan was made from, and the plan.
+    """
+
+    def __init__(self, spares: Iterable[Job], fleet: Fleet, plan: Plan) -> None:
+        self._fleet = fleet
+        self._plan = plan
+        self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
+        for spare in spares:
+            if comes_last(spare):
+                held = (task.node_id for task in spare.gang.tasks if task.node_id in fleet.workers)
+                self._on |= {node_id: spare.spec.job_id for node_id in held if node_id is not None}
+        self._is_first = True
+
+    def choose(self, unplaced: Iterable[Unplaced]) -> list[str]:
+        """Return the ids of spares whose slices let jobs run, of as few as will do, for the first jobs in the queue."""
+        chosen: dict[str, None] = {}
+        hopeless: set[tuple[Requirement, tuple[int, ...]]] = set()
+        for one in unplaced if self._on else ():
+            kind = one.job.requirement, num_groups(one.job)
+            if comes_last(one.job) or one.taken_from or (kind in hopeless and not one.kept):
+                continue
+            found = self._for(one)
+            chosen |= dict.fromkeys(found)
+            self._on = {node_id: spare for node_id, spare in self._on.items() if spare not in found}
+            if not found:
+                hopeless.add(kind)
+            if not self._on or len(hopeless) == KINDS_LOOKED_AT:
+                break
+        return list(chosen)
+
+    def _for(self, one: Unplaced) -> list[str]:
+        """Return the spares with which a job has enough groups; none if they are too few, or it needs none."""
+        available = one.available
+        available.catch_up()
+        needed = num_groups(one.job)[0] - len(self._own(one))
+        if self._is_first:  # what is free is counted once
+            needed -= sum(map(available.free, buckets_for(one.job, available)))
+        spares: dict[str, None] = {}
+        for name in self._groups(one):
+            if needed <= 0:
+                break
+            spares |= dict.fromkeys(self._on[i] for i in available.group(name).node_ids if i in self._on)
+            needed -= 1
+        if needed > 0 or not spares:
+            return []
+        self._is_first = False
+        return list(spares)
+
+    def _own(self, one: Unplaced) -> list[str]:
+        """Return the groups of a job's room that are free already."""
+        evaluation, taken = one.available.evaluation, self._plan.taken.keys()
+        free = (name for name in one.kept if evaluation(name).status is Status.FREE)
+        return [name for name in free if taken.isdisjoint(one.available.group(name).node_ids)]
+
+    def _groups(self, one: Unplaced) -> Iterator[str]:
+        """Yield the groups that would be free for a job without the spares there, those of its room first."""
+        available, workers, kept = one.available, self._fleet.workers, self._plan.kept
+        name_of = available.candidates.grouping.name_of
+        there = dict.fromkeys(name_of(workers[node_id]) for node_id in self._on)
+        evaluations, buckets = available.candidates.evaluations, buckets_for(one.job, available)
+        names = [name for name in there if name in evaluations and evaluations[name].bucket in buckets]
+        for name in sorted(names, key=lambda name: (name not in one.kept, name)):
+            kept_for = {kept[node_id] for node_id in available.group(name).node_ids if node_id in kept}
+            if kept_for <= {one.job.spec.job_id} and available.suits(name) and self._is_enough(available, name):
+                yield name
+
+    def _is_enough(self, available: Availability, name: str) -> bool:
+        found, has_room, taken = (
+            available.candidates.evaluations[name],
+            available.requirement.has_room,
+            self._plan.taken,
+        )
+        free = sum(has_room(self._without_spares(worker), taken.get(worker.node_id)) for worker in found.eligible)
+        return found.status is Status.IN_USE and free >= available.tasks(name)
+
+    def _without_spares(self, worker: Worker) -> Worker:
+        spare = self._on.get(worker.node_id)
+        left = {who: held for who, held in worker.occupants.items() if who[1].job_id != spare}
+        return replace(worker, occupants=left) if len(left) < len(worker.occupants) else worker

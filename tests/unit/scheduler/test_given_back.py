@@ -1,0 +1,109 @@
+"""Spares and room to grow give their slices back as soon as somebody who waits could use them."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.scheduler.planner import Planner
+from iris_ray.state.events import SpareGivenBackEvent
+from iris_ray.state.instructions import Instructions
+from tests.support.worlds import World
+
+S = TaskState
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Three slices: a gang on one, its two spares on the others."""
+    world = World()
+    for name in "abc":
+        world.add_slice(name)
+    world.start(spares=2, max_retries_preemption=5)
+    world.schedule()
+    assert world.busy() == {f"{name}-{number}" for name in "abc" for number in range(2)}
+    yield world
+    world.check()
+
+
+def given_back(world: World) -> list[str]:
+    return [event.job_id for event in world.plan().given_back]
+
+
+def plan(world: World) -> tuple[list[str], Instructions]:
+    """Plan and commit as the Controller does; the jobs that get hosts, in order."""
+    instructions = Instructions()
+    placements = Planner(world.state, look_again_s=0.5).plan(world.now, instructions)
+    return [placement.job.spec.job_id for placement in placements], instructions
+
+
+def test_waiting_job_gets_the_slice_of_a_spare_at_once_and_a_new_spare_waits_behind_it(world: World) -> None:
+    world.submit("other", user="other", priority=PriorityBand.BATCH)
+    placed, instructions = plan(world)
+    assert placed == ["other"]
+    assert [dropped.job_id for dropped in instructions.dropped] == ["job/spare-1"]
+    waiting = [job.spec.job_id for job in world.state.pending()]
+    assert waiting == ["job/spare-3"]
+    assert plan(world)[0] == []
+
+
+def test_as_many_are_given_back_as_the_job_needs(world: World) -> None:
+    world.submit("other", slices=(2, 3))
+    assert given_back(world) == ["job/spare-1", "job/spare-2"]
+    assert plan(world)[0] == ["other"]
+
+
+def test_nothing_is_given_back_to_a_job_that_could_not_run_anyway(world: World) -> None:
+    world.submit("too large", slices=(3,))
+    world.submit("elsewhere", tpu_type="v4-32")
+    assert given_back(world) == []
+    assert plan(world)[0] == []
+
+
+def test_jobs_of_one_plan_get_different_spares(world: World) -> None:
+    for name in ("one", "two", "three"):
+        world.submit(name)
+    assert given_back(world) == ["job/spare-1", "job/spare-2"]
+    assert plan(world)[0] == ["one", "two"]
+
+
+def test_single_task_gets_a_host_of_a_spare(world: World) -> None:
+    world.submit_tasks("task", replicas=1)
+    assert given_back(world) == ["job/spare-1"]
+    assert plan(world)[0] == ["task"]
+
+
+def test_spares_give_nothing_back_to_spares(world: World) -> None:
+    job = world.state.jobs["job"]
+    world.lose("a-0")
+    world.confirm(job, 1)
+    world.schedule()
+    world.schedule()
+    assert [job.spec.job_id for job in world.state.pending()] == ["job/spare-4"]
+    assert len(world.state.spares()) == 1
+    assert given_back(world) == []
+
+
+def test_room_to_grow_is_given_back_and_the_gang_is_not_told_any_more(world: World) -> None:
+    world = World()
+    for name in "ab":
+        world.add_slice(name)
+    world.submit("first", slices=(1,))
+    world.schedule()
+    grows = world.start("grows", slices=(1, 2), grow_after=0.0)
+    world.finish(world.state.jobs["first"])
+    world.schedule()
+    (room,) = world.state.spares()
+    world.report_all(room, S.RUNNING)
+    assert grows.gang.is_to_grow
+    world.submit("other")
+    assert plan(world)[0] == ["other"]
+    assert not grows.gang.is_to_grow
+    world.check()
+
+
+def test_spare_that_is_gone_is_not_given_back_twice(world: World) -> None:
+    for _ in range(2):
+        world.do(SpareGivenBackEvent("job/spare-1"))
+    assert [job.spec.job_id for job in world.state.spares()] == ["job/spare-2"]
