@@ -13,6 +13,7 @@
     │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
+    ├── LimitReachedError (RuntimeError)     its user has too many jobs that wait, or too many tasks, for one more
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
     ├── ControllerUnavailableError (RuntimeError)
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
@@ -80,6 +81,10 @@ class InvalidFunctionError(InvalidRequestError):
 
 class UnsupportedOptionError(InvalidRequestError):
     """An option of a Ray remote function can't be honoured for a gang, and is not silently dropped."""
+
+
+class LimitReachedError(IrisError, RuntimeError):
+    """The job's user has reached a limit on jobs that wait, or on tasks; the message has the numbers."""
 
 
 class NoClusterError(IrisError, ConnectionError):

@@ -13,6 +13,7 @@ from iris_ray.cli.doctor import doctor
 from iris_ray.cli.drain import drain, undrain
 from iris_ray.cli.exits import errors_as_lines
 from iris_ray.cli.groups import SuggestingGroup
+from iris_ray.cli.limit import limit
 from iris_ray.cli.logs import logs
 from iris_ray.cli.ls import ls
 from iris_ray.cli.options import address_option
@@ -30,7 +31,7 @@ SECTIONS: Mapping[str, tuple[click.Command, ...]] = {
     "Run": (run, submit, demo),
     "Jobs": (ls, status, tasks, logs, why, cancel),
     "Slices and hosts": (workers, drain, undrain, taint, untaint),
-    "The cluster": (controller, doctor, provision, simulate),
+    "The cluster": (limit, controller, doctor, provision, simulate),
 }
 
 _EPILOG = """

@@ -31,14 +31,15 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
     would not. Single tasks need a slice for as many of them as it has hosts.
 
     A job that waits because others use all slices would run on a new one, so it counts. A job that pauses after a
-    failed launch does not count, nor one that the plan has not looked at. Neither does one that a new slice does not
-    fit, because its constraints ask for more than the type, or its tasks for more than the hosts of this type have that
-    the cluster has seen.
+    failed launch, or waits for a limit of its user, does not count, nor one that the plan has not looked at. Neither
+    does one that a new slice does not fit, because its constraints ask for more than the type, or its tasks for more
+    than the hosts of this type have that the cluster has seen.
     """
     missing: defaultdict[str, list[int]] = defaultdict(list)
     free: dict[Requirement, int] = {}
     for job, waiting in sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)):
-        if waiting.kind in (PendingKind.PAUSED, PendingKind.NOT_LOOKED_AT) or job.spec.device is None:
+        unknown = PendingKind.PAUSED, PendingKind.LIMITED, PendingKind.NOT_LOOKED_AT
+        if waiting.kind in unknown or job.spec.device is None:
             continue
         config, requirement = get_tpu_config(job.spec.device), job.requirement
         if not _new_slice_would_do(requirement, config, fleet.host_sizes.get(config.name)):

@@ -150,6 +150,11 @@ class JobSpec:
             object.__setattr__(self, "scheduling_timeout", None)
 
     @property
+    def most_tasks(self) -> int:
+        """How many tasks it has on the largest number of groups that it can use."""
+        return self.replicas * (max(self.coscheduling.num_groups) if self.coscheduling else 1)
+
+    @property
     def requirement(self) -> Requirement:
         """What its gangs require of workers."""
         return make_requirement(
@@ -244,9 +249,8 @@ def _require_valid(spec: JobSpec) -> None:
 
 def _require_bounded(who: str, spec: JobSpec) -> None:
     """Refuse a job whose mere size would keep the Controller busy, before anything is made of it."""
-    slices = max(spec.coscheduling.num_groups) if spec.coscheduling else 1
     counts = {
-        "tasks": (spec.replicas * slices, MOST_TASKS),
+        "tasks": (spec.most_tasks, MOST_TASKS),
         "spares": (spec.spares, MOST_SPARES),
         **{
             name: (len(getattr(spec, name)), MOST_CONSTRAINTS)

@@ -5,16 +5,19 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
+from iris_ray.model.workers import TPU
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
 from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running
-from iris_ray.scheduler.explanation import Explainer, Unplaced, not_looked_at, paused
+from iris_ray.scheduler.explanation import Explainer, Unplaced, limited, not_looked_at, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
 from iris_ray.scheduler.given_back import GivenBack
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
+from iris_ray.scheduler.limits import Allowances, chips_of
+from iris_ray.scheduler.pending_reason import ReachedLimit
 from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
@@ -23,6 +26,7 @@ from iris_ray.state.avoided_hosts import avoided_by
 from iris_ray.state.events import SpareGivenBackEvent, TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
+from iris_ray.state.user_limits import UserLimits
 
 TASKS_PER_GANG = 10
 """A gang of so many tasks is about twice the work of a single task."""
@@ -36,6 +40,7 @@ class Cycle:
         eviction: what may be evicted, and when; None: nothing is.
         most: the plan ends after so many gangs, or as much other work (`TASKS_PER_GANG`, `EVALUATIONS_PER_GANG`); None:
             at the queue's end.
+        limits: of the users; None: there are none.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class Cycle:
         deadlines: Deadlines,
         most: int | None,
         eviction: tuple[Running, EvictionRules] | None = None,
+        limits: UserLimits | None = None,
     ) -> None:
         self._fleet = fleet
         self._most = most
@@ -53,6 +59,7 @@ class Cycle:
         self._limits = EvaluationLimits(fleet)
         self._evaluated_before = cache.evaluated
         self._plan = Plan()
+        self._allowances = Allowances(limits, fleet.totals[TPU])
         self._explainer = Explainer(fleet, self._plan)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
@@ -115,17 +122,25 @@ class Cycle:
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
         lifted = self._rooms.lift(job)
-        available, wanted = self._available_to(job), num_groups(job)
+        if (reached := self._allowances.reached(job)) is not None:
+            self._limit(job, gang, reached, lifted)
+            return None
+        available, wanted = self._available_to(job), self._allowances.num_groups(job)
         free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
             own, hopes = self._fleet.held_by(job.spec.owner), self._deadlines.hopes_for_more(gang)
-            names, free = choose(job, available, own, hopes)
-            if names:
+            found, free = choose(job, available, own, wanted, hopes)
+            if names := self._allowances.within(job, found, wanted, available):
                 assignment, granted = assign(job, gang, available, names, self._plan)
+                self._allowances.granted(job, granted)
                 self._result.assignments.append(assignment)
                 self._placed[job.spec.job_id] += 1
                 self._let_go(job, lifted, hosts_of(assignment))
                 return granted
+            if found:
+                needed = chips_of(found[: wanted[0]], available)
+                self._limit(job, gang, self._allowances.short_of_chips(job, needed), lifted)
+                return None
             if free < wanted[0] and not lifted:
                 available.failed_placements[wanted] = free
         self._wait(job, gang, available, free, lifted)
@@ -151,6 +166,17 @@ class Cycle:
         if lifted:
             for available in (*self._available.values(), *self._elsewhere.values()):
                 available.failed_placements.clear()
+
+    def _limit(self, job: Job, gang: Gang, reached: ReachedLimit, lifted: Lifted) -> None:
+        """Note that a gang waits for a limit of its user. It has no room: others may use meanwhile what it needs."""
+        kept: tuple[str, ...] = ()
+        if self._deadlines.is_returning(job) and job.spec.spare_for is None:  # its own attempt may be just ending
+            kept = self._rooms.keep(job, gang, self._available_to(job), lifted)
+        else:
+            self._let_go(job, lifted, ())
+            if self._deadlines.is_starving(gang) and job.spec.spare_for is None:
+                reached = self._allowances.keep_for(job, reached)
+        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
 
     def _wait(self, job: Job, gang: Gang, available: Availability, free: int, lifted: Lifted) -> None:
         job_id = job.spec.job_id

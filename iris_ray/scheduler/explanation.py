@@ -7,7 +7,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status
-from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
+from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, ReachedLimit, Shortage
 from iris_ray.scheduler.placement import buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.state.fleet import Fleet
@@ -127,6 +127,13 @@ def paused(job: Job, pause_s: float, cause: str | None) -> PendingReason:
 def not_looked_at(job: Job) -> PendingReason:
     """Return why the job waits if the plan has not looked at it; see `EvaluationLimits`."""
     return PendingReason(job.spec.job_id, PendingKind.NOT_LOOKED_AT, job.requirement, num_groups(job))
+
+
+def limited(job: Job, reached: ReachedLimit, kept: tuple[str, ...]) -> PendingReason:
+    """Return why the job waits if its user has reached a limit."""
+    return PendingReason(
+        job.spec.job_id, PendingKind.LIMITED, job.requirement, num_groups(job), kept=kept, limit=reached
+    )
 
 
 def _name_of(what: int | str, requirement: Requirement) -> str:

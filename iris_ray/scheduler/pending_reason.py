@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_NAME
 
@@ -13,6 +14,7 @@ class PendingKind(Enum):
 
     PAUSED = "a launch has just failed"
     NOT_LOOKED_AT = "jobs with too many different requirements wait before it"
+    LIMITED = "its user has reached a limit"
     NO_SUCH_WORKERS = "no group in the cluster suits the job"
     TOO_FEW = "too few groups suit the job"
     IN_USE = "other jobs use the groups or come first in the queue"
@@ -55,6 +57,37 @@ class Shortage:
     slice_types: Mapping[str, int]
 
 
+@dataclass(frozen=True, slots=True)
+class ReachedLimit:
+    """The limit of its user that keeps a job waiting.
+
+    Attributes:
+        user, band: whose limit.
+        what: "chips" or "running jobs".
+        limit: how many the user may have.
+        held: how many the user has, with what the plan has handed out.
+        needed: how many more the job needs at least.
+        before: the job of the same user that has waited too long, and for which the rest is kept; or None.
+        kept: whether it is this job for which the rest is kept.
+    """
+
+    user: str
+    band: PriorityBand
+    what: str
+    limit: float
+    held: float
+    needed: float
+    before: str | None = None
+    kept: bool = False
+
+    def __str__(self) -> str:
+        rest = f"; the rest is kept for {self.before or 'it'}" if self.before or self.kept else ""
+        return (
+            f"waiting for the limit of {self.user} in band {self.band.name.lower()}: {self.limit:,g} {self.what}, of"
+            f" which {self.held:,g} are taken, and it needs {self.needed:,g}{rest}; iris-ray limit shows all"
+        )
+
+
 @dataclass(slots=True)  # frozen, it would take three times as long to make, for each waiting job in each cycle
 class PendingReason:
     """Why a job waits.
@@ -66,7 +99,7 @@ class PendingReason:
         num_groups: the numbers of groups that it can use, ascending.
         free: how many groups are free for it.
         suitable: how many groups would be free for it if no task used them.
-        shortage: what is in the way; None while it is paused or was not looked at.
+        shortage: what is in the way; None while it is paused, waits for a limit, or was not looked at.
         ahead: how many jobs with the same requirement are before it in the queue.
         first_ahead: the id of the first of them, or None.
         kept: names of the groups that are kept for it, because it has waited long, has just lost its hosts, or takes
@@ -74,6 +107,7 @@ class PendingReason:
         avoided: names of groups that it avoids for a while: launches of it, or tasks of its user, have failed there.
         taken_from: ids of the jobs of lower bands that give it hosts.
         pause: for how many seconds it is not tried, and why; None if it is tried.
+        limit: the limit that its user has reached; None if it waits for something else.
     """
 
     job_id: str
@@ -89,12 +123,15 @@ class PendingReason:
     avoided: tuple[str, ...] = ()
     taken_from: tuple[str, ...] = ()
     pause: tuple[float, str] | None = None
+    limit: ReachedLimit | None = None
 
     def __str__(self) -> str:
         if self.pause is not None:
             return f"pausing {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}"
         if self.kind is PendingKind.NOT_LOOKED_AT:
             return f"{self.kind.value}: its turn comes when fewer of them wait"
+        if self.limit is not None:
+            return str(self.limit)
         assert self.shortage is not None
         shortage = self.shortage
         parts = [f"waiting for {self._wish}; {self.free} free"]
@@ -115,6 +152,11 @@ class PendingReason:
         if self.kind is not PendingKind.IN_USE:
             parts += [f"{what!r} excludes {count} hosts" for what, count in shortage.excluded]
         return "; ".join(parts)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything is kept for the job, groups or what its user may have."""
+        return bool(self.kept) or (self.limit is not None and self.limit.kept)
 
     @property
     def _wish(self) -> str:

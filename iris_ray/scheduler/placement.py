@@ -27,7 +27,9 @@ def buckets_for(job: Job, available: Availability) -> tuple[int, ...]:
     return (bucket,) if exist >= num_groups(job)[0] else (bucket, LARGER)
 
 
-def choose(job: Job, available: Availability, own: Iterable[str], hopes_for_more: bool) -> tuple[list[str], int]:
+def choose(
+    job: Job, available: Availability, own: Iterable[str], wanted: tuple[int, ...], hopes_for_more: bool
+) -> tuple[list[str], int]:
     """Return the names of the groups to take: as many as can run now, or none if it is better to wait.
 
     It may be better to wait if the gang can use more groups, and enough of them are about to be free.
@@ -36,12 +38,12 @@ def choose(job: Job, available: Availability, own: Iterable[str], hopes_for_more
         job: whose gang it is.
         available: where to look.
         own: slices where the job's owner keeps actors; they are preferred.
+        wanted: the numbers of groups that would do, ascending.
         hopes_for_more: whether to wait for groups that are about to be free.
 
     Returns:
-        The names, and how many groups are free, but no more than the gang can use.
+        The names, the best first, and how many groups are free, but no more than the gang can use.
     """
-    wanted = num_groups(job)
     buckets: tuple[int, ...] = (_equal_bucket(job, available),)
     names = best_free(wanted[-1], available, buckets, own)
     if len(names) < wanted[0]:

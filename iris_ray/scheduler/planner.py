@@ -76,7 +76,7 @@ class Planner:
         self._looked_at: Mapping[str, PendingReason] = {}  # those of the pending reasons that are of the latest plan
         self._unplannable = UnplannableJobs()
         self._starved: set[str] = set()
-        self._planned_for = (0, 0)
+        self._planned_for = (0, 0, 0)
         self._planned_at = 0.0
 
     def plan(self, now: float, instructions: Instructions) -> list[Placement]:
@@ -91,11 +91,11 @@ class Planner:
     def _plan(self, now: float, instructions: Instructions, may_give_back: bool) -> list[Placement]:
         """Plan until nothing is left to be placed. Spares are given back once, so that they don't come and go."""
         state = self._state
-        recent, fleet_version = now < self._planned_at + self._look_again_s, self._planned_for[0]
-        versions = state.fleet.version, state.queue_version
+        recent = now < self._planned_at + self._look_again_s
+        versions = state.fleet.version, state.limits.version, state.queue_version
         if recent and not self.unfinished and self._planned_for == versions:
             return []  # nothing has changed that a plan depends on
-        still_waiting = self._looked_at if recent and fleet_version == state.fleet.version else None
+        still_waiting = self._looked_at if recent and versions[:2] == self._planned_for[:2] else None
         if still_waiting is None:
             self._planned_at = now
         result = self._propose(now, still_waiting, state.spares() if may_give_back else ())
@@ -106,7 +106,8 @@ class Planner:
         apply_safely(state, [*result.rooms, *result.evictions, *result.given_back], instructions)
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:
-            self._planned_for = state.fleet.version, state.queue_version  # its own assignments leave nothing to place
+            # its own assignments leave nothing to place
+            self._planned_for = state.fleet.version, state.limits.version, state.queue_version
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
         if self.left_out:
@@ -148,6 +149,7 @@ class Planner:
                     state.past_usage,
                     running(state),
                     spares,
+                    state.limits,
                 )
             except Exception:
                 if not pending:
@@ -159,8 +161,9 @@ class Planner:
     def _leave_out_some(self, pending: list[Job], now: float) -> None:
         def plan(jobs: Sequence[Job]) -> None:
             self._scheduler.forget()
+            state = self._state
             self._scheduler.find_assignments(
-                jobs, self._state.fleet, self._state.usage, now, running=running(self._state)
+                jobs, state.fleet, state.usage, now, running=running(state), limits=state.limits
             )
 
         for job, error in unplannable(pending, plan):

@@ -27,6 +27,7 @@ from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
+from iris_ray.state.user_limits import UserLimits
 
 BACKFILL_BOUND_S = 600.0
 
@@ -62,6 +63,7 @@ class Scheduler:
         past: PastUsage | None = None,
         running: Running | None = None,
         spares: Iterable[Job] = (),
+        limits: UserLimits | None = None,
     ) -> SchedulingResult:
         """Return a plan that places what can be placed. Changes none of its arguments, except the fleet's own indexes.
 
@@ -77,15 +79,17 @@ class Scheduler:
             past: what each user's gangs have held; None: it does not count.
             running: what may be evicted; None: nothing.
             spares: jobs that hold slices ready for others, and may be asked to give them back.
+            limits: of the users; None: there are none.
         """
         pending = list(pending)
         deadlines = Deadlines(now, self._backfill_bound_s)
         result = None
         if pending_reasons:
-            result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most)
+            result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
         if result is None:
             eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
-            result = Cycle(fleet, self._cache, deadlines, most, eviction).run(pending, usage, past, spares)
+            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits)
+            result = cycle.run(pending, usage, past, spares)
         self._cache.trim()
         return result
 
@@ -106,6 +110,7 @@ class Scheduler:
         deadlines: Deadlines,
         pending_reasons: Mapping[str, PendingReason],
         most: int | None,
+        limits: UserLimits | None,
     ) -> SchedulingResult | None:
         """Return a plan in which waiting jobs keep their reasons, or None if the plan needs a look at all jobs.
 
@@ -118,9 +123,9 @@ class Scheduler:
                 tried.append(job)
             else:
                 unchanged[job.spec.job_id] = reason
-        if not unchanged or any(job.kept for job in pending) or any(r.kept for r in pending_reasons.values()):
-            return None  # which groups are kept for a job depends on all others
-        result = Cycle(fleet, self._cache, deadlines, most).run(tried, usage, past)
+        if not unchanged or any(job.kept for job in pending) or any(r.keeps for r in pending_reasons.values()):
+            return None  # what is kept for a job depends on all others
+        result = Cycle(fleet, self._cache, deadlines, most, limits=limits).run(tried, usage, past)
         placed = {assignment.job_id for assignment in result.assignments}
         if result.pending_reasons.keys() - pending_reasons.keys() or placed & pending_reasons.keys():
             return None

@@ -8,6 +8,7 @@ from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
+from iris_ray.state.user_limits import UserLimits
 
 
 class Allocations:
@@ -19,11 +20,12 @@ class Allocations:
         by_band: the attempts of each band, in the order in which they got hosts.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, limits: UserLimits) -> None:
         self.usage: dict[str, Counter[str]] = {}
         self.past = PastUsage(self.usage)
         self._fleet = fleet
         self.by_band: dict[PriorityBand, dict[AttemptId, None]] = {band: {} for band in PriorityBand}
+        self._limits = limits
         self._of: dict[str, dict[AttemptId, Allocation]] = {}  # by job id
 
     def of(self, job_id: str) -> Mapping[AttemptId, Allocation]:
@@ -46,6 +48,7 @@ class Allocations:
         for node_id, task_id, demand in allocation:
             self._fleet.occupy(node_id, (task_id, attempt), demand)
             usage.update(demand)
+        self._limits.took(job.spec, (demand for _, _, demand in allocation))
 
     def end(self, job: Job, attempt: AttemptId) -> bool:
         """Free all that an attempt holds. Return whether it held anything."""
@@ -59,12 +62,15 @@ class Allocations:
         for node_id, task_id, demand in allocation:
             self._fleet.vacate(node_id, (task_id, attempt))
             self._give_back(job.spec.user, demand)
+        self._limits.gave_back(job.spec, (demand for _, _, demand in allocation), holds_more=bool(allocations))
         return True
 
     def let_go(self, job: Job, node_id: str, attempt: AttemptId) -> None:
         """Remove what an attempt held of a lost worker."""
         allocations = self._of[job.spec.job_id]
-        self._give_back(job.spec.user, next(demand for place, _, demand in allocations[attempt] if place == node_id))
+        lost = next(demand for place, _, demand in allocations[attempt] if place == node_id)
+        self._give_back(job.spec.user, lost)
+        self._limits.gave_back(job.spec, [lost], holds_more=True)  # until the attempt's end is confirmed
         allocations[attempt] = tuple(held for held in allocations[attempt] if held[0] != node_id)
 
     def mark_ending(self, attempt: AttemptId) -> None:

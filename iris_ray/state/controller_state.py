@@ -27,6 +27,7 @@ from iris_ray.state.events import (
     JobCancelledEvent,
     JobRestoredEvent,
     JobSubmittedEvent,
+    LimitsSetEvent,
     MaintenanceCalledOffEvent,
     PastUsageEvent,
     PoolRestartedEvent,
@@ -62,6 +63,7 @@ from iris_ray.state.records import JobRecord
 from iris_ray.state.slice_holders import SliceHolders
 from iris_ray.state.spare_jobs import SpareJobs
 from iris_ray.state.spares import Spares
+from iris_ray.state.user_limits import UserLimits
 
 logger = logging.getLogger(__name__)
 
@@ -71,13 +73,15 @@ class ControllerState:
 
     Attributes:
         fleet: all live workers, and who holds what of them.
+        limits: limits by user, and what counts towards them.
     """
 
     def __init__(self) -> None:
         self.fleet = Fleet()
+        self.limits = UserLimits()
         self._now = 0.0
-        self._table = JobTable()
-        self._allocations = Allocations(self.fleet)
+        self._table = JobTable(self.limits)
+        self._allocations = Allocations(self.fleet, self.limits)
         self._quarantine = Quarantine(self.fleet)
         self._spares = Spares()
         self._holders = SliceHolders(self._table, self.fleet)
@@ -146,6 +150,8 @@ class ControllerState:
                 self.fleet.taint(event.target, event.taint, Taint(event.reason, event.until))
             case PastUsageEvent():
                 self._allocations.past.restore(event.hours, event.at)
+            case LimitsSetEvent():
+                self.limits.set(event.user, event.band, event.limits)
             case TaintLiftedEvent():
                 self._quarantine.taint_lifted(event.target, event.taint)
             case WorkerSuspectedEvent():
@@ -344,6 +350,7 @@ class ControllerState:
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)
         assert held == sorted(self._allocations), "the attempts by band are off"
         self._kept.check(self.workers)
+        self.limits.check(self.jobs, self._allocations.all_of())
         assert table.stories.job_ids <= self.jobs.keys(), "a story of a job that is forgotten"
 
 

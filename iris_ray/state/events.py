@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import JobSpec, PriorityBand
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.plain import Words
@@ -130,6 +131,21 @@ class PastUsageEvent:
 
     hours: Mapping[str, Mapping[str, float]]
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsSetEvent:
+    """The limits of a user in a band are set, in place of all that were set before. What runs goes on.
+
+    Args:
+        user: whose; `EVERYBODY` for those of all users without limits of their own.
+        band: in which band.
+        limits: those that are None are the same as everybody's.
+    """
+
+    user: str
+    band: PriorityBand
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +332,7 @@ Event = (
     | TaintedEvent
     | TaintLiftedEvent
     | PastUsageEvent
+    | LimitsSetEvent
     | WorkerSuspectedEvent
     | WorkerFailedEvent
     | GangAssignedEvent

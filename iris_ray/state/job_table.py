@@ -11,6 +11,7 @@ from iris_ray.state.allocations import Allocations
 from iris_ray.state.records import chunk_of, chunks_in, is_large
 from iris_ray.state.stories import Stories
 from iris_ray.state.transitions import new_tasks
+from iris_ray.state.user_limits import UserLimits
 
 FINISHED_JOBS_KEPT = 1000
 FINISHED_BYTES_KEPT = 128 << 20
@@ -31,13 +32,14 @@ class JobTable:
         stories: the latest events of each job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: UserLimits) -> None:
         self.jobs: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
         self.finished: dict[str, int] = {}
         self.unrecorded: dict[str, set[int]] = {}
         self.queue_version = 0
         self.stories = Stories()
+        self._limits = limits
         self._submitted = 0
         self._finished_bytes = 0
 
@@ -96,6 +98,7 @@ class JobTable:
             counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
             pending=dict.fromkeys(range(len(gangs))),
         )
+        self._limits.submitted(spec)
         self.all_changed(job)
         self.queue_changed(spec.job_id)
 
@@ -106,7 +109,9 @@ class JobTable:
         self._submitted = max(self._submitted, job.number)
         if job.state.finished:
             self._note_finished(job)
-        elif job.pending:
+        else:
+            self._limits.submitted(job.spec)
+        if job.pending and not job.state.finished:
             self.pending[job_id] = job
         self.all_changed(job)
 
@@ -150,6 +155,7 @@ class JobTable:
         job = self.jobs[job_id]
         job.over = job.state
         self._note_finished(job)
+        self._limits.ended(job.spec)
         self.pending.pop(job_id, None)
         self.queue_changed(job_id)
 

@@ -17,6 +17,7 @@ from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
+from iris_ray.state.user_limits import Account, UserLimits
 
 Op = ConstraintOp
 
@@ -49,18 +50,29 @@ class ReferencePlan:
     """One plan; its results have the names of those of `SchedulingResult`, with job ids instead of pending reasons.
 
     Attributes:
+        limited: jobs that wait for a limit of their user.
         kept: for each job that has waited too long, or returns, the groups that are kept for it.
         rooms: for each job that has waited too long, the hosts that are kept for it until it runs.
         starving: jobs among them that did not get hosts.
     """
 
     def __init__(
-        self, pending: Iterable[Job], fleet: Fleet, usage: Usage, past: PastUsage, now: float, bound: float
+        self,
+        pending: Iterable[Job],
+        fleet: Fleet,
+        usage: Usage,
+        past: PastUsage,
+        now: float,
+        bound: float,
+        limits: UserLimits,
     ) -> None:
         pending = list(pending)
         self.workers = list(fleet.workers.values())
         self.avoided_by_users = fleet.avoided
         self.holders, self.now, self.bound = fleet.holders, now, bound
+        self.limits, self.limited, self.kept_limits = limits, set[str](), set[Account]()
+        self.chips = {account: limits.held(*account).chips for account in limits.accounts}
+        self.running = {account: set(limits.held(*account).running) for account in limits.accounts}
         self.usage = {user: Counter(held) for user, held in usage.items()}
         for job in pending:
             self.usage.setdefault(job.spec.user, Counter())
@@ -129,12 +141,19 @@ class ReferencePlan:
         if self.returns(job):  # it may go back to its own groups
             home = {w.node_id for name, hosts in self.groups(spec) if name in gang.groups for w in hosts}
             self.rooms = {job_id: [i for i in hosts if i not in home] for job_id, hosts in others.items()}
-        options = self.options(job)
-        chosen = self.choose(job, gang, options)
+        options, wanted = self.options(job), self.may_have(job, counts(job))
+        found = self.choose(job, gang, options, wanted)
+        chosen = next((found[:n] for n in reversed(wanted) if n <= len(found) and self.may_take(job, found[:n])), [])
         self.rooms = others
         if chosen:
-            self.take(job, gang, chosen)
+            self.take(job, gang, sorted(chosen, key=lambda option: option.name))
             gangs.remove(gang)
+        elif found or not wanted:
+            self.limited.add(spec.job_id)
+            if self.returns(job) and not spec.spare_for:
+                self.keep(job, gang, self.options(job), room)
+                return False
+            self.keep_chips(job, gang, found)
         elif not job.started and any(is_hopeless(one, spec.constraints, self.workers) for one in spec.constraints):
             self.unschedulable.add(spec.job_id)
         else:
@@ -156,6 +175,44 @@ class ReferencePlan:
         if job.spec.whole_groups:
             return len({option.wanted for option in found}) == 1
         return {option.name for option in found} <= {option.name for option in self.options(job)}
+
+    def may_have(self, job: Job, wanted: Sequence[int]) -> list[int]:
+        """Which of these counts its user's limits allow, by what a task expects of a host."""
+        account = job.spec.user, job.spec.priority
+        limits, each = self.limits.of(*account), job.spec.resources.get(TPU, 0.0)
+        running, most_jobs = self.running.setdefault(account, set()), limits.running_jobs or 0
+        if len(running) >= most_jobs and job.spec.job_id not in running and not job.spec.spare_for:
+            return []
+        if not uses_chips(job.spec):
+            return list(wanted)
+        if account in self.kept_limits:
+            return []
+        hosts = job.spec.replicas if job.spec.coscheduling else 1
+        return [n for n in wanted if self.within_limit(job, n * hosts * max(1.0, each))]
+
+    def may_take(self, job: Job, chosen: list[Option]) -> bool:
+        hosts = [worker for option in chosen for worker in option.ready[: option.wanted]]
+        chips = sum(worker.resources.get(TPU, 0.0) for worker in hosts)
+        return not uses_chips(job.spec) or self.within_limit(job, chips)
+
+    def within_limit(self, job: Job, chips: float) -> bool:
+        account = job.spec.user, job.spec.priority
+        limit = self.limits.of(*account).chips
+        in_all = sum(worker.resources.get(TPU, 0.0) for worker in self.workers)
+        return limit is None or limit >= in_all or self.chips.get(account, 0.0) + chips <= limit
+
+    def keep_chips(self, job: Job, gang: Gang, found: list[Option]) -> None:
+        """If the gang has waited too long for a limit on chips, its user's chips are kept for it."""
+        if self.waited_long(gang) and not job.spec.spare_for:
+            account = job.spec.user, job.spec.priority
+            of_jobs = not found and not self.may_have(job, [0])  # nothing would be too much, too
+            hosts = job.spec.replicas if job.spec.coscheduling else 1
+            least = counts(job)[0] * hosts * max(1.0, job.spec.resources.get(TPU, 0.0))
+            if found:
+                least = sum(w.resources[TPU] for o in found[: counts(job)[0]] for w in o.ready[: o.wanted])
+            limit = self.limits.of(*account).chips
+            if not of_jobs and limit is not None and least <= limit:
+                self.kept_limits.add(account)
 
     def options(self, job: Job) -> list[Option]:
         """The groups that the job could run on if nobody used them: of one size; parts of slices only if need be."""
@@ -189,15 +246,15 @@ class ReferencePlan:
         groups = self.groups(job.spec)
         return [o for name, hosts in groups if (o := self.option(job.spec, name, hosts, avoided, later))]
 
-    def choose(self, job: Job, gang: Gang, options: list[Option]) -> list[Option]:
+    def choose(self, job: Job, gang: Gang, options: list[Option], wanted: list[int]) -> list[Option]:
         """The groups to take now; none if there are too few, or soon enough for a larger count."""
         free = self.best_first(job.spec, options)
         soon = [option for option in options if not option.free and self.is_about_to_be_free(job.spec, option)]
-        possible = [count for count in counts(job) if count <= len(free)]
-        more = any(len(free) < count <= len(free) + len(soon) for count in counts(job))
+        possible = [count for count in wanted if count <= len(free)]
+        more = any(len(free) < count <= len(free) + len(soon) for count in wanted)
         if not possible or (more and self.now <= max(gang.waiting_since, gang.not_before) + 30.0):
             return []
-        return sorted(free[: possible[-1]], key=lambda option: option.name)
+        return free[: possible[-1]]
 
     def take(self, job: Job, gang: Gang, chosen: list[Option]) -> None:
         spec = job.spec
@@ -205,7 +262,11 @@ class ReferencePlan:
         for worker in (worker for group in groups for worker in group):
             demand = needs(spec) | ({TPU: worker.resources.get(TPU, 0.0)} if uses_chips(spec) else {})
             self.taken[worker.node_id].update(demand)
+            account = spec.user, spec.priority
+            self.chips[account] = self.chips.get(account, 0.0) + demand.get(TPU, 0.0)
             self.usage.setdefault(spec.user, Counter()).update(demand)
+        if not spec.spare_for:
+            self.running[spec.user, spec.priority].add(spec.job_id)
         node_ids = tuple(tuple(worker.node_id for worker in group) for group in groups)
         if spec.coscheduling:
             self.assignments.append(GangAssignedEvent(spec.job_id, tuple(o.name for o in chosen), node_ids))

@@ -20,6 +20,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler.fair_queue import comes_last
@@ -31,6 +32,7 @@ from iris_ray.state.events import (
     GangMovedEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
+    LimitsSetEvent,
     SliceReleasedEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
@@ -141,6 +143,7 @@ HAPPENINGS = st.tuples(
             *("run", "run", "retry", "move", "launch fails", "cancel"),
             *("lose", "drain", "suspect", "relabel", "repair", "repair", "release", "hold", "time", "long time"),
             "blame",
+            *("limit", "limit"),
         )
     ),
     st.integers(0, 11),
@@ -152,6 +155,7 @@ WORLDS = st.fixed_dictionaries(
         "kinds": st.lists(KINDS, min_size=2, max_size=4),
         "jobs": st.lists(JOBS, min_size=4, max_size=14),
         "at_first": st.integers(1, 8),
+        "limits": st.lists(st.integers(0, 19), max_size=2),
         "cycles": st.lists(st.lists(HAPPENINGS, min_size=1, max_size=8), min_size=1, max_size=6),
     }
 )
@@ -202,8 +206,16 @@ class RandomWorld(World):
     def happen(self, what: str, pick: int) -> None:
         """What is refused because it makes no sense just now changes nothing."""
         with suppress(IllegalTransitionError):
+            if what == "limit":
+                self.limit(pick)
             self.happen_to_jobs(what, pick)
             self.happen_to_hosts(what, pick)
+
+    def limit(self, pick: int) -> None:
+        user = ("ann", "bob", "cem", EVERYBODY)[pick % 4]
+        limits = (Limits(chips=4), Limits(chips=16), Limits(running_jobs=1), Limits(chips=8, running_jobs=2), Limits())
+        for band in PriorityBand:
+            self.do(LimitsSetEvent(user, band, limits[(pick + band) % 5]))
 
     def happen_to_jobs(self, what: str, pick: int) -> None:
         if what == "submit" and self.specs:
@@ -319,11 +331,15 @@ def commit_what_both_plan(world: World) -> None:
     """Plan twice, compare, commit."""
     state = world.state
     result = world.plan()
-    reference = ReferencePlan(state.pending(), state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S)
+    before = {account: state.limits.held(*account).chips for account in state.limits.accounts}
+    reference = ReferencePlan(
+        state.pending(), state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits
+    )
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
     assert result.pending_reasons.keys() == reference.pending_reasons
+    assert {i for i, waiting in result.pending_reasons.items() if waiting.limit} == reference.limited
     assert set(result.starving) == reference.starving
     assert {i: list(waiting.kept) for i, waiting in result.pending_reasons.items() if waiting.kept} == {
         job_id: names for job_id, names in reference.kept.items() if names
@@ -335,6 +351,10 @@ def commit_what_both_plan(world: World) -> None:
     kept = {job_id: job.kept for job_id, job in state.jobs.items() if job.kept}
     given_up = reference.timed_out | reference.unschedulable
     assert kept == {job_id: tuple(hosts) for job_id, hosts in reference.rooms.items() if job_id not in given_up}
+    for account in state.limits.accounts:
+        most, held = state.limits.of(*account).chips, state.limits.held(*account).chips
+        assert most is not None
+        assert held <= max(most, before.get(account, 0.0)), f"{account} holds more than the limit"
     state.check()
 
 
@@ -356,6 +376,8 @@ def check_random_world(drawn: dict) -> None:
     have spares, get replacements, and grow.
     """
     world = RandomWorld(drawn["slices"], drawn["cpu_hosts"], drawn["kinds"], drawn["jobs"])
+    for pick in drawn["limits"]:
+        world.limit(pick)
     for _ in range(drawn["at_first"]):
         world.happen("submit", 0)
     commit_what_both_plan(world)

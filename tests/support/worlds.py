@@ -125,6 +125,7 @@ class World:
             past=state.past_usage,
             running=running(state),
             spares=state.spares(),
+            limits=state.limits,
         )
 
     def check(self) -> None:

@@ -32,20 +32,21 @@ from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.recovery import come_back
-from iris_ray.actors.controller.status_views import job_status, task_status, worker_status
+from iris_ray.actors.controller.status_views import job_status, limit_statuses, task_status, worker_status
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
-from iris_ray.actors.wire.status import PAGE, JobStatus, Place, SetAside, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, SetAside, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskLog
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, JobCancelledError, UnknownNameError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import JobSpec, PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.limits import Limits
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.model.plain import Words
 from iris_ray.model.suggestions import unknown, unknown_number
@@ -58,6 +59,7 @@ from iris_ray.state.events import (
     Event,
     JobCancelledEvent,
     JobSubmittedEvent,
+    LimitsSetEvent,
     MaintenanceCalledOffEvent,
     TaintedEvent,
     TaintLiftedEvent,
@@ -177,6 +179,7 @@ class Controller:
         Raises:
             SupersededError: a newer process has taken this one's place.
             JobCancelledError: iris_ray could not handle it and has set it aside.
+            LimitReachedError: its user has too many jobs that wait, or too many tasks.
         """
         await self.ping()
         if spec.owner not in self._pools:
@@ -184,6 +187,8 @@ class Controller:
         await self._pools.process_is(spec.owner, incarnation)
         if spec.owner not in self._pools:
             raise DeposedError("the pool that submits this job is gone")
+        if spec.job_id not in self._state.jobs:
+            self._state.limits.require_room(spec)
         await self._events.apply([JobSubmittedEvent(spec, self._clock.now())])
         if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
             raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")
@@ -358,6 +363,28 @@ class Controller:
             raise unknown(f"taint {taint} on", target, tainted)
         await self._events.apply([TaintLiftedEvent(target, taint)])
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
+
+    async def list_limits(self) -> list[LimitStatus]:
+        """What each user has and may have: first the limits of everybody, then those of each user with jobs."""
+        await self.ping()
+        return limit_statuses(self._state)
+
+    @checked
+    async def set_limits(self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool) -> list[LimitStatus]:
+        """Set some limits of a user, or of everybody; how all limits stand then.
+
+        Args:
+            whose: the user, or `EVERYBODY`.
+            bands: in which bands.
+            limits: those that are None stay as they are.
+            reset: forget those that were set before.
+        """
+        await self.ping()
+        table = self._state.limits.table
+        before = [Limits() if reset else table.get((whose, band), Limits()) for band in bands]
+        events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
+        await self._events.apply(events)
+        return limit_statuses(self._state)
 
     async def statistics(self) -> dict[str, int]:
         """Counts since this Controller began: jobs that starved, timed out or were unschedulable, evicted attempts."""

@@ -15,6 +15,7 @@ nothing.
 ``job/<n>/<id>``    a `JobRecord`; that of a large job without its gangs
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
+``limits/<n>``      the users' limits: a JSON list of [user, band, {limit → number}]
 ``clock/<n>``       how its clock stood at the latest writing
 ``usage/<n>``       what users have held in the past hours: a JSON list of when, and user → resource → amount-hours
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
@@ -44,9 +45,11 @@ from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.actors.controller.write_ahead_log import WriteAheadLog
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import endpoint_key
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.limits import Limits
 from iris_ray.model.plain import plain
 from iris_ray.state import ControllerState
-from iris_ray.state.events import Event, PastUsageEvent, TaintedEvent
+from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, TaintedEvent
 from iris_ray.state.fleet import Taint
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord
@@ -61,7 +64,7 @@ FORGOTTEN_AT_ONCE = 100
 """Jobs whose endpoints are deleted together: to look for them is a call to the store."""
 KINDS = "pool", "job", "gangs"
 """Of keys that have an id after the epoch."""
-SINGLE_KINDS = "taints", "usage", "clock"
+SINGLE_KINDS = "taints", "limits", "usage", "clock"
 """Of keys that end with the epoch."""
 CLOCK_S = 10.0
 """How often the clock is recorded at least."""
@@ -86,6 +89,7 @@ class Journal:
         self.corrupt = CorruptRecords(self._store)
         self.clock = Clock()
         self._clock_recorded_at = -math.inf
+        self._limits = 0  # the version of the users' limits that is recorded
         self._taints: dict[str, dict[str, Taint]] = {}
         self._usage_at = -math.inf  # when that was recorded
         self._left: Mapping[str, bytes] = {}  # what was left behind, by key
@@ -130,11 +134,14 @@ class Journal:
         by_job = _by_job(_of_kind("job", values), _of_kind("gangs", values))
         records = (self._record(job_id, parts, noted) for job_id, parts in by_job.items())
         taints_then, usage_then = _of_kind("taints", values), _of_kind("usage", values)
+        limits_then = _of_kind("limits", values)
         taints = self.corrupt.read("the taints", taints_then, lambda: _taints(taints_then.get(f"taints/{last}", b"{}")))
         usage = self.corrupt.read(
             "the past usage", usage_then, lambda: _usage(usage_then.get(f"usage/{last}", b"null"))
         )
-        return sorted(filter(None, records), key=lambda record: record.job.number), [*(taints or []), *(usage or [])]
+        limits = self.corrupt.read("the limits", limits_then, lambda: _limits(limits_then.get(f"limits/{last}", b"[]")))
+        rest = [*(taints or ()), *(usage or ()), *(limits or ())]
+        return sorted(filter(None, records), key=lambda record: record.job.number), rest
 
     def _values(self, epoch: int) -> dict[str, bytes]:
         """Return all that a Controller has written, by key. Its log is read first: what goes comes into records."""
@@ -226,6 +233,10 @@ class Journal:
             self._usage_at = past.now
             if hours := past.snapshot():
                 self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
+        if state.limits.version != self._limits:
+            table = [(user, band.name, dict(limits.items())) for (user, band), limits in state.limits.table.items()]
+            self._pending[f"limits/{self.epoch}"] = json.dumps(table).encode()
+            self._limits = state.limits.version
         if len(self._forgotten) > FORGOTTEN_AT_ONCE:
             self._delete_endpoints(state)
         if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
@@ -356,3 +367,9 @@ def _usage(recorded: bytes) -> list[PastUsageEvent]:
         return []
     at, hours = found
     return [plain(PastUsageEvent, PastUsageEvent(hours, at), "past usage")]
+
+
+def _limits(recorded: bytes) -> list[LimitsSetEvent]:
+    events = [LimitsSetEvent(user, PriorityBand[band], Limits(**set_)) for user, band, set_ in json.loads(recorded)]
+    made: list[LimitsSetEvent] = plain(list[LimitsSetEvent], events, "limits")
+    return made

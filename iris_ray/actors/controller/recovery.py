@@ -35,11 +35,11 @@ async def come_back(
         UnknownRecordError: another version of iris_ray has left it.
         DeposedError: another Controller has begun.
     """
-    records, taints = journal.begin()
+    records, settings = journal.begin()
     table, views = await asyncio.gather(asyncio.to_thread(read_nodes), pools.come_back())
     held = (SliceHeldEvent(name, owner) for owner, view in views.items() for name in view.slices)
     apply_safely(state, [TimePassedEvent(journal.clock.now()), *held], Instructions())
-    apply_safely(state, [*taints, *nodes.events_of(table)], Instructions())
+    apply_safely(state, [*settings, *nodes.events_of(table)], Instructions())
     instructions = Instructions()
     for record in records:
         _restore(record, state, journal, instructions)

@@ -1,10 +1,12 @@
 """How the Controller describes its jobs, tasks and hosts to people."""
 
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.wire.status import JobStatus, TaskAttempt, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import JobStatus, LimitStatus, TaskAttempt, TaskStatus, WorkerStatus
 from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job, PastAttempt
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.workers import TPU_TOPOLOGY, Worker, string_attribute
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
@@ -106,4 +108,25 @@ def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerS
         tasks=tuple(task_id for task_id, _ in worker.occupants),
         unavailable="; ".join(filter(None, [worker.draining, worker.foreign, suspicion, *taints])) or None,
         holder=state.holders.get(worker.slice_name or ""),
+    )
+
+
+def limit_statuses(state: ControllerState) -> list[LimitStatus]:
+    """The limits of everybody in each band, then those of each user who has limits or jobs."""
+    everybody = [(EVERYBODY, band) for band in PriorityBand]
+    users = sorted(account for account in state.limits.accounts if account[0] != EVERYBODY)
+    return [_limit_status(user, band, state) for user, band in (*everybody, *users)]
+
+
+def _limit_status(user: str, band: PriorityBand, state: ControllerState) -> LimitStatus:
+    held = state.limits.held(user, band)
+    return LimitStatus(
+        user=user,
+        band=band,
+        set_here=state.limits.table.get((user, band), Limits()),
+        limits=state.limits.of(user, band),
+        chips=held.chips,
+        running_jobs=len(held.running),
+        queued_jobs=len(held.queued),
+        tasks=held.tasks,
     )

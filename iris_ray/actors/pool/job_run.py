@@ -12,13 +12,16 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest
-from iris_ray.errors import JobCancelledError, ResultsLostError
+from iris_ray.errors import InvalidRequestError, JobCancelledError, LimitReachedError, ResultsLostError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import Notice
 from iris_ray.state.events import JobCancelledEvent
 
 logger = logging.getLogger(__name__)
+
+REFUSED = (InvalidRequestError, LimitReachedError)
+"""What the Controller refuses a job with."""
 
 
 class JobRun:
@@ -71,6 +74,8 @@ class JobRun:
             outcomes = await asyncio.gather(*runs)
             failed = any(isinstance(outcome, Exception) for outcome in outcomes) and not await self._has_succeeded()
         except BaseException as error:
+            if isinstance(error, REFUSED) and not self._accepted.done():
+                raise  # the Controller has not taken it, and a job that has the same id is another one
             cancelled = isinstance(error, asyncio.CancelledError)
             reason = "cancelled by its owner" if cancelled else f"iris_ray failed: {type(error).__name__}: {error}"
             await asyncio.shield(asyncio.ensure_future(self._cancel(runs, reason)))

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import iris_ray
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
-from iris_ray.actors.wire.status import PAGE, JobStatus, Place, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.limits import Limits
 
 if TYPE_CHECKING:
     from tenacity import RetryCallState
@@ -186,6 +188,27 @@ class ControllerConnection:
         """
         node_ids: list[str] = self._ask(lambda controller: controller.lift_taint.remote(target, taint))
         return node_ids
+
+    # -- users -----------------------------------------------------------------------------------------------------
+
+    def list_limits(self) -> list[LimitStatus]:
+        """Return what each user has and may have: first the limits of everybody, then those of each user with jobs."""
+        found: list[LimitStatus] = self._ask(lambda controller: controller.list_limits.remote())
+        return found
+
+    def set_limits(self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool) -> list[LimitStatus]:
+        """Set some limits of a user, or of everybody; returns how all limits stand then.
+
+        Args:
+            whose: the user, or `EVERYBODY`.
+            bands: in which bands.
+            limits: those that are None stay as they are.
+            reset: forget those that were set before.
+        """
+        found: list[LimitStatus] = self._ask(
+            lambda controller: controller.set_limits.remote(whose, bands, limits, reset)
+        )
+        return found
 
     # -- its process -----------------------------------------------------------------------------------------------
 

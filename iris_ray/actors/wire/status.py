@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.limits import Limits
 from iris_ray.scheduler.pending_reason import PendingReason
 
 PAGE = 500
@@ -171,6 +172,28 @@ class WorkerStatus:
 
 Place = tuple[str, int, str]
 """A host's slice and its number there, and its node id."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitStatus:
+    """What a user has and may have in one band.
+
+    Attributes:
+        user: whose; `EVERYBODY` for the limits of all users without limits of their own.
+        band: in which band.
+        set_here: the limits that operators have set for this user in this band; the others are None.
+        limits: those that hold; all of them are there.
+        chips, running_jobs, queued_jobs, tasks: what counts towards them.
+    """
+
+    user: str
+    band: PriorityBand
+    set_here: Limits
+    limits: Limits
+    chips: float
+    running_jobs: int
+    queued_jobs: int
+    tasks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU_NAME
@@ -30,6 +31,7 @@ from iris_ray.state.events import (
     JobCancelledEvent,
     JobRestoredEvent,
     JobSubmittedEvent,
+    LimitsSetEvent,
     MaintenanceCalledOffEvent,
     PoolRestartedEvent,
     SliceHeldEvent,
@@ -55,6 +57,7 @@ from tests.proofs.state_machine.strategies import (
     INDEX,
     JOBS,
     LIFE,
+    LIMITS,
     ODDITIES,
     OWNERS,
     PICK,
@@ -134,6 +137,10 @@ class RandomEvents(RuleBasedStateMachine):
         submitted = self.state.jobs[spec.job_id]
         assert (submitted.state, submitted.submitted_at) == (JobState.PENDING, self.world.now)
 
+    @rule(user=st.sampled_from(["ann", "bob", EVERYBODY]), band=st.sampled_from(PriorityBand), limits=LIMITS)
+    def limit(self, user: str, band: PriorityBand, limits: Limits) -> None:
+        self.apply(LimitsSetEvent(user, band, limits))
+
     @rule(seconds=SECONDS, when=st.sampled_from(["now", "now", "now", "twice", "later"]))
     def schedule(self, seconds: float, when: str = "now") -> None:
         """Let time pass, make a plan, and do what it says: at once, twice, or when other things have happened."""
@@ -158,7 +165,8 @@ class RandomEvents(RuleBasedStateMachine):
                 is_assigned = isinstance(event, AssignedEvent)
                 assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
         if not spares_changed:  # else there is more to place, or the slices of some are free
-            self.oracle.latest = self.state.fleet.version, self.world.now, plan.pending_reasons
+            versions = self.state.fleet.version, self.state.limits.version
+            self.oracle.latest = versions, self.world.now, plan.pending_reasons
 
     @precondition(lambda self: len(self.own_jobs()) < 10)
     @rule(job=JOBS)
@@ -500,8 +508,10 @@ class RandomEvents(RuleBasedStateMachine):
         """What comes back from the records is what was there; attempts that are over are stopped once more."""
         self.apply(TimePassedEvent(self.world.now))  # taints whose time is over are not left behind
         old, new = self.state, ControllerState()
-        self.oracle.latest = 0, 0.0, {}  # its fleet counts its changes anew
+        self.oracle.latest = (0, 0), 0.0, {}  # its fleet counts its changes anew
         new.handle_event(TimePassedEvent(self.account.now))
+        for (user, band), limits in old.limits.table.items():
+            new.handle_event(LimitsSetEvent(user, band, limits))
         for target, taints in old.fleet.taints.items():
             for name, taint in taints.items():
                 new.handle_event(TaintedEvent(target, name, taint.reason, taint.until))
@@ -623,8 +633,10 @@ class RandomEvents(RuleBasedStateMachine):
             self.small_chunks.stop()
 
     def every_job_ends(self) -> None:
-        """Once hosts are there and nothing else goes wrong, every job ends."""
+        """Once hosts are there, no limit is set and nothing else goes wrong, every job ends."""
         self.repair()
+        for user, band in list(self.state.limits.table):
+            self.limit(user, band, Limits())
         patience = 2 + sum(len(job.gangs) for job in self.state.jobs.values())
         while patience and not all(job.state.finished for job in self.state.jobs.values()):
             patience -= 1

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.constraints import ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import SpareFor, SparePurpose
+from iris_ray.model.job_spec import PriorityBand, SpareFor, SparePurpose
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TRANSITIONS, JobState, TaskState
 from iris_ray.model.notices import NoticeKind
@@ -38,6 +38,8 @@ from tests.proofs.state_machine.views import TERMINAL, GangView, JobView, view, 
 from tests.support.worlds import World
 
 S = TaskState
+
+UserAndBand = tuple[str, PriorityBand]
 
 
 def suits(job: Job, worker: Worker) -> bool:
@@ -77,13 +79,14 @@ class Oracle(Bookkeeper):
     """Applies events and checks all that they may change.
 
     Attributes:
-        latest: the fleet's version, the time, and who waited, when a plan had last been carried out whole.
+        latest: the versions of the fleet and of the limits, the time, and who waited, when a plan had last been carried
+            out whole.
     """
 
     def __init__(self, world: World, places: Mapping[str, tuple[str, int]]) -> None:
         super().__init__(world, places)
         self.spare_owners: dict[str, str] = {}
-        self.latest: tuple[int, float, Mapping[str, PendingReason]] = 0, 0.0, {}
+        self.latest: tuple[tuple[int, int], float, Mapping[str, PendingReason]] = (0, 0), 0.0, {}
 
     # -- one event ---------------------------------------------------------------------------------------------------
 
@@ -386,14 +389,38 @@ class Oracle(Bookkeeper):
                 assert amount <= worker.resources.get(resource, 0.0), f"{node_id}: too much {resource}"
             with_chips = [job for job in takers[node_id] if uses_chips(job.spec)]
             assert len(with_chips) + self.uses_of_chips(worker) <= 1
+        self.check_limits(taken, takers, placed)
         self.check_reasons(plan, placed)
         self.check_kept(plan, takers)
         self.check_evictions(plan, takers.keys())
 
+    def check_limits(
+        self,
+        taken: Mapping[str, Counter[str]],
+        takers: Mapping[str, list[Job]],
+        placed: Mapping[str, set[int]],
+    ) -> None:
+        """No user who gets something has more than the limits of the band allow."""
+        chips: Counter[UserAndBand] = Counter()
+        for node_id, jobs in takers.items():
+            for job in jobs:  # only one of them takes chips
+                if uses_chips(job.spec):
+                    chips[job.spec.user, job.spec.priority] += int(taken[node_id]["TPU"])
+        started: defaultdict[UserAndBand, set[str]] = defaultdict(set)
+        for job in map(self.state.jobs.__getitem__, placed):
+            if job.spec.spare_for is None and not any(a.job_id == job.spec.job_id for a in self.account.held):
+                started[job.spec.user, job.spec.priority].add(job.spec.job_id)
+        for who in chips.keys() | started.keys():
+            limits, held = self.state.limits.of(*who), self.state.limits.held(*who)
+            assert limits.chips is not None
+            assert limits.running_jobs is not None
+            assert not chips[who] or held.chips + chips[who] <= limits.chips, f"{who} gets too many chips"
+            assert not started[who] or len(held.running) + len(started[who]) <= limits.running_jobs, f"{who}: jobs"
+
     def check_plan_after_the_latest(self, plan: SchedulingResult) -> None:
-        """If nothing has changed in the fleet, it makes no difference whether those that waited are looked at again."""
+        """If fleet and limits are the same, it makes no difference whether those that waited are looked at again."""
         version, then, waiting = self.latest
-        if version != self.state.fleet.version or self.world.now > then + 0.5:
+        if version != (self.state.fleet.version, self.state.limits.version) or self.world.now > then + 0.5:
             return
         short = self.world.plan(waiting)
         assert short.assignments == plan.assignments

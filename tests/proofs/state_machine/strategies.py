@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, PriorityBand
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import Limits
 from iris_ray.model.workers import TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from tests.support.worlds import gang_spec
@@ -100,6 +101,16 @@ TERMS = st.fixed_dictionaries(
         "spares": st.sampled_from([0, 0, 0, 1, 2]),
         "grow_after": st.sampled_from([None, 0.0, 20.0, 43200.0]),
     }
+)
+LIMITS = st.sampled_from(
+    [
+        Limits(chips=4),
+        Limits(chips=8),
+        Limits(chips=20),
+        Limits(running_jobs=1),
+        Limits(chips=8, running_jobs=2),
+        Limits(),
+    ]
 )
 JOBS = st.tuples(st.sampled_from(SHAPES), TERMS)
 GANGS = (slices(1), slices(2), slices(1, 2), slices(1, 2, 3), slices(2, 3))

@@ -150,6 +150,16 @@ def test_damaged_taints_are_left_out(world: ControllerInProcess) -> None:
         world.iris("taint", "v4-16-1", "spot")
 
 
+def test_damaged_limits_are_left_out(world: ControllerInProcess) -> None:
+    world.iris("limit", "ann", "--chips", "8")
+    for data in (b"{", b'[["ann", "BATCH"]]', b'[["ann", "NONE", {}]]', b'[["ann", "BATCH", {"chips": -1}]]'):
+        damage(world, "limits/", data)
+        restart(world)
+        assert world.jobs() == ["good"]
+        assert list(aside(world)) == ["the limits"]
+        world.iris("limit", "ann", "--chips", "8")
+
+
 def test_odd_keys_in_the_store_do_no_harm(world: ControllerInProcess) -> None:
     log = "log/x", "log/1/x", "checkpoint/x", "checkpoint/1"
     for key in (*log, "epoch/x", "complete/", "taints/²", "job/", "aside/", "corrupt/odd"):

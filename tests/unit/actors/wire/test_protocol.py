@@ -81,6 +81,8 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "cancel": ["job_id", "reason"],
         "taint": ["target", "taint", "reason"],
         "lift_taint": ["target", "taint"],
+        "list_limits": [],
+        "set_limits": ["whose", "bands", "limits", "reset"],
         "statistics": [],
     },
     "SlicePoolManager": {

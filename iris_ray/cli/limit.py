@@ -1,0 +1,72 @@
+"""``iris-ray limit``: how much each user may have."""
+
+from typing import Any
+
+import click
+
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import LimitStatus
+from iris_ray.cli.address import cluster
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.options import address_option, json_option
+from iris_ray.cli.tables import print_table
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.limits import EVERYBODY, Limits
+
+EVERYBODY_IN_WORDS = "everybody"
+_HEADERS = ("USER", "BAND", "CHIPS", "RUNNING JOBS", "QUEUED JOBS", "TASKS", "NOTE")
+
+
+@click.command()
+@click.argument("user", required=False)
+@click.option("--priority", type=click.Choice([band.name.lower() for band in PriorityBand]), help="Only in this band.")
+@click.option("--chips", type=click.FloatRange(0), metavar="N", help="Chips in use, spares included; others wait.")
+@click.option("--running-jobs", type=click.IntRange(0), metavar="N", help="Jobs that have hosts; others wait.")
+@click.option("--queued-jobs", type=click.IntRange(0), metavar="N", help="Jobs that wait; more are refused.")
+@click.option("--tasks", type=click.IntRange(0), metavar="N", help="Tasks of unfinished jobs; more are refused.")
+@click.option("--reset", is_flag=True, help="Forget the limits that were set for USER before.")
+@json_option
+@address_option
+def limit(user: str | None, priority: str | None, reset: bool, as_json: bool, **numbers: Any) -> None:
+    """How much each user has and may have, in each band; or set it for USER, or for "everybody".
+
+    \b
+      iris-ray limit
+      iris-ray limit ann --priority batch --chips 256
+      iris-ray limit everybody --running-jobs 20
+      iris-ray limit ann --reset
+
+    What runs goes on, also if it is over a new limit. Limits last until --reset, also if the Controller restarts.
+    """
+    limits = Limits(**numbers)
+    bands = [PriorityBand[priority.upper()]] if priority else list(PriorityBand)
+    if user is None and (reset or not limits.is_empty):
+        raise InvalidRequestError(f"whose limits? Give a user, or {EVERYBODY_IN_WORDS}: iris-ray limit ann --chips 256")
+    whose = EVERYBODY if user == EVERYBODY_IN_WORDS else user
+    with cluster():
+        controller = ControllerConnection()
+        if whose is None or (limits.is_empty and not reset):
+            found = controller.list_limits()
+        else:
+            found = controller.set_limits(whose, bands, limits, reset)
+    shown = [one for one in found if whose in (None, one.user) and one.band in bands]
+    if as_json:
+        print_json(shown)
+    else:
+        none = f"nothing is set for {user}, and no job of that user is there: the limits of everybody hold"
+        print_table(_HEADERS, [_row(one) for one in shown], none)
+
+
+def _row(one: LimitStatus) -> tuple[object, ...]:
+    limits, for_all = one.limits, one.user == EVERYBODY
+    pairs = (
+        (one.chips, limits.chips),
+        (one.running_jobs, limits.running_jobs),
+        (one.queued_jobs, limits.queued_jobs),
+        (one.tasks, limits.tasks),
+    )
+    cells = [f"{most:.10g}" if for_all else f"{have:.10g}/{most:.10g}" for have, most in pairs]
+    own = [name.replace("_", " ") for name, value in one.set_here.items() if value is not None]
+    note = f"set: {', '.join(own)}" if own else ""
+    return EVERYBODY_IN_WORDS if for_all else one.user, one.band.name.lower(), *cells, note

@@ -1,0 +1,139 @@
+"""Limits by user while a plan is made: what the plan itself hands out counts at once, so no plan exceeds a limit."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from iris_ray.model.jobs import Job
+from iris_ray.model.workers import TPU, rounded
+from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.pending_reason import ReachedLimit
+from iris_ray.scheduler.placement import num_groups
+from iris_ray.state.user_limits import Account, UserLimits
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """What one user has in one band, and may have.
+
+    Attributes:
+        most_chips, most_jobs: the limits; infinite if the cluster has no more chips than that.
+        chips: that the user holds, those handed out by the plan included.
+        running: ids of the user's jobs that had hosts before the plan.
+        started: ids of the jobs that the plan has given the first hosts.
+        kept_for: a job that has waited too long for the chips to be enough; later jobs get none.
+    """
+
+    most_chips: float
+    most_jobs: float
+    chips: float
+    running: set[str]
+    started: set[str] = field(default_factory=set)
+    kept_for: str | None = None
+
+
+class Allowances:
+    """What each user may still get in one plan, by band.
+
+    Args:
+        limits: None: there are none.
+        chips: how many the cluster has. A limit of as many is none.
+    """
+
+    def __init__(self, limits: UserLimits | None, chips: float) -> None:
+        self._limits = limits
+        self._chips = chips
+        self._of: dict[Account, _Allowance] = {}
+
+    def reached(self, job: Job) -> ReachedLimit | None:
+        """Return the limit that keeps a job from getting even the least that it can use."""
+        mine = self._allowance(job)
+        if mine is None:
+            return None
+        job_id = job.spec.job_id
+        jobs = len(mine.running) + len(mine.started)
+        is_new = job.spec.spare_for is None and job_id not in mine.running and job_id not in mine.started
+        if is_new and jobs >= mine.most_jobs:
+            return ReachedLimit(*_account(job), "running jobs", mine.most_jobs, jobs, 1)
+        needed = num_groups(job)[0] * chips_per_group(job) if mine.most_chips < math.inf else 0.0
+        if needed and (mine.kept_for or rounded(mine.chips + needed) > mine.most_chips):
+            return self.short_of_chips(job, needed)
+        return None
+
+    def short_of_chips(self, job: Job, needed: float) -> ReachedLimit:
+        """Return the limit on chips as the one that a job has reached."""
+        mine = self._allowance(job)
+        assert mine is not None
+        return ReachedLimit(*_account(job), "chips", mine.most_chips, mine.chips, needed, mine.kept_for)
+
+    def num_groups(self, job: Job) -> tuple[int, ...]:
+        """Return the numbers of groups that a gang of the job can use and its user may have, ascending."""
+        mine, wanted = self._allowance(job), num_groups(job)
+        if mine is None or mine.most_chips == math.inf:
+            return wanted
+        if not (each := chips_per_group(job)):
+            return wanted
+        return tuple(count for count in wanted if rounded(mine.chips + count * each) <= mine.most_chips)
+
+    def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:
+        """Return as many of the groups, the first ones, as the user may have: hosts may have more chips than expected.
+
+        Args:
+            job: what they are for.
+            names: the groups, the best first.
+            wanted: the numbers of groups that would do, ascending.
+            available: where the groups are.
+        """
+        mine = self._allowance(job)
+        if mine is None or mine.most_chips == math.inf or not job.requirement.chips:
+            return names
+        for count in (count for count in reversed(wanted) if count <= len(names)):
+            if rounded(mine.chips + chips_of(names[:count], available)) <= mine.most_chips:
+                return names[:count]
+        return []
+
+    def granted(self, job: Job, resources: Mapping[str, float]) -> None:
+        """Count what the plan has given to a job."""
+        mine = self._allowance(job)
+        if mine is not None:
+            mine.chips = rounded(mine.chips + resources.get(TPU, 0.0))
+            if job.spec.spare_for is None and job.spec.job_id not in mine.running:
+                mine.started.add(job.spec.job_id)
+
+    def keep_for(self, job: Job, reached: ReachedLimit) -> ReachedLimit:
+        """Keep the chips that its user may still have for a job, if the limit lets it run at all and none has them."""
+        mine = self._allowance(job)
+        if mine is None or mine.kept_for or reached.what != "chips" or reached.needed > mine.most_chips:
+            return reached
+        mine.kept_for = job.spec.job_id
+        return replace(reached, kept=True)
+
+    def _allowance(self, job: Job) -> _Allowance | None:
+        if self._limits is None:
+            return None
+        account = _account(job)
+        mine = self._of.get(account)
+        if mine is None:
+            limits, held = self._limits.of(*account), self._limits.held(*account)
+            assert limits.chips is not None
+            assert limits.running_jobs is not None
+            most_chips = limits.chips if limits.chips < self._chips else math.inf
+            mine = self._of[account] = _Allowance(most_chips, limits.running_jobs, held.chips, held.running)
+        return mine
+
+
+def chips_per_group(job: Job) -> float:
+    """Return how many chips a gang expects to take of each group."""
+    if not job.requirement.chips:
+        return 0.0
+    hosts = job.spec.replicas if job.spec.coscheduling else 1
+    return hosts * max(1.0, job.spec.resources.get(TPU, 0.0))
+
+
+def chips_of(names: Sequence[str], available: Availability) -> float:
+    """Return how many chips a gang would take of these groups."""
+    return sum(worker.resources.get(TPU, 0.0) for name in names for worker in available.members(name))
+
+
+def _account(job: Job) -> Account:
+    return job.spec.user, job.spec.priority
