@@ -41,7 +41,7 @@ from iris_ray.actors.controller.node_table import (
     NodeTable,
     registration,
 )
-from iris_ray.actors.wire.messages import AttemptOrder, PoolView
+from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess, PoolView
 from iris_ray.actors.wire.status import PAGE, JobStatus
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
@@ -169,6 +169,7 @@ class FakePool:
     def __init__(self, controller: ActorHandle, user: str) -> None:
         self._controller = controller
         self._owner = ray.get_runtime_context().get_actor_id() or ""
+        self._sender = PoolProcess(self._owner, INCARNATION)
         self._user = user
         self._orders: dict[str, asyncio.Future[AttemptOrder]] = {}
         self._held: dict[str, None] = {}
@@ -237,7 +238,7 @@ class FakePool:
 
     async def cancel_queued(self) -> None:
         events = [JobCancelledEvent(job_id, "not needed any more") for job_id in self._queued]
-        await self._controller.report.remote(None, events)
+        await self._controller.report.remote(None, events, 0, self._sender)
         self._queued.clear()
 
     async def _submit(self, job: JobSpec) -> None:
@@ -266,7 +267,7 @@ class FakePool:
 
     async def _tell(self, job_id: str, events: list[Event], timing: Timing) -> None:
         started = time.perf_counter()
-        await self._controller.report.remote(job_id, events)
+        await self._controller.report.remote(job_id, events, 0, self._sender)
         timing.reports.append(time.perf_counter() - started)
 
 

@@ -16,6 +16,7 @@
     ├── LimitReachedError (RuntimeError)     its user has too many jobs that wait, or too many tasks, for one more
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
     ├── ControllerUnavailableError (RuntimeError)
+    ├── NotPermittedError (PermissionError)  it is not the user's own job, or only operators may do it
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
@@ -93,6 +94,10 @@ class NoClusterError(IrisError, ConnectionError):
 
 class ControllerUnavailableError(IrisError, RuntimeError):
     """The cluster's Controller could not be started or reached."""
+
+
+class NotPermittedError(IrisError, PermissionError):
+    """Only others may do this: a job's user, or operators; the message says who. Nothing was done."""
 
 
 class ResultNotPicklableError(IrisError, TypeError):

@@ -17,7 +17,7 @@ from iris_ray.cli.words import state_in_words
 @json_option
 @address_option
 def cancel(job: str, yes: bool, as_json: bool) -> None:
-    """End a job of any user, whether it waits or runs.
+    """End a job, whether it waits or runs: your own, or as an operator that of any user.
 
     \b
       iris-ray cancel train-1a2b3c4d
@@ -33,7 +33,7 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
         if not before.state.finished:
             where = f" on {', '.join(before.groups)}" if before.groups else ""
             confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
-            before = controller.cancel(job, f"cancelled by {current_user()}")
+            before = controller.cancel(job, f"cancelled by {current_user()}", current_user())
     if as_json:
         print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
     elif before.state.finished:

@@ -39,6 +39,8 @@ def limit(user: str | None, priority: str | None, reset: bool, as_json: bool, **
 
     What runs goes on, also if it is over a new limit. Limits last until --reset, also if the Controller restarts.
     """
+    from iris_ray.client.identity import current_user
+
     limits = Limits(**numbers)
     bands = [PriorityBand[priority.upper()]] if priority else list(PriorityBand)
     if user is None and (reset or not limits.is_empty):
@@ -49,7 +51,7 @@ def limit(user: str | None, priority: str | None, reset: bool, as_json: bool, **
         if whose is None or (limits.is_empty and not reset):
             found = controller.list_limits()
         else:
-            found = controller.set_limits(whose, bands, limits, reset)
+            found = controller.set_limits(whose, bands, limits, reset, current_user())
     shown = [one for one in found if whose in (None, one.user) and one.band in bands]
     if as_json:
         print_json(shown)

@@ -10,6 +10,7 @@ from iris_ray.actors.wire.controller_connection import NO_CONTROLLER, Controller
 from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.exits import say_error
 from iris_ray.cli.slices import SliceState, slices_of
+from iris_ray.client.identity import current_user
 from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.history import History
 from iris_ray.cloud.provisioning import Action, Create, Delete, Joined, Settings, plan
@@ -40,12 +41,12 @@ class Jobs:
     def close(self, name: str) -> None:
         """Keep new jobs off a slice, if it has hosts."""
         with suppress(UnknownNameError):
-            ControllerConnection().taint(name, GIVEN_BACK, "iris-ray provision gives it back")
+            ControllerConnection().taint(name, GIVEN_BACK, "iris-ray provision gives it back", current_user())
 
     def reopen(self, name: str) -> None:
         """Let a slice take new jobs again."""
         with suppress(UnknownNameError):  # it was not closed, or an operator has opened it
-            ControllerConnection().lift_taint(name, GIVEN_BACK)
+            ControllerConnection().lift_taint(name, GIVEN_BACK, current_user())
 
 
 def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:

@@ -19,6 +19,7 @@ from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.cli.words import one_line
+from iris_ray.client.identity import current_user
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.job_spec import CoschedulingConfig
@@ -128,7 +129,7 @@ def _follow(job_id: str) -> None:
             show(line, prefixed=True)
     except KeyboardInterrupt:
         if on_a_terminal() and really_cancel("leave it running", default=False):
-            controller.cancel(job_id, "cancelled with Ctrl-C")
+            controller.cancel(job_id, "cancelled with Ctrl-C", current_user())
             say_error(f"{job_id} is cancelled")
         else:
             say_error(f"{job_id} goes on; see iris-ray logs -f {job_id}, or end it: iris-ray cancel {job_id}")

@@ -41,7 +41,7 @@ def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bo
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.taint(found, name, reason or f"by {current_user()}"))
+        concerned = set(controller.taint(found, name, reason or f"by {current_user()}", current_user()))
     affected = [host for host in hosts if host.node_id in concerned]
     jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
     if as_json:
@@ -55,10 +55,12 @@ def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bo
 
 def lift_taint(target: str, name: str, as_json: bool) -> None:
     """Lift a taint, and print which hosts take no new jobs even so. Arguments and errors as for `add_taint`."""
+    from iris_ray.client.identity import current_user
+
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.lift_taint(found, name))
+        concerned = set(controller.lift_taint(found, name, current_user()))
         now = controller.list_workers()
     affected = [host for host in hosts if host.node_id in concerned]
     closed = [host for host in now if host.node_id in concerned and reason_of(host)]

@@ -204,8 +204,13 @@ class IrisClient:
         return self.job_status(job).explanation
 
     def cancel(self, job: JobHandle | str) -> JobStatus:
-        """End a job, whether it waits or runs; returns how it stood before."""
-        return controller_of_a_job().cancel(job_id_of(job), f"cancelled by {current_user()}")
+        """End a job, whether it waits or runs; returns how it stood before.
+
+        Raises:
+            NotPermittedError: it is a job of somebody else, and the cluster leaves that to its operators.
+        """
+        user = current_user()
+        return controller_of_a_job().cancel(job_id_of(job), f"cancelled by {user}", user)
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 

@@ -131,8 +131,9 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         return self.done() and isinstance(self.exception(), JobCancelledError)
 
     def cancel(self) -> bool:
-        """End the job, whether it waits or runs. Returns whether it had not ended before."""
-        before = controller_of_a_job().cancel(self.job_id, f"cancelled by {current_user()}")
+        """End the job, whether it waits or runs; returns whether it had not ended. Raises like `IrisClient.cancel`."""
+        user = current_user()
+        before = controller_of_a_job().cancel(self.job_id, f"cancelled by {user}", user)
         return not before.state.finished
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from iris_ray.actors.controller import autoscaler_demand
 from iris_ray.actors.controller.autoscaler_demand import NAME_PREFIX, VARIABLE, AutoscalerDemand
 from iris_ray.actors.wire.ray_internals import pending_gang_demand
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.client.identity import current_user
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.testing import SimulatedCluster
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
@@ -155,7 +156,7 @@ def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: Simulat
     iris_ray("controller", "start", "--address", cloud_cluster.address)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
     (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
-    the_controller().cancel(job.job_id, "test")
+    the_controller().cancel(job.job_id, "test", current_user())
     wait_until(lambda: not demand_groups())
     with pytest.raises(RuntimeError, match="cancelled"):
         ray.get(ref)
@@ -185,7 +186,7 @@ def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     assert "create" not in iris_ray(*command, "--once")
 
     (job,) = [job for job in the_controller().list_jobs() if not job.state.finished]
-    the_controller().cancel(job.job_id, "test")
+    the_controller().cancel(job.job_id, "test", current_user())
     iris_ray(*command, "--once")
     provider.advance()
     assert provider.queued_states() == {}

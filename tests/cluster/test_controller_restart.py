@@ -102,7 +102,7 @@ def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
         assert status.state is JobState.RUNNING
         os.kill(pid, signal.SIGCONT)
         with pytest.raises(RayTaskError, match="was replaced"):  # it acknowledges nothing
-            ray.get(first.cancel.remote(status.job_id, "an old Controller's wish"), timeout=30)
+            ray.get(first.cancel.remote(status.job_id, "an old Controller's wish", "ann"), timeout=30)
         assert refuses(first)
         trace.finish()
         assert len(result_of(job)) == 2

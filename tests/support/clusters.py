@@ -13,6 +13,7 @@ from ray.util.placement_group import placement_group_table
 from iris_ray import release
 from iris_ray.actors.wire.controller_connection import find_controller
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
+from iris_ray.client.identity import current_user
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import free_chips, the_controller
 from tests.support.waiting import wait_until
@@ -119,7 +120,7 @@ class World:
         """Cancel what a test that failed has left. Argument as for `check`."""
         for job_id in unfinished_jobs():
             if job_id not in may_run:
-                the_controller().cancel(job_id, "the test is over")
+                the_controller().cancel(job_id, "the test is over", current_user())
         wait_until(lambda: all(job in may_run for job in unfinished_jobs()), 30)
 
     def give_everything_back(self) -> None:
@@ -155,7 +156,7 @@ class World:
         for worker in the_controller().list_workers():
             for attribute in worker.attributes:
                 if attribute.startswith("taint:"):
-                    the_controller().lift_taint(worker.node_id, attribute.removeprefix("taint:"))
+                    the_controller().lift_taint(worker.node_id, attribute.removeprefix("taint:"), current_user())
 
 
 def _hosts_in_ray() -> set[str]:

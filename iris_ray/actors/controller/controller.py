@@ -30,6 +30,7 @@ from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
+from iris_ray.actors.controller.permissions import Permissions, operators_in
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.status_views import job_status, limit_statuses, task_status, worker_status
@@ -135,6 +136,7 @@ class Controller:
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
         self._nodes = NodeDiff(self._state, self._clock)
+        self._permissions = Permissions(operators_in(os.environ), self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         self._provider = ProviderWords.of(os.environ)
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
@@ -202,10 +204,13 @@ class Controller:
 
         Raises:
             SupersededError: a newer process of the pool has taken the sender's place.
+            NotPermittedError: it is about what another pool has.
         """
         await self.ping()
         if sender is not None:
             self._pools.require_latest(sender)
+            self._permissions.require_pools_own(sender.owner, job_id or "")
+        events = self._permissions.of_pools_own(sender.owner if sender else "", events)
         self._nodes.note_drains(events)
         await self._events.apply(map(self._by_our_clock, events))
         job = self._state.jobs.get(job_id or "")
@@ -250,8 +255,14 @@ class Controller:
         return {node_id: words[name] for node_id, name in names.items() if name in words}
 
     @checked
-    async def note_last_lines(self, batch: list[LastLines]) -> None:
-        """Remember what tasks have printed last, in case that their hosts vanish."""
+    async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
+        """Remember what tasks of a pool have printed last, in case that their hosts vanish.
+
+        Raises:
+            NotPermittedError: they are tasks of another pool.
+        """
+        for job_id in {last.job_id for last in batch}:
+            self._permissions.require_pools_own(sender.owner, job_id)
         self._logs.note(batch)
 
     # -- called by people ------------------------------------------------------------------------------------------
@@ -332,32 +343,42 @@ class Controller:
         return [worker_status(places[place], self._state, now) for place in page]
 
     @checked
-    async def cancel(self, job_id: str, reason: Words) -> JobStatus:
-        """End a job, wherever it stands; how it stood before. Raises like `job_status`."""
+    async def cancel(self, job_id: str, reason: Words, user: str) -> JobStatus:
+        """End a job, wherever it stands; how it stood before.
+
+        Raises:
+            UnknownNameError: there is no such job.
+            NotPermittedError: it is a job of somebody else, and the user is no operator.
+        """
         before = await self.job_status(job_id)
+        self._permissions.require_own(user, self._job(job_id))
         await self._events.apply([JobCancelledEvent(job_id, reason)])
         return before
 
     @checked
-    async def taint(self, target: str, taint: str, reason: Words) -> list[str]:
+    async def taint(self, target: str, taint: str, reason: Words, user: str) -> list[str]:
         """Keep jobs that don't tolerate the taint away from a host or slice; the ids of the hosts that are concerned.
 
         Raises:
             UnknownNameError: there is no such host or slice.
+            NotPermittedError: the user is no operator.
         """
         await self.ping()
+        self._permissions.require_operator(user, "drain and taint hosts")
         node_ids = self._hosts(target)
         await self._events.apply([TaintedEvent(target, taint, reason)])
         return node_ids
 
     @checked
-    async def lift_taint(self, target: str, taint: str) -> list[str]:
+    async def lift_taint(self, target: str, taint: str, user: str) -> list[str]:
         """The opposite of `taint`.
 
         Raises:
             UnknownNameError: nothing of that name was tainted so.
+            NotPermittedError: the user is no operator.
         """
         await self.ping()
+        self._permissions.require_operator(user, "lift drains and taints")
         if taint not in self._state.fleet.taints.get(target, {}):
             tainted = [name for name, taints in self._state.fleet.taints.items() if taint in taints]
             raise unknown(f"taint {taint} on", target, tainted)
@@ -370,7 +391,9 @@ class Controller:
         return limit_statuses(self._state)
 
     @checked
-    async def set_limits(self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool) -> list[LimitStatus]:
+    async def set_limits(
+        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
+    ) -> list[LimitStatus]:
         """Set some limits of a user, or of everybody; how all limits stand then.
 
         Args:
@@ -378,8 +401,13 @@ class Controller:
             bands: in which bands.
             limits: those that are None stay as they are.
             reset: forget those that were set before.
+            user: who sets them.
+
+        Raises:
+            NotPermittedError: the user is no operator.
         """
         await self.ping()
+        self._permissions.require_operator(user, "set limits")
         table = self._state.limits.table
         before = [Limits() if reset else table.get((whose, band), Limits()) for band in bands]
         events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]

@@ -114,7 +114,7 @@ class ControllerClient:
 
     async def note_last_lines(self, batch: list[LastLines]) -> Unreachable | None:
         """Have the Controller remember what tasks printed last. Asks once."""
-        reply: Unreachable | None = await self._ask_once("note_last_lines", batch)
+        reply: Unreachable | None = await self._ask_once("note_last_lines", batch, self._sender)
         return reply
 
     async def _ask(self, method: str, *args: Any) -> Any:

@@ -137,9 +137,14 @@ class ControllerConnection:
         status: TaskStatus = self._ask(lambda controller: controller.task_status.remote(job_id, index))
         return status
 
-    def cancel(self, job_id: str, reason: str) -> JobStatus:
-        """End a job, wherever it stands; returns how it stood before. Raises like `job_status`."""
-        before: JobStatus = self._ask(lambda controller: controller.cancel.remote(job_id, reason))
+    def cancel(self, job_id: str, reason: str, user: str) -> JobStatus:
+        """End a job, wherever it stands; returns how it stood before.
+
+        Raises:
+            UnknownNameError: there is no such job.
+            NotPermittedError: it is a job of somebody else, and the user is no operator.
+        """
+        before: JobStatus = self._ask(lambda controller: controller.cancel.remote(job_id, reason, user))
         return before
 
     # -- logs ------------------------------------------------------------------------------------------------------
@@ -171,22 +176,24 @@ class ControllerConnection:
         none: Place = ("", -1, "")
         return self._all_pages(lambda after, controller: controller.list_workers.remote(after), none, lambda w: w.place)
 
-    def taint(self, target: str, taint: str, reason: str) -> list[str]:
+    def taint(self, target: str, taint: str, reason: str, user: str) -> list[str]:
         """Keep jobs that don't tolerate the taint away from a host or slice; returns the node ids of those hosts.
 
         Raises:
             UnknownNameError: there is no such host or slice.
+            NotPermittedError: the user is no operator.
         """
-        node_ids: list[str] = self._ask(lambda controller: controller.taint.remote(target, taint, reason))
+        node_ids: list[str] = self._ask(lambda controller: controller.taint.remote(target, taint, reason, user))
         return node_ids
 
-    def lift_taint(self, target: str, taint: str) -> list[str]:
+    def lift_taint(self, target: str, taint: str, user: str) -> list[str]:
         """Undo `taint`; returns the node ids of the hosts.
 
         Raises:
             UnknownNameError: nothing of that name was tainted so.
+            NotPermittedError: the user is no operator.
         """
-        node_ids: list[str] = self._ask(lambda controller: controller.lift_taint.remote(target, taint))
+        node_ids: list[str] = self._ask(lambda controller: controller.lift_taint.remote(target, taint, user))
         return node_ids
 
     # -- users -----------------------------------------------------------------------------------------------------
@@ -196,7 +203,9 @@ class ControllerConnection:
         found: list[LimitStatus] = self._ask(lambda controller: controller.list_limits.remote())
         return found
 
-    def set_limits(self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool) -> list[LimitStatus]:
+    def set_limits(
+        self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
+    ) -> list[LimitStatus]:
         """Set some limits of a user, or of everybody; returns how all limits stand then.
 
         Args:
@@ -204,9 +213,13 @@ class ControllerConnection:
             bands: in which bands.
             limits: those that are None stay as they are.
             reset: forget those that were set before.
+            user: who sets them.
+
+        Raises:
+            NotPermittedError: the user is no operator.
         """
         found: list[LimitStatus] = self._ask(
-            lambda controller: controller.set_limits.remote(whose, bands, limits, reset)
+            lambda controller: controller.set_limits.remote(whose, bands, limits, reset, user)
         )
         return found
 

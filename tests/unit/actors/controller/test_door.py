@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.wire.messages import PoolProcess
 from iris_ray.errors import InvalidJobError, InvalidMessageError, UnknownNameError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
@@ -55,6 +56,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerInProc
 
 def ask(world: ControllerInProcess, method: str, *args: Any) -> Any:
     return getattr(world.controller(), method).remote(*args).future().result(60)
+
+
+def pool_of(world: ControllerInProcess, job_id: str) -> PoolProcess:
+    """The pool whose job runs."""
+    (slice_name,) = world.status(job_id).groups
+    owner = next(host.holder for host in ask(world, "list_workers") if host.slice_name == slice_name)
+    return PoolProcess(owner, 1_000_000)
 
 
 def others_go_on(world: ControllerInProcess) -> None:
@@ -122,7 +130,7 @@ def test_report_that_is_none_is_refused_and_others_go_on(world: ControllerInProc
 def test_report_of_an_error_that_is_no_unicode_arrives(world: ControllerInProcess) -> None:
     world.start("unlucky")
     failed = TaskStateChangedEvent(AttemptId("unlucky", 1), 0, TaskState.FAILED, f"no such file: {HALF_A_PAIR}")
-    view = ask(world, "report", "unlucky", [failed])
+    view = ask(world, "report", "unlucky", [failed], 0, pool_of(world, "unlucky"))
     assert (view.state, view.error) == (JobState.FAILED, "no such file: \\udc80")
     json.dumps(view.error).encode()
 
@@ -138,14 +146,16 @@ def test_report_about_a_task_that_there_is_not_is_refused_by_name(world: Control
 @pytest.mark.parametrize(
     ("method", "args"),
     [
-        ("taint", ("v4-16-0", "spot", 7)),
-        ("taint", ("v4-16-0", HALF_A_PAIR, "why")),
-        ("taint", (["v4-16-0"], "spot", "why")),
-        ("cancel", ("job", None)),
+        ("taint", ("v4-16-0", "spot", 7, "ann")),
+        ("taint", ("v4-16-0", HALF_A_PAIR, "why", "ann")),
+        ("taint", (["v4-16-0"], "spot", "why", "ann")),
+        ("cancel", ("job", None, "ann")),
+        ("cancel", ("job", "why", None)),
+        ("set_limits", ("ann", [0], None, False, "ann")),
         ("why", (None,)),
         ("evidence", ("node",)),
         ("is_to_grow", (("job", 1, 0),)),
-        ("note_last_lines", ([None],)),
+        ("note_last_lines", ([None], PoolProcess("pool", 1))),
         ("fetch_logs", ("job", {0: 1}, 1)),
     ],
     ids=lambda one: one if isinstance(one, str) else "",

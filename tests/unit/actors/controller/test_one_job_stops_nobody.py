@@ -226,7 +226,7 @@ def test_controller_that_has_failed_does_not_say_that_all_is_well(
         raise TypeError("a defect")
 
     monkeypatch.setattr(Journal, "write", write)
-    for method, args in (("taint", ("v4-16-0", "spot", "why")), ("ping", ()), ("list_jobs", ())):
+    for method, args in (("taint", ("v4-16-0", "spot", "why", "ann")), ("ping", ()), ("list_jobs", ())):
         with pytest.raises(ControllerUnavailableError, match="being started anew: TypeError: a defect"):
             ask(world, method, *args)
     assert ended == [True]

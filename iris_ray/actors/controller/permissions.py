@@ -1,0 +1,118 @@
+"""Who may do what. Users end their own jobs, operators do what concerns others, pools report about what is theirs.
+
+It keeps people from each other's jobs by mistake. It is no protection from malice: a user's name is what its process
+says, see SECURITY.md.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from iris_ray.actors.controller.door import ReportedEvent
+from iris_ray.actors.controller.node_diff import NodeDiff
+from iris_ray.errors import NotPermittedError
+from iris_ray.model.jobs import Job
+from iris_ray.state import ControllerState
+from iris_ray.state.controller_state import job_of
+from iris_ray.state.events import SliceReleasedEvent
+
+logger = logging.getLogger(__name__)
+
+OPERATORS_VARIABLE = "IRIS_RAY_OPERATORS"
+
+E = TypeVar("E", bound=ReportedEvent)
+
+
+class Permissions:
+    """Refuses what somebody may not do.
+
+    Args:
+        operators: names of users, or None: everybody is an operator.
+        state: read only; knows whose the jobs and slices are.
+        nodes: read only; knows which slices hosts are of that are gone.
+    """
+
+    def __init__(self, operators: frozenset[str] | None, state: ControllerState, nodes: NodeDiff) -> None:
+        self._operators = operators
+        self._state = state
+        self._nodes = nodes
+
+    # -- people ----------------------------------------------------------------------------------------------------
+
+    def require_operator(self, user: str, what: str) -> None:
+        """Refuse what only operators may do.
+
+        Args:
+            user: who asks for it.
+            what: what it is, such as "set limits".
+
+        Raises:
+            NotPermittedError: the user is no operator.
+        """
+        if not self._is_operator(user):
+            raise NotPermittedError(f"only operators may {what}, and {user} is none; {self._operators_are}")
+
+    def require_own(self, user: str, job: Job) -> None:
+        """Refuse what only a job's user and operators may do.
+
+        Raises:
+            NotPermittedError: the user is neither.
+        """
+        if user != job.spec.user and not self._is_operator(user):
+            raise NotPermittedError(
+                f"{job.spec.job_id} is a job of {job.spec.user}: only {job.spec.user} and operators may cancel it, and"
+                f" {user} is neither; {self._operators_are}"
+            )
+
+    def _is_operator(self, user: str) -> bool:
+        return self._operators is None or user in self._operators
+
+    @property
+    def _operators_are(self) -> str:
+        names = ", ".join(sorted(self._operators or ())) or "nobody"
+        return f"operators are: {names} ({OPERATORS_VARIABLE} on the head node)"
+
+    # -- pools -----------------------------------------------------------------------------------------------------
+
+    def require_pools_own(self, owner: str, job_id: str) -> None:
+        """Refuse what a pool says or asks about the job of another pool. Jobs that are not known are nobody's.
+
+        Raises:
+            NotPermittedError: the job is another pool's.
+        """
+        job = self._state.jobs.get(job_id)
+        if job is not None and job.spec.owner != owner:
+            raise NotPermittedError(f"{job_id} is not a job of pool {owner}, which has sent a message about it")
+
+    def of_pools_own(self, owner: str, events: Iterable[E]) -> list[E]:
+        """Return what a pool reports, without what is about hosts that others use.
+
+        A pool may have lost such a host a moment ago, so its report is no reason to end its jobs.
+
+        Raises:
+            NotPermittedError: it is about the job or the slices of another pool.
+        """
+        events = list(events)
+        for job_id in {job_of(event) for event in events}:
+            self.require_pools_own(owner, job_id)
+        if any(isinstance(event, SliceReleasedEvent) and event.owner != owner for event in events):
+            raise NotPermittedError(f"pool {owner} can't release slices of another pool")
+        return [event for event in events if not self._is_about_others_host(owner, event)]
+
+    def _is_about_others_host(self, owner: str, event: ReportedEvent) -> bool:
+        node_id: str | None = getattr(event, "node_id", None)
+        if node_id is None:
+            return False
+        worker = self._state.workers.get(node_id)
+        users = {self._state.jobs[attempt.job_id].spec.owner for _, attempt in worker.occupants} if worker else set()
+        holder = self._state.holders.get(self._nodes.slices_of([node_id]).get(node_id, ""))
+        if owner in users or owner == holder or not (users or holder):
+            return False
+        logger.warning("refused: pool %s reports about host %s, which others use: %s", owner, node_id, event)
+        return True
+
+
+def operators_in(environ: Mapping[str, str]) -> frozenset[str] | None:
+    """Return the operators that are named in an environment, by commas; None if the variable is not set."""
+    named = environ.get(OPERATORS_VARIABLE)
+    return None if named is None else frozenset(filter(None, map(str.strip, named.split(","))))

@@ -1,0 +1,175 @@
+"""Users end their own jobs, operators what they like; a pool that reports about what is another's is refused."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.controller.permissions import OPERATORS_VARIABLE, operators_in
+from iris_ray.actors.wire.messages import PoolProcess
+from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.cli.exits import FAILED
+from iris_ray.errors import NotPermittedError
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    JobCancelledEvent,
+    SliceReleasedEvent,
+    TaskStateChangedEvent,
+    WorkerBlamedEvent,
+    WorkerDrainedEvent,
+    WorkerSuspectedEvent,
+)
+from tests.support.controller_in_process import ControllerInProcess
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ControllerInProcess]:
+    """Two slices of two hosts each, and their Controller, whose operators are olga and otto."""
+    (tmp_path / "hosts").mkdir()
+    monkeypatch.setenv(OPERATORS_VARIABLE, "olga, otto")
+    with ControllerInProcess(tmp_path / "hosts", {"v4-16": 2}).installed(monkeypatch) as world:
+        world.start_controller()
+        yield world
+
+
+def ask(world: ControllerInProcess, method: str, *args: Any) -> Any:
+    return getattr(world.controller(), method).remote(*args).future().result(60)
+
+
+def report(world: ControllerInProcess, owner: str, job_id: str, events: list[Any]) -> Any:
+    return ask(world, "report", job_id, events, 0, PoolProcess(owner, 1_000_000))
+
+
+def pool_of(world: ControllerInProcess, job_id: str) -> str:
+    (slice_name,) = world.status(job_id).groups
+    return next(host.holder for host in ask(world, "list_workers") if host.slice_name == slice_name)
+
+
+@pytest.mark.parametrize(
+    ("value", "operators"),
+    [(None, None), ("", frozenset()), ("olga", frozenset({"olga"})), (" olga,, otto ", frozenset({"olga", "otto"}))],
+)
+def test_operators_are_named_by_commas(value: str | None, operators: frozenset[str] | None) -> None:
+    assert operators_in({} if value is None else {OPERATORS_VARIABLE: value}) == operators
+
+
+def test_job_is_cancelled_by_its_user_and_by_operators_only(world: ControllerInProcess) -> None:
+    mine, other = world.start("mine"), world.start("other")
+    refused = world.iris("cancel", mine, user="bob", code=FAILED).stderr
+    assert "mine is a job of ann: only ann and operators may cancel it, and bob is neither" in refused
+    assert "operators are: olga, otto (IRIS_RAY_OPERATORS on the head node)" in refused
+    assert world.state(mine) is JobState.RUNNING
+    world.iris("cancel", mine, user="ann")
+    world.iris("cancel", other, user="otto")
+    assert {world.state(job) for job in (mine, other)} == {JobState.KILLED}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("drain", "v4-16-0"),
+        ("undrain", "v4-16-1"),
+        ("taint", "v4-16-0", "spot"),
+        ("untaint", "v4-16-1", "spot"),
+        ("limit", "ann", "--chips", "8"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_only_operators_drain_taint_and_set_limits(world: ControllerInProcess, command: tuple[str, ...]) -> None:
+    world.iris("drain", "v4-16-1", user="olga")
+    world.iris("taint", "v4-16-1", "spot", user="olga")
+    before = world.json("workers"), world.json("limit")
+    assert "only operators may" in world.iris(*command, user="ann", code=FAILED).stderr
+    assert (world.json("workers"), world.json("limit")) == before
+    world.iris(*command, user="olga")
+    assert (world.json("workers"), world.json("limit")) != before
+
+
+def test_limits_are_shown_to_everybody(world: ControllerInProcess) -> None:
+    assert "everybody" in world.iris("limit", user="bob").stdout
+
+
+ATTEMPT = AttemptId("theirs", 1)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TaskStateChangedEvent(ATTEMPT, 0, TaskState.FAILED, "boom"),
+        JobCancelledEvent("theirs", "why not"),
+        AttemptEndConfirmedEvent(ATTEMPT),
+        WorkerBlamedEvent("node", "theirs", "boom", by_user_code=True),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_report_about_the_job_of_another_pool_is_refused(world: ControllerInProcess, event: Any) -> None:
+    mine, theirs = world.start("mine"), world.start("theirs")
+    with pytest.raises(NotPermittedError, match="theirs is not a job of pool"):
+        report(world, pool_of(world, mine), mine, [event])
+    assert (world.state(theirs), world.state(mine)) == (JobState.RUNNING, JobState.RUNNING)
+
+
+def test_questions_and_last_lines_about_the_job_of_another_pool_are_refused(world: ControllerInProcess) -> None:
+    pool = pool_of(world, world.start("mine"))
+    world.start("theirs")
+    with pytest.raises(NotPermittedError, match="theirs is not a job"):
+        report(world, pool, "theirs", [])
+    with pytest.raises(NotPermittedError, match="theirs is not a job"):
+        ask(world, "note_last_lines", [LastLines("theirs", 0, 1, "node", 5, b"forged")], PoolProcess(pool, 1))
+
+
+def test_report_without_a_sender_is_nobodys(world: ControllerInProcess) -> None:
+    mine = world.start("mine")
+    with pytest.raises(NotPermittedError, match="mine is not a job of pool"):
+        ask(world, "report", None, [JobCancelledEvent(mine, "why not")])
+    assert world.state(mine) is JobState.RUNNING
+
+
+def test_pool_can_not_release_the_slice_of_another_pool(world: ControllerInProcess) -> None:
+    mine, theirs = world.start("mine"), world.start("theirs")
+    (slice_name,) = world.status(theirs).groups
+    with pytest.raises(NotPermittedError, match="can't release slices of another pool"):
+        report(world, pool_of(world, mine), mine, [SliceReleasedEvent(slice_name, pool_of(world, theirs))])
+    assert pool_of(world, theirs)
+
+
+def test_report_about_a_host_counts_only_from_a_pool_that_may_use_it(world: ControllerInProcess) -> None:
+    mine, theirs = world.start("mine"), world.start("theirs")
+    pools = {job: pool_of(world, job) for job in (mine, theirs)}
+    (slice_name,) = world.status(theirs).groups
+    node_id = world.node_id(slice_name, 0)
+    events = [
+        WorkerSuspectedEvent(node_id, "no answer", 0.0),
+        WorkerDrainedEvent(node_id, "a forged notice"),
+        WorkerBlamedEvent(node_id, mine, "boom", by_user_code=False),
+    ]
+
+    def closed() -> dict[str, str | None]:
+        return {host.node_id: host.unavailable for host in ask(world, "list_workers")}
+
+    view = report(world, pools[mine], mine, events)
+    assert view.state is JobState.RUNNING  # it goes on: it may just have lost the host
+    assert set(closed().values()) == {None}
+    report(world, pools[theirs], theirs, events[:2])
+    assert "a forged notice" in str(closed()[node_id])
+
+
+def test_anybody_may_report_about_a_host_that_nobody_uses(world: ControllerInProcess) -> None:
+    mine = world.start("mine")
+    (free,) = (host for host in ask(world, "list_workers") if host.holder is None and host.host_index == 0)
+    report(world, pool_of(world, mine), mine, [WorkerSuspectedEvent(free.node_id, "no answer", 0.0)])
+    assert "no answer" in next(host.unavailable for host in ask(world, "list_workers") if host.node_id == free.node_id)
+
+
+def test_without_the_variable_everybody_is_an_operator(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(OPERATORS_VARIABLE)
+    world.iris("controller", "upgrade")
+    mine = world.start("mine")
+    world.iris("drain", "v4-16-1", user="bob")
+    world.iris("cancel", mine, user="bob")
+    assert world.state(mine) is JobState.KILLED
