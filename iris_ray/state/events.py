@@ -19,7 +19,7 @@ from iris_ray.state.records import JobRecord
 
 @dataclass(frozen=True, slots=True)
 class JobSubmittedEvent:
-    """A new job. A submission that is delivered twice counts once."""
+    """A new job. A submission that is delivered twice counts once; another job of the same id is refused."""
 
     spec: JobSpec
     now: float

@@ -80,8 +80,15 @@ class JobTable:
     # -- changing --------------------------------------------------------------------------------------------------
 
     def submit(self, spec: JobSpec, now: float) -> None:
-        """Add a new job. A submission that is delivered twice changes nothing."""
-        if spec.job_id in self.jobs:
+        """Add a new job. A submission that is delivered twice changes nothing.
+
+        Raises:
+            IllegalTransitionError: there is another job of this id.
+        """
+        known = self.jobs.get(spec.job_id)
+        if known is not None:
+            if known.spec != spec:
+                raise IllegalTransitionError(f"job {spec.job_id} is there already, and asks for something else")
             return
         if spec.coscheduling:
             count = spec.replicas * max(spec.coscheduling.num_groups)

@@ -42,7 +42,14 @@ from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, Set
 from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskLog
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
-from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, JobCancelledError, UnknownNameError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    DeposedError,
+    InvalidJobError,
+    IrisError,
+    JobCancelledError,
+    UnknownNameError,
+)
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, PriorityBand
 from iris_ray.model.jobs import Job
@@ -180,6 +187,7 @@ class Controller:
 
         Raises:
             SupersededError: a newer process has taken this one's place.
+            InvalidJobError: there is another job of this id.
             JobCancelledError: iris_ray could not handle it and has set it aside.
             LimitReachedError: its user has too many jobs that wait, or too many tasks.
         """
@@ -189,8 +197,11 @@ class Controller:
         await self._pools.process_is(spec.owner, incarnation)
         if spec.owner not in self._pools:
             raise DeposedError("the pool that submits this job is gone")
-        if spec.job_id not in self._state.jobs:
+        known = self._state.jobs.get(spec.job_id)
+        if known is None:
             self._state.limits.require_room(spec)
+        elif known.spec != spec:
+            raise InvalidJobError(f"there is a job {spec.job_id} already, of {known.spec.user}; choose another id")
         await self._events.apply([JobSubmittedEvent(spec, self._clock.now())])
         if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
             raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")

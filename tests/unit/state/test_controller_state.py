@@ -73,6 +73,20 @@ def test_job_submitted_twice_is_one_job(world: World) -> None:
     assert job.state is JobState.RUNNING
 
 
+@pytest.mark.parametrize(
+    "changes", [{"user": "ben"}, {"owner": "pool-b"}, {"slices": (2,)}, {"replicas": 4, "tpu_type": "v4-32"}], ids=str
+)
+@pytest.mark.parametrize("over", [False, True])
+def test_another_job_of_the_same_id_is_refused(world: World, changes: dict[str, Any], over: bool) -> None:
+    job = world.start()
+    if over:
+        world.report_all(job, S.SUCCEEDED)
+    before = job.state
+    with pytest.raises(IllegalTransitionError, match="job job is there already"):
+        world.do(JobSubmittedEvent(gang_spec(**changes), world.now))
+    assert (world.state.jobs, job.spec, job.state) == ({"job": job}, gang_spec(), before)
+
+
 def test_task_success_without_a_running_report_counts(world: World) -> None:
     job = world.submit()
     world.schedule()

@@ -3,7 +3,9 @@
 import enum
 import itertools
 import json
+import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -96,6 +98,29 @@ def test_job_that_can_not_be_handled_is_refused_and_others_go_on(
         ask(world, "submit", spec, world.controller(), 1)
     assert spec.job_id not in world.jobs()
     others_go_on(world)
+
+
+def test_another_job_of_the_same_id_is_refused_and_the_same_one_again_is_not(world: ControllerInProcess) -> None:
+    spec = tasks_spec("taken", user="ann", constraints=(Constraint("colour", ConstraintOp.EQ, "red"),))
+    again = pickle.loads(pickle.dumps(spec))
+    for one in (spec, again):
+        assert ask(world, "submit", one, world.controller(), 1) is JobState.PENDING
+    for changes in ({"user": "ben"}, {"owner": "another"}, {"replicas": 3}, {"constraints": ()}):
+        with pytest.raises(InvalidJobError, match="there is a job taken already, of ann; choose another id"):
+            ask(world, "submit", replace(spec, **changes), world.controller(), 1)
+    assert world.status("taken").tasks == {TaskState.PENDING: 2}
+    ask(world, "cancel", "taken", "enough", "ann")
+    with pytest.raises(InvalidJobError, match="choose another id"):
+        ask(world, "submit", replace(spec, user="ben"), world.controller(), 1)
+    others_go_on(world)
+
+
+def test_refused_job_does_not_end_the_job_that_has_its_id(world: ControllerInProcess) -> None:
+    world.start("mine")
+    with pytest.raises(InvalidJobError, match="choose another id"):
+        world.submit("mine", user="ben")
+    assert world.state("mine") is JobState.RUNNING
+    world.succeed("mine")
 
 
 def test_job_with_a_value_of_a_users_own_class_is_taken_with_the_plain_value(world: ControllerInProcess) -> None:

@@ -13,6 +13,7 @@ from iris_ray.cli.exits import FAILED
 from iris_ray.errors import NotPermittedError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     JobCancelledEvent,
@@ -101,7 +102,7 @@ ATTEMPT = AttemptId("theirs", 1)
         TaskStateChangedEvent(ATTEMPT, 0, TaskState.FAILED, "boom"),
         JobCancelledEvent("theirs", "why not"),
         AttemptEndConfirmedEvent(ATTEMPT),
-        WorkerBlamedEvent("node", "theirs", "boom", by_user_code=True),
+        WorkerBlamedEvent("node", "theirs", "boom", Fault.CRASH),
     ],
     ids=lambda event: type(event).__name__,
 )
@@ -144,7 +145,7 @@ def test_report_about_a_host_counts_only_from_a_pool_that_may_use_it(world: Cont
     events = [
         WorkerSuspectedEvent(node_id, "no answer", 0.0),
         WorkerDrainedEvent(node_id, "a forged notice"),
-        WorkerBlamedEvent(node_id, mine, "boom", by_user_code=False),
+        WorkerBlamedEvent(node_id, mine, "boom", Fault.HOST),
     ]
 
     def closed() -> dict[str, str | None]:
