@@ -4,16 +4,14 @@
 """
 
 import os
-from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import pytest
 
 from iris_ray.actors.controller import recovery
-from iris_ray.actors.controller.journal import Journal
 from iris_ray.state.allocations import Allocations
-from iris_ray.state.attempt_ends import AttemptEnds
+from iris_ray.state.job_table import JobTable
 from tests.proofs.random_worlds.__main__ import play
 
 EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
@@ -34,18 +32,12 @@ def test_a_world_is_the_same_each_time() -> None:
     assert play(seed=3, steps=1, each=300) == play(seed=3, steps=1, each=300)
 
 
-def all_at_once(_: Journal, batch: Mapping[str, bytes | None]) -> Iterator[dict[str, bytes | None]]:
-    """A batch in one step."""
-    yield dict(batch)
-
-
 @pytest.mark.parametrize(
     ("where", "what", "instead"),
     [
         (Allocations, "end", lambda *_: True),
-        (AttemptEnds, "complete_end", lambda *_: None),
         (recovery, "_repeat_orders", lambda *_: None),
-        pytest.param(Journal, "_in_order", all_at_once, marks=pytest.mark.proof),
+        (JobTable, "gang_changed", lambda *_: None),
     ],
 )
 def test_a_defect_is_found(where: Any, what: str, instead: object) -> None:

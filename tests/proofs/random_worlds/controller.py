@@ -35,12 +35,16 @@ class FatalStore(Store):
 
     Attributes:
         writes_left: so many writes before the kill; None: no kill.
+        killed: whether its writer was killed.
+        added: the latest key that was written because it was free.
     """
 
     def __init__(self, chance: Random) -> None:
         super().__init__()
         self._chance = chance
         self.writes_left: int | None = None
+        self.killed = False
+        self.added = ""
         self.before_write = self._count
 
     async def set(self, key: str, value: bytes | None) -> None:
@@ -48,9 +52,15 @@ class FatalStore(Store):
             await asyncio.sleep(0)  # others overtake it
         await super().set(key, value)
 
+    async def add(self, key: str, value: bytes) -> bool:
+        is_new = await super().add(key, value)
+        self.added = key if is_new else self.added
+        return is_new
+
     def _count(self) -> None:
         if self.writes_left is not None:
             if self.writes_left == 0:
+                self.killed = True
                 raise Killed
             self.writes_left -= 1
 
@@ -220,53 +230,35 @@ class Written:
 
     def __init__(self, store: FatalStore) -> None:
         self.jobs: dict[str, Kept] = {}
-        self.split: set[str] = set()  # jobs of whose values only some were written
         self._store = store
 
-    def turn(self, state: ControllerState, epoch: int) -> Callable[[], None]:
-        """Return what notes, after a writing that may have been cut short, what of the changes was written."""
-        values = self._store.values
-        before: dict[str, list[tuple[str, bytes | None]]] = {}
-        after: dict[str, Kept | None] = {}
-        for job_id, chunks in state.unrecorded.items():
-            job = state.jobs.get(job_id)
-            keys = [f"job/{epoch}/{job_id}", *(f"gangs/{epoch}/{number}/{job_id}" for number in chunks)]
-            before[job_id] = [(key, values.get(key)) for key in keys]
-            after[job_id] = None if job is None else Kept.of(state, job)
+    def turn(self, state: ControllerState) -> Callable[[], None]:
+        """Return what notes the changes if their writing, which may be cut short, was done."""
+        before = self._store.added
+        changed = {job_id: Kept.of(state, state.jobs[job_id]) for job_id in state.unrecorded if job_id in state.jobs}
+        gone = state.unrecorded.keys() - changed.keys()
 
         def note() -> None:
-            for job_id, parts in before.items():
-                written = [values.get(key) is not value for key, value in parts]
-                if all(written) or (written[0] and after[job_id] is None):
-                    self._is(job_id, after[job_id])
-                elif any(written):
-                    self.split.add(job_id)
+            if self._store.added != before:
+                self.jobs |= changed
+                self.jobs = {job_id: kept for job_id, kept in self.jobs.items() if job_id not in gone}
 
         return note
 
     def all_of(self, state: ControllerState) -> None:
         """Note that everything was written."""
-        self.split.clear()
         self.jobs = {job_id: Kept.of(state, job) for job_id, job in state.jobs.items()}
 
     def compare(self, state: ControllerState, hosts: Collection[str]) -> None:
         """A successor has the jobs that were written, as they were; those that have lost a host have lost attempts."""
-        sure = {job_id: kept for job_id, kept in self.jobs.items() if job_id not in self.split}
-        made_up = state.jobs.keys() - self.split - sure.keys()
-        lost = {job_id for job_id in sure.keys() - state.jobs.keys() if not sure[job_id].is_over}
+        made_up = state.jobs.keys() - self.jobs.keys()
+        lost = {job_id for job_id in self.jobs.keys() - state.jobs.keys() if not self.jobs[job_id].is_over}
         assert not made_up, f"{sorted(made_up)} came back though they were not written"
         assert not lost, f"{sorted(lost)} did not come back"
-        for job_id, kept in sure.items():
+        for job_id, kept in self.jobs.items():
             if job_id in state.jobs and kept.is_on(hosts):  # else it is forgotten, since others ended
                 found = Kept.of(state, state.jobs[job_id])
                 assert found.on(hosts) == kept.on(hosts), f"{job_id} came back changed:\n{found}\n{kept}"
-
-    def _is(self, job_id: str, kept: Kept | None) -> None:
-        self.split.discard(job_id)
-        if kept is None:
-            self.jobs.pop(job_id, None)
-        else:
-            self.jobs[job_id] = kept
 
 
 def fates(chance: Random, often: float, writes: int) -> int | None:

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from iris_ray.actors.controller import pool_registry, recovery
+from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.errors import IllegalTransitionError
@@ -124,7 +124,7 @@ class RandomWorld(Simulation):
     def _begin(self) -> None:
         """A Controller begins, finds hosts, and people come."""
         self._new_controller()
-        self._run(self._journal.take_over(self.state))
+        self._run(self._comes_back())
         for tpu_type, attributes in self._fleet.slices:
             self.hosts.add_slices(tpu_type, 1, CPUS, attributes)
         for attributes in self._fleet.hosts:
@@ -327,7 +327,7 @@ class RandomWorld(Simulation):
         self._require_no_defect()
         orders = [(self._orders.order(one.job, one.gang), one) for one in placements]
         instructions, self._instructions = self._instructions, Instructions()
-        note = self._written.turn(self.state, self._journal.epoch)
+        note = self._written.turn(self.state)
         deadly = 0.0 if self._quiet else max(self._deadly, 0.3 * self._struck)
         self._store.writes_left, self._struck = fates(self.chance, deadly, 12), False
         try:
@@ -355,6 +355,7 @@ class RandomWorld(Simulation):
         """The Controller is killed, and the next one goes on; it may be killed as it comes back."""
         while True:
             self.counts["killed"] += 1
+            self._store.killed = False
             self._new_controller()
             self._store.writes_left = fates(self.chance, 0.0 if self._quiet else 0.3, 40)
             self._compared = False
@@ -427,6 +428,8 @@ class RandomWorld(Simulation):
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._loop.run_until_complete(coroutine)
+        if self._store.killed:  # while it wrote some values side by side
+            raise Killed
 
 
 @contextlib.contextmanager
@@ -437,6 +440,7 @@ def stage() -> Iterator[asyncio.Runner]:
         mock.patch.object(pool_registry, "_remove_reservations", nothing),
         mock.patch.object(asyncio, "to_thread", _at_once),
         mock.patch.object(records, "GANGS_PER_CHUNK", 4),
+        mock.patch.object(write_ahead_log, "MOST_ENTRIES", 7),
         mock.patch.object(job_table, "FINISHED_JOBS_KEPT", 10),
     ):
         before = logging.root.manager.disable
