@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
-from iris_ray.model.constraints import TAINT_PREFIX
+from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.workers import TPU_NAME, TPU_VM_COUNT, Worker
 
 
@@ -109,7 +109,7 @@ class Grouping:
         if self._key == TPU_NAME:
             return worker.slice_name
         value = worker.attributes.get(self._key)
-        return None if value is None else str(value)
+        return None if value is None else group_name(value)
 
     def members(self, name: str) -> Collection[Worker]:
         """Return the workers of a group, in no particular order."""
@@ -145,6 +145,24 @@ class Grouping:
         """Record that tasks came to a worker or left it."""
         if (name := self.name_of(worker)) and (group := self._groups.get(name)):
             group.occupants_changed()
+
+
+def group_name(value: AttributeValue) -> str:
+    """Return the name of the group that a value names: the same for equal values, and only for these."""
+    raw = value.value
+    if isinstance(raw, bool):
+        return "true" if raw else "false"
+    if isinstance(raw, str):
+        return repr(raw) if _reads_like_another_kind(raw) else raw
+    return str(int(raw)) if isinstance(raw, float) and raw.is_integer() else str(raw)
+
+
+def _reads_like_another_kind(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text in ("true", "false") or text.startswith(("'", '"'))
+    return True
 
 
 def _sort_key(worker: Worker) -> tuple[str, int, str]:

@@ -9,13 +9,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iris_ray.model.constraints import Attributes, Constraint, ConstraintOp, Scalar
+from iris_ray.model.constraints import Attributes, AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import JobSpec, PriorityBand, SparePurpose
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.groups import group_name
 from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.user_limits import Account, UserLimits
 
@@ -332,11 +333,11 @@ class ReferencePlan:
         if not spec.coscheduling:
             return [(worker.node_id, [worker]) for worker in self.workers]
         key = spec.coscheduling.group_by
-        members: dict[str, list[Worker]] = {}
+        members: dict[AttributeValue, list[Worker]] = {}
         for worker in sorted(self.workers, key=place):
             if key in worker.attributes:
-                members.setdefault(str(worker.attributes[key]), []).append(worker)
-        return sorted(members.items())
+                members.setdefault(worker.attributes[key], []).append(worker)
+        return sorted((group_name(value), hosts) for value, hosts in members.items())
 
     def option(self, spec: JobSpec, name: str, hosts: list[Worker], avoided: set[str], later: bool) -> Option | None:
         """What the group is to the job; None if it is no use, however idle. Later: once what passes has passed."""

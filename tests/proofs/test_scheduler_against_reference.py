@@ -120,7 +120,7 @@ JOBS = st.tuples(st.integers(0, 3), st.sampled_from(["ann", "bob", "cem"]), st.s
 SLICES = st.fixed_dictionaries(
     {
         "tpu_type": st.sampled_from(TYPES),
-        "rack": st.sampled_from(["r1", "r1", "r2", "r3", None]),
+        "rack": st.sampled_from(["r1", "r1", "r2", None, True, "True", "true", 1, 1.0, "1"]),
         "pool": st.sampled_from(POOLS),
         "flaw": st.sampled_from((None,) * 2 * len(SLICE_FLAWS) + SLICE_FLAWS),
         "at": st.integers(0, 3),

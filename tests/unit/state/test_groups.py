@@ -1,0 +1,44 @@
+"""Groups by the value of an attribute: equal values are one group, and different ones are not confused."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iris_ray.model.constraints import AttributeValue, Scalar
+from iris_ray.state.groups import group_name
+from tests.support.worlds import World, cpu_host
+
+TEXTS = ("True", "true", "1", "1.0", "'1'", '"1"', "inf", "1e-07", "1_0", " 1", "rack-1", "\u0661")
+VALUES: tuple[Scalar, ...] = (*TEXTS, True, False, 0, 1, 1.0, 1.5, 1e-07, 10, 1e20, 10**20, math.inf, -0.0)
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(VALUES, 2)), ids=repr)
+def test_only_equal_values_have_the_same_name(one: Scalar, other: Scalar) -> None:
+    first, second = AttributeValue(one), AttributeValue(other)
+    assert (group_name(first) == group_name(second)) == (first == second)
+
+
+@given(
+    st.lists(st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text()), max_size=5)
+)
+def test_only_equal_values_have_the_same_name_whatever_they_are(found: list[Scalar]) -> None:
+    values = [AttributeValue(value) for value in found]
+    for one, other in itertools.combinations(values, 2):
+        assert (group_name(one) == group_name(other)) == (one == other)
+
+
+def test_text_and_numbers_that_nobody_confuses_are_their_own_names() -> None:
+    assert [group_name(AttributeValue(value)) for value in ("rack-1", 7, 1.5)] == ["rack-1", "7", "1.5"]
+
+
+def test_gang_is_not_split_over_racks_that_look_alike() -> None:
+    world = World()
+    for number, rack in enumerate((True, "True", 1, "1")):
+        world.do(cpu_host(f"host-{number}", rack=rack))
+    assert len(list(world.state.fleet.grouping("rack"))) == 4
+    world.do(cpu_host("host-5", rack=1.0))
+    assert {len(group.workers) for group in world.state.fleet.grouping("rack").groups()} == {1, 2}
+    world.state.check()
