@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import iris_ray
 from iris_ray.cli.findings import Finding, Level
 from iris_ray.cli.words import counted, duration
-from iris_ray.model.workers import TPU, TPU_NAME, Worker, string_attribute
+from iris_ray.model.workers import TPU_NAME, Worker, string_attribute
 from iris_ray.state.events import WorkerRegisteredEvent
 from iris_ray.state.groups import Group
 
@@ -28,16 +28,15 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
     from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL, registration
 
     slices: dict[str, list[Worker]] = {}
-    refused, unlabelled, foreign = [], [], []
+    refused: list[str] = []
+    unlabelled: list[str] = []
+    foreign = []
     for node in table.nodes:
         if not node["Alive"]:
             continue
         event = registration(node, table, ours=reserved.get(node["NodeID"], 0.0))
         if isinstance(event, str):
-            refused.append(event)
-        elif event is None:
-            if node.get("Resources", {}).get(TPU) and SLICE_NAME_LABEL not in node.get("Labels", {}):
-                unlabelled.append(node["NodeManagerAddress"])
+            (refused if SLICE_NAME_LABEL in node.get("Labels", {}) else unlabelled).append(event)
         elif TPU_NAME in event.attributes:
             worker = _worker(event)
             slices.setdefault(string_attribute(worker.attributes, TPU_NAME) or "", []).append(worker)
@@ -47,9 +46,9 @@ def check_hosts(table: "NodeTable", reserved: Mapping[str, float]) -> Iterator[F
     for reason in refused:
         advice = "correct the node's labels (ray start --labels=...): Ray sets them by itself on a TPU VM"
         yield Finding(Level.ERROR, "refused host", reason, advice)
-    for address in unlabelled:
+    for reason in unlabelled:
         advice = f"start it with --labels={SLICE_NAME_LABEL}=...,ray.io/tpu-worker-id=...,ray.io/tpu-pod-type=..."
-        yield Finding(Level.WARNING, "unlabelled host", f"{address} has TPU chips and no {SLICE_NAME_LABEL}", advice)
+        yield Finding(Level.WARNING, "unlabelled host", reason, advice)
     yield from _slices_found(slices)
     for chips in foreign:
         advice = "wait for the processes that use them, or end them: iris_ray gives the slice to no job until then"

@@ -57,7 +57,7 @@ def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:
             in_use=bool(view.jobs) or any(host.holder for host in view.hosts),
             closed=any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in view.hosts),
         )
-        for view in slices_of(workers)
+        for view in slices_of([worker for worker in workers if worker.attributes])  # no job gets the others
         if view.is_slice
     }
 

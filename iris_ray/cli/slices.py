@@ -82,7 +82,8 @@ def _view(name: str, hosts: Sequence[WorkerStatus]) -> SliceView:
     else:
         state = SliceState.FREE
     reason = "; ".join(filter(None, [group.defect, closed])) or None
-    return SliceView(name, hosts[0].device, state, group.size, jobs, reason, tuple(hosts))
+    device = next(filter(None, (host.device for host in hosts)), None)
+    return SliceView(name, device, state, group.size, jobs, reason, tuple(hosts))
 
 
 def _worker(host: WorkerStatus) -> Worker:

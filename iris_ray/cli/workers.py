@@ -30,7 +30,7 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
 
     A slice is free; warm (a process keeps it ready for its next job, and gives it up when another job needs it); busy;
     closed (it takes no new jobs, see NOTE); or incomplete. With SLICE, its hosts. A line without a TYPE is a machine
-    without TPUs, by its address.
+    without TPUs, or with TPUs and without labels, by its address.
 
     \b
       iris-ray workers

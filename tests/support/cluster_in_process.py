@@ -410,6 +410,14 @@ class ClusterInProcess:
             labels = {SLICE_NAME_LABEL: name, WORKER_ID_LABEL: str(number), POD_TYPE_LABEL: tpu_type}
             self._table[node_id] = _node(node_id, f"10.0.{place}.{number}", {"TPU": 4.0, "CPU": 8.0}, labels)
 
+    def add_node(self, node_id: str, address: str, resources: Mapping[str, float], labels: Mapping[str, str]) -> None:
+        """Add a machine that is none of the hosts."""
+        self._table[node_id] = _node(node_id, address, resources, labels)
+
+    def remove_node(self, node_id: str) -> None:
+        """End such a machine; Ray forgets it at once."""
+        del self._table[node_id]
+
     def node_id(self, slice_name: str, number: int) -> str:
         return hashlib.sha256(f"{slice_name}/{number}".encode()).hexdigest()[:56]
 

@@ -33,7 +33,13 @@ from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
 from iris_ray.actors.controller.permissions import Permissions, operators_in
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.recovery import come_back
-from iris_ray.actors.controller.status_views import job_status, limit_statuses, task_status, worker_status
+from iris_ray.actors.controller.status_views import (
+    job_status,
+    limit_statuses,
+    task_status,
+    unusable_status,
+    worker_status,
+)
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
@@ -346,12 +352,19 @@ class Controller:
         return dict(zip(there, await asyncio.gather(*calls), strict=True))
 
     async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
-        """A page of the live hosts, by slice and number: those that come after this place."""
+        """A page of the live hosts, by slice and number: those that come after this place.
+
+        Hosts that no job gets, because of their labels or chips, are among them, each with the reason.
+        """
         await self.ping()
-        now, workers = self._clock.now(), self._state.workers.values()
-        places = {(w.slice_name or "", w.host_index or 0, w.node_id): w for w in workers}
+        now, workers, unusable = self._clock.now(), self._state.workers, self._nodes.unusable
+        places = [(w.slice_name or "", w.host_index or 0, w.node_id) for w in workers.values()]
+        places += [(u.slice_name or "", 0, u.node_id) for u in unusable.values() if u.node_id not in workers]
         page = heapq.nsmallest(PAGE, (place for place in places if place > after))
-        return [worker_status(places[place], self._state, now) for place in page]
+        return [
+            worker_status(workers[i], self._state, now) if i in workers else unusable_status(unusable[i])
+            for _, _, i in page
+        ]
 
     @checked
     async def cancel(self, job_id: str, reason: Words, user: str) -> JobStatus:

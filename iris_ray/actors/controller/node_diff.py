@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from iris_ray.actors.controller.clock import Clock
@@ -18,20 +18,48 @@ GONE_HOSTS_KEPT = 10_000
 MISSING = "the host is missing in Ray's node table, which lists a node that died only until very many others have died"
 
 
+@dataclass(frozen=True, slots=True)
+class UnusableHost:
+    """A live host that no job gets, because of its labels or its chips.
+
+    Attributes:
+        node_id, address: Ray's node id and the IP address.
+        slice_name: the slice that it says it is of, or None.
+        resources: by Ray's resource names.
+        why: what is wrong with it, in words.
+    """
+
+    node_id: str
+    address: str
+    slice_name: str | None
+    resources: Mapping[str, float]
+    why: str
+
+    @staticmethod
+    def of(node: Mapping[str, Any], why: str) -> "UnusableHost":
+        labels, resources = node.get("Labels", {}), node.get("Resources", {})
+        return UnusableHost(
+            node["NodeID"], node["NodeManagerAddress"], labels.get(SLICE_NAME_LABEL), dict(resources), why
+        )
+
+
 class NodeDiff:
     """Compares readings of the node table, and remembers how hosts were lost.
 
     Args:
         state: read only; it knows the hosts that are alive.
         clock: the Controller's.
+
+    Attributes:
+        unusable: the live hosts that no job gets, by node id.
     """
 
     def __init__(self, state: ControllerState, clock: Clock) -> None:
+        self.unusable: dict[str, UnusableHost] = {}
         self._state = state
         self._clock = clock
         self._readings: dict[str, object] = {}  # node id → what was last read of it
         self._elsewhere = UseElsewhere(state)
-        self._refused: set[str] = set()
         self._missing: set[str] = set()  # live hosts that the last reading did not have
         self._gone: dict[str, str] = {}  # node id → how it was lost
         self._notices: dict[str, str] = {}  # node id → the notice that it had when it was lost
@@ -74,6 +102,8 @@ class NodeDiff:
 
     def _vanished(self, listed: Set[str]) -> list[Event]:
         """Return the loss of the hosts that are neither in this reading nor were in the one before."""
+        for node_id in self.unusable.keys() - listed:
+            del self.unusable[node_id]
         before, self._missing = self._missing, self._state.workers.keys() - listed
         vanished = [WorkerFailedEvent(node_id, MISSING) for node_id in before & self._missing]
         return [event for died in vanished for event in self._lost(died)]
@@ -86,6 +116,7 @@ class NodeDiff:
                 self._notices[node_id] = worker.draining
             self._remember(node_id, died.reason)
         self._readings.pop(node_id, None)
+        self.unusable.pop(node_id, None)
         self._elsewhere.forget(node_id)
         if worker is None:
             return []
@@ -102,12 +133,11 @@ class NodeDiff:
         self._gone.pop(node_id, None)
         chips = node.get("Resources", {}).get("TPU", 0.0)
         worker = registration(node, table, ours=chips if held else 0.0)
+        known = self.unusable.pop(node_id, None)
         if isinstance(worker, str):
-            if worker not in self._refused:
-                self._refused.add(worker)
-                logger.warning("refused: %s", worker)
-            return []
-        if worker is None:
+            if known is None or known.why != worker:
+                logger.warning("of no use: %s", worker)
+            self.unusable[node_id] = UnusableHost.of(node, worker)
             return []
         worker = self._clock.heard(replace(worker, elsewhere=self._elsewhere.of(node, table, held)))
         return [] if self._state.knows(worker) else [worker]

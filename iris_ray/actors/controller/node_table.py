@@ -37,8 +37,8 @@ class NodeTable:
         return NodeTable(tuple(ray.nodes()), draining_nodes(), available_resources_by_node())
 
 
-def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> WorkerRegisteredEvent | str | None:
-    """What one live node is to the scheduler: a worker, a refusal in words, or None for half a TPU host.
+def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> WorkerRegisteredEvent | str:
+    """What one live node is to the scheduler: a worker, or of no use, and why.
 
     Args:
         node: an entry of ``ray.nodes()``.
@@ -61,8 +61,10 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
             draining,
             deadline=deadline,
         )
-    if not chips or SLICE_NAME_LABEL not in labels:
-        return None
+    if SLICE_NAME_LABEL not in labels:
+        return f"host {node['NodeManagerAddress']} has TPU chips and no label {SLICE_NAME_LABEL}"
+    if not chips:
+        return f"host {node['NodeManagerAddress']} of {labels[SLICE_NAME_LABEL]} has no TPU chips that Ray knows of"
     slice_name = labels[SLICE_NAME_LABEL]
     host_index = labels.get(WORKER_ID_LABEL, "")
     if not host_index.isdecimal():  # nothing is guessed: a host without a number is not host 0

@@ -1,6 +1,7 @@
 """How the Controller describes its jobs, tasks and hosts to people."""
 
 from iris_ray.actors.controller.clock import Clock
+from iris_ray.actors.controller.node_diff import UnusableHost
 from iris_ray.actors.wire.status import JobStatus, LimitStatus, TaskAttempt, TaskStatus, WorkerStatus
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.job_spec import PriorityBand
@@ -108,6 +109,22 @@ def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerS
         tasks=tuple(task_id for task_id, _ in worker.occupants),
         unavailable="; ".join(filter(None, [worker.draining, worker.foreign, suspicion, *taints])) or None,
         holder=state.holders.get(worker.slice_name or ""),
+    )
+
+
+def unusable_status(host: UnusableHost) -> WorkerStatus:
+    return WorkerStatus(
+        node_id=host.node_id,
+        address=host.address,
+        slice_name=host.slice_name,
+        host_index=None,
+        device=None,
+        resources=host.resources,
+        free=host.resources,
+        attributes={},
+        tasks=(),
+        unavailable=host.why,
+        holder=None,
     )
 
 

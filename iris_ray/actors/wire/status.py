@@ -146,7 +146,8 @@ class WorkerStatus:
         node_id, address: Ray's node id and the IP address.
         slice_name, host_index, device: its place in its slice and the slice's type; None if it is of none.
         resources, free: by Ray's resource names.
-        attributes: everything that constraints can ask about, taints included.
+        attributes: everything that constraints can ask about, taints included; none if no job can ever get the host,
+            because of its labels or chips.
         tasks: ids of the tasks that hold something of it.
         unavailable: why it takes nothing new, or None.
         holder: the pool that keeps its slice, busy or warm, or None.

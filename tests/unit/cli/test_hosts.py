@@ -1,5 +1,6 @@
 """``iris-ray workers``, ``drain``, ``undrain``, ``taint``, ``untaint``: what they do to the real Controller."""
 
+from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.cli.exits import USAGE
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
@@ -56,3 +57,26 @@ def test_workers_shows_one_slices_hosts_and_knows_the_nearest_name(world: Contro
     assert world.node_id("v4-16-0", 1)[:12] in shown
     assert "v4-16-1" not in shown
     assert "did you mean v4-16-0" in world.iris("workers", "v4-160", code=USAGE).stderr
+
+
+def test_hosts_that_are_of_no_use_are_shown_with_the_reason(world: ControllerInProcess) -> None:
+    for number, (what, labels, resources) in enumerate(
+        (
+            ("unlabelled", {}, {"TPU": 4.0}),
+            ("without a number", {SLICE_NAME_LABEL: "odd", POD_TYPE_LABEL: "v4-8"}, {"TPU": 4.0}),
+            ("of no type", {SLICE_NAME_LABEL: "odder", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v99"}, {"TPU": 4.0}),
+            ("without chips", {SLICE_NAME_LABEL: "oddest", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v4-8"}, {"CPU": 8.0}),
+        )
+    ):
+        world.add_node(what, f"10.9.0.{number}", resources, labels)
+    wait_until(lambda: "oddest" in states(world))
+    found = states(world)
+    assert found["10.9.0.0"] == ("CLOSED", "host 10.9.0.0 has TPU chips and no label ray.io/tpu-slice-name")
+    assert found["odd"][0] == found["odder"][0] == found["oddest"][0] == "INCOMPLETE"
+    assert "has no usable ray.io/tpu-worker-id" in str(found["odd"][1])
+    assert "v99" in str(found["odder"][1])
+    assert "host 10.9.0.3 of oddest has no TPU chips that Ray knows of" in str(found["oddest"][1])
+    assert "no label ray.io/tpu-slice-name" in world.iris("workers", "--hosts").stdout
+    world.succeed(world.start("train", slices=(3,)))
+    world.remove_node("unlabelled")
+    wait_until(lambda: "10.9.0.0" not in states(world))

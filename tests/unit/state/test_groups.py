@@ -36,7 +36,8 @@ def test_text_and_numbers_that_nobody_confuses_are_their_own_names() -> None:
 
 def test_gang_is_not_split_over_racks_that_look_alike() -> None:
     world = World()
-    for number, rack in enumerate((True, "True", 1, "1")):
+    racks: tuple[Scalar, ...] = (True, "True", 1, "1")
+    for number, rack in enumerate(racks):
         world.do(cpu_host(f"host-{number}", rack=rack))
     assert len(list(world.state.fleet.grouping("rack"))) == 4
     world.do(cpu_host("host-5", rack=1.0))

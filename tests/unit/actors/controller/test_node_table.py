@@ -57,8 +57,9 @@ def test_registration_of_a_tpu_host_carries_its_attributes_and_labels() -> None:
 
 
 @pytest.mark.parametrize("one", [node(chips=0.0), node(without="ray.io/tpu-slice-name")], ids=["no chips", "no slice"])
-def test_registration_of_a_host_without_a_slice_is_none(one: dict[str, Any]) -> None:
-    assert register(one) is None
+def test_host_without_a_slice_or_without_chips_is_of_no_use_and_says_why(one: dict[str, Any]) -> None:
+    assert "TPU chips" in str(register(one))
+    assert "10.0.0.7" in str(register(one))
 
 
 def test_registration_of_a_node_without_tpu_is_a_worker_of_no_slice() -> None:
