@@ -374,7 +374,7 @@ def print_large_job(rounds: int) -> None:
     samples: dict[int, list[tuple[float, float, int]]] = {tasks: [] for tasks in sizes}
     for number in range(rounds):
         for tasks, state in states.items():
-            samples[tasks].append(one_task_ends(state, number * 7))
+            samples[tasks].append(one_task_ends(state, number))
     print("\n| A task ends while others of its job wait | To the committed plan, ms | Its records, ms | Their bytes |")
     print("|---|---:|---:|---:|")
     middles = {tasks: tuple(map(statistics.median, zip(*samples[tasks], strict=True))) for tasks in sizes}
