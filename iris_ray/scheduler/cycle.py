@@ -161,7 +161,8 @@ class Cycle:
 
     def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str]) -> None:
         """Keep these hosts for a job no more. What was lifted for it is free, unless it is kept for another one."""
-        self._rooms.give_up(job, node_ids)
+        takes = bool(lifted) and self._evictor is not None and self._evictor.gives_to(job)
+        self._rooms.give_up(job, node_ids, takes)
         self._rooms.put_back(lifted)
         if lifted:
             for available in (*self._available.values(), *self._elsewhere.values()):

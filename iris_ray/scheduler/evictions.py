@@ -164,6 +164,10 @@ class Evictor:
         job_id = job.spec.job_id
         return tuple(dict.fromkeys(attempt.job_id for attempt, taker in self._going.items() if taker == job_id))
 
+    def gives_to(self, job: Job) -> bool:
+        """Return whether something is about to give its hosts to a job."""
+        return job.spec.job_id in self._going.values()
+
     def going(self) -> Iterable[AttemptId]:
         """Return the attempts that are about to give their hosts to other jobs."""
         return self._going

@@ -92,16 +92,20 @@ class KeptRooms:
             if worker.node_id in self._rooms.get(job_id, ()):
                 self._plan.keep(worker, job_id)
 
-    def give_up(self, job: Job, node_ids: Collection[str]) -> None:
+    def give_up(self, job: Job, node_ids: Collection[str], takes: bool) -> None:
         """Keep nothing for a job any more: it runs, or can't run for a while. Its hosts must be lifted.
 
+        Room past the bound is for one gang, wherever that then runs. What a job takes from lower bands may be for
+        several of its tasks that are placed one by one: the others keep theirs, as far as there are so many.
+
         Args:
-            job: which. Other tasks of a job that are placed one by one keep their room, as far as there are so many.
+            job: which.
             node_ids: the hosts that it gets; none if it can't run.
+            takes: whether lower bands are giving it hosts.
         """
         room = self._rooms.pop(job.spec.job_id, None)
         self._given_up |= room is not None
-        if room and node_ids and job.spec.coscheduling is None:
+        if room and node_ids and job.spec.coscheduling is None and (takes or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
             if left := tuple(node_id for node_id in room if node_id not in node_ids)[:waiting]:
                 self._rooms[job.spec.job_id] = left
@@ -140,13 +144,15 @@ class KeptRooms:
         """Return what is to be remembered, what is given up first.
 
         Args:
-            placed: ids of the jobs that the plan gives hosts: once this is committed, they keep nothing.
+            placed: ids of the jobs that the plan gives hosts: once this is committed, gangs keep nothing. Of the room
+                of tasks that are placed one by one, the hosts that they did not get may be left.
         """
         changed = []
         for job_id, job in self._jobs.items():
             node_ids = self._rooms.get(job_id, ())
             is_lost = job_id in placed or job_id in self._taken  # once the plan is committed
-            if node_ids or job.kept if job_id in self._waiting else node_ids != (() if is_lost else job.kept):
+            is_partly_lost = job_id in placed and job.spec.coscheduling is None
+            if node_ids or job.kept if is_partly_lost else node_ids != (() if is_lost else job.kept):
                 changed.append(RoomKeptEvent(job_id, node_ids))
         return sorted(changed, key=lambda event: bool(event.node_ids))
 

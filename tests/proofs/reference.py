@@ -87,10 +87,11 @@ class ReferencePlan:
         self.timed_out: set[str] = set()
         self.unschedulable: set[str] = set()
         self.kept: dict[str, list[str]] = {}
+        self.late: set[str] = set()  # jobs with a gang that has waited too long and did not get hosts
         self.unplaced = {job.spec.job_id: [job.gangs[position] for position in job.pending] for job in pending}
         self.schedule_all(list(pending))
         given_up = self.timed_out | self.unschedulable
-        self.starving = self.kept.keys() & self.rooms.keys()
+        self.starving = self.kept.keys() & self.rooms.keys() & self.late
         self.pending_reasons = {job_id for job_id, gangs in self.unplaced.items() if gangs and job_id not in given_up}
 
     # -- order -----------------------------------------------------------------------------------------------------
@@ -277,6 +278,8 @@ class ReferencePlan:
     def keep(self, job: Job, gang: Gang, options: list[Option], room: list[str] | None) -> None:
         """Keep groups from all jobs that come later, for a gang that has waited too long or returns."""
         job_id, least, kept_already = job.spec.job_id, counts(job)[0], [o for o in options if self.is_kept(o)]
+        if self.waited_long(gang):
+            self.late.add(job_id)
         if room is not None:
             self.keep_better(job, room)
             return

@@ -12,7 +12,7 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, RoomKeptEvent, WorkerDrainedEvent
 from iris_ray.state.records import JobRecord
-from tests.support.worlds import World, cpu_host, host
+from tests.support.worlds import World, assigned_tasks, cpu_host, host
 
 S = TaskState
 LATE = BACKFILL_BOUND_S + 1
@@ -109,6 +109,46 @@ def test_room_of_a_large_task_is_a_host(world: World) -> None:
         world.schedule()
     assert large.tasks[0].node_id == kept
     assert sum(task.state is S.ASSIGNED for task in more.tasks) == 8
+
+
+def test_room_is_for_one_task_wherever_it_then_runs(world: World) -> None:
+    """The job's other tasks wait for their turn: the room goes to the first in the fair order."""
+    for name in ("x", "y"):
+        world.do(cpu_host(name, cpus=8.0))
+    cpus = {"constraints": (Constraint("tpu-name", ConstraintOp.NOT_EXISTS),), "resources": {"CPU": 8.0}}
+    busy = world.start_tasks("busy", replicas=2, user="other", **cpus)
+    mine = world.submit_tasks("mine", replicas=2, user="me", **cpus)
+    world.submit_tasks("yours", replicas=1, user="you", **cpus)
+    world.now += LATE
+    world.schedule()
+    assert mine.kept == ("x",)
+    world.report(busy, S.SUCCEEDED, 1)
+    world.confirm(busy, index=1)
+    plan = world.plan()
+    assert [(task.job_id, task.node_id) for task in assigned_tasks(plan)] == [("mine", "y")]
+    assert not plan.starving
+    world.schedule()
+    assert not mine.kept
+    assert world.plan().starving == ["yours"]
+    world.schedule()
+    assert world.state.jobs["yours"].kept == ("x",)
+
+
+def test_room_that_has_become_useless_is_not_kept_for_other_tasks(world: World) -> None:
+    for name in ("x", "y"):
+        world.do(cpu_host(name, cpus=8.0))
+    cpus = {"constraints": (Constraint("tpu-name", ConstraintOp.NOT_EXISTS),), "resources": {"CPU": 8.0}}
+    busy = world.start_tasks("busy", replicas=2, user="other", **cpus)
+    mine = world.submit_tasks("mine", replicas=2, user="me", **cpus)
+    world.submit_tasks("yours", replicas=1, user="you", **cpus)
+    world.now += LATE
+    world.schedule()
+    assert mine.kept == ("x",)
+    world.do(cpu_host("x", cpus=4.0))
+    world.report(busy, S.SUCCEEDED, 1)
+    world.confirm(busy, index=1)
+    assert world.schedule().keys() == {"mine"}
+    assert not mine.kept
 
 
 def test_higher_band_passes_and_the_job_gets_other_room(world: World) -> None:

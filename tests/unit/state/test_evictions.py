@@ -207,3 +207,20 @@ def test_tasks_that_are_placed_one_by_one_take_and_give_hosts(world: World) -> N
     world.schedule()
     assert all(gang.placed for gang in taker.gangs)
     assert tasks.evictions == 3
+
+
+def test_last_victim_goes_on_giving_way_though_another_task_of_the_job_has_found_a_host(world: World) -> None:
+    victim = world.start_tasks("victim", 1, priority=BATCH)
+    others = world.start_tasks("others", 3, priority=INTERACTIVE)
+    world.now += 1000.0
+    taker = world.submit_tasks("taker", 3, priority=INTERACTIVE)
+    world.schedule()
+    assert victim.gang.eviction is not None
+    kept = taker.kept
+    assert len(kept) == 1
+    world.report(others, S.SUCCEEDED, 2)
+    world.confirm(others, index=2)
+    world.schedule()
+    assert [gang.placed for gang in taker.gangs] == [True, False, False]
+    assert taker.kept == kept
+    assert victim.gang.eviction is not None
