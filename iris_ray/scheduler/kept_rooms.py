@@ -38,7 +38,8 @@ class KeptRooms:
         self._fleet = fleet
         self._deadlines = deadlines
         self._plan = plan
-        self._before = sorted((job for job in pending if job.kept), key=lambda job: -job.spec.priority)
+        lasting = (job for job in pending if job.kept and deadlines.timed_out(job) is None)  # the others end now
+        self._before = sorted(lasting, key=lambda job: -job.spec.priority)
         self._rooms: dict[str, tuple[str, ...]] = {}  # job id → node ids
         self._jobs: dict[str, Job] = {}  # those that have, or had, room
         self._taken: set[str] = set()  # ids of jobs of whose room a higher band has taken some

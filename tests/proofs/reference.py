@@ -132,8 +132,7 @@ class ReferencePlan:
     def place_one_gang(self, job: Job) -> bool:
         """Whether one was placed. If not, the job is done with for this time."""
         spec, gangs = job.spec, self.unplaced[job.spec.job_id]
-        timeout = spec.scheduling_timeout
-        if timeout is not None and self.now - job.submitted_at > timeout and not job.started:
+        if self.is_out_of_time(job):
             self.timed_out.add(spec.job_id)
             return False
         gang = next((gang for gang in gangs if gang.not_before <= self.now), None)
@@ -164,8 +163,14 @@ class ReferencePlan:
         self.given_up = self.given_up or room is not None
         return bool(chosen)
 
+    def is_out_of_time(self, job: Job) -> bool:
+        timeout = job.spec.scheduling_timeout
+        return timeout is not None and self.now - job.submitted_at > timeout and not job.started
+
     def room_is_of_use(self, job: Job) -> bool:
         """Whether the job could run in its room if nobody used it, and nobody has just got some of it."""
+        if self.is_out_of_time(job):
+            return False
         if any(self.is_host_kept(worker) for worker in self.workers if worker.node_id in job.kept):
             return False  # for a higher band
         if not job.kept or all(job.gangs[position].not_before > self.now for position in job.pending):

@@ -53,6 +53,20 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     assert not large.kept
 
 
+def test_room_of_a_job_that_is_out_of_time_goes_to_the_next_in_the_same_plan(world: World) -> None:
+    world.start("busy-a", user="other")
+    world.start("busy-b", user="other")
+    world.submit("impatient", user="me", slices=(2,), scheduling_timeout=LATE + 1)
+    patient = world.submit("patient", user="me", slices=(2,))
+    world.now += LATE
+    world.schedule()
+    assert not patient.kept
+    world.now += 10.0
+    assert [event.job_id for event in world.plan().timed_out] == ["impatient"]
+    world.schedule()
+    assert patient.kept == ("a-0", "a-1", "b-0", "b-1")
+
+
 def test_room_is_for_the_first_in_the_fair_order_not_for_the_oldest(world: World) -> None:
     world.start("busy-a", user="hog")
     world.start("busy-b", user="hog")
