@@ -23,6 +23,7 @@ from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
@@ -166,6 +167,7 @@ class RandomWorld(World):
 
     def __init__(self, slices: list[dict], cpu_hosts: list[dict], kinds: list[dict], jobs: list[tuple]) -> None:
         super().__init__()
+        self.scheduler = Scheduler(evictions=None)  # the reference knows none; they have proofs of their own
         self.now = 2 * LONG
         self.specs = [
             (spec_of(f"job-{number}", user=user, **kinds[pick % len(kinds)]), age)
