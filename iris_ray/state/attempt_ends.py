@@ -105,6 +105,8 @@ class AttemptEnds:
     def worker_lost(self, worker: Worker, reason: str, change: Change) -> None:
         """End the attempts that ran on a lost worker."""
         for task_id, attempt in worker.occupants:
+            if attempt not in self._allocations.of(attempt.job_id):
+                continue  # its end was confirmed ahead of its reports, and another task that ran here has ended its job
             job = self._table.jobs[attempt.job_id]
             self._allocations.let_go(job, worker.node_id, attempt)
             self._table.gang_changed(job, job.gangs[attempt.gang])

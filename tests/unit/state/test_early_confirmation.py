@@ -111,3 +111,13 @@ def test_pool_that_dies_after_the_confirmation_leaves_nothing(world: World) -> N
     assert world.busy() == set()
     assert not job.gang.end_confirmed
     world.check()
+
+
+def test_lost_host_ends_a_job_of_which_another_task_there_was_confirmed_early(world: World) -> None:
+    job = world.start_tasks(replicas=2, resources={"CPU": 1.0}, max_retries_preemption=0)
+    assert len({task.node_id for task in job.tasks}) == 1
+    world.confirm(job, index=1)
+    world.lose(job.tasks[0].node_id or "")
+    assert (job.state, world.busy()) == (JobState.WORKER_FAILED, set())
+    assert not world.state.usage
+    world.check()
