@@ -520,7 +520,9 @@ class Oracle(Bookkeeper):
             assert not workers or returns or takes or job_id in plan.starving
             assert not (returns and job_id in plan.starving)
             assert not (workers and is_extra(job)), f"{job_id} keeps something from jobs that wait"
-        given_up = any(self.state.jobs[assignment.job_id].kept for assignment in plan.assignments)
+        run = (assignment.job_id for assignment in plan.assignments)
+        limited = (job_id for job_id, waiting in plan.pending_reasons.items() if waiting.limit)
+        given_up = any(self.state.jobs[job_id].kept for job_id in (*run, *limited))  # the next plan keeps some
         for job_id, waiting in plan.pending_reasons.items():
             job = self.state.jobs[job_id]
             long = any(self.waits_long(gang) for gang in job.gangs) or self.returns(job)
