@@ -334,9 +334,8 @@ def test_exit_handlers_run_and_children_do_not_outlive_the_task(cluster: Simulat
         return daemon.pid
 
     daemons = run_on_pod(trace.gang(leave_things_behind), "v4-16")
-    wait_until(lambda: not any(map(alive, daemons)), 15)
-    assert (directory / "exited-0").exists()
-    assert (directory / "exited-1").exists()
+    wait_until(lambda: not any(map(alive, daemons)), 15)  # Ray ends them as soon as the process begins to exit
+    wait_until(lambda: all((directory / f"exited-{index}").exists() for index in range(2)), 15)
 
 
 # -- ends ----------------------------------------------------------------------------------------------------------
