@@ -323,19 +323,26 @@ def test_sys_exit_zero_is_a_return(cluster: SimulatedCluster) -> None:
     assert run_on_pod(lambda: sys.exit(0), "v4-16") == [None, None]
 
 
-def test_exit_handlers_run_and_children_do_not_outlive_the_task(cluster: SimulatedCluster, trace: Trace) -> None:
+def test_exit_handlers_find_children_alive_which_end_with_the_task(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
     def leave_things_behind(facts: dict[str, Any]) -> int:
         import atexit
+        import threading
 
-        atexit.register((directory / f"exited-{facts['index']}").touch)
+        uploaded = directory / f"uploaded-{facts['index']}"
+        tracker = subprocess.Popen(["tee", uploaded], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        atexit.register(tracker.communicate, b"the last step")
+        threading.Thread(target=lambda: time.sleep(0.5) or (directory / f"thread-{facts['index']}").touch()).start()
         daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
         return daemon.pid
 
     daemons = run_on_pod(trace.gang(leave_things_behind), "v4-16")
-    wait_until(lambda: not any(map(alive, daemons)), 15)  # Ray ends them as soon as the process begins to exit
-    wait_until(lambda: all((directory / f"exited-{index}").exists() for index in range(2)), 15)
+    for index in range(2):
+        uploaded = directory / f"uploaded-{index}"
+        wait_until(lambda uploaded=uploaded: uploaded.exists() and uploaded.read_bytes() == b"the last step", 15)
+        assert (directory / f"thread-{index}").exists(), "threads are waited for before exit handlers run"
+    wait_until(lambda: not any(map(alive, daemons)), 15)
 
 
 # -- ends ----------------------------------------------------------------------------------------------------------

@@ -180,11 +180,10 @@ class Journal:
         await self._log.put(values)
         self._store.put(f"complete/{self.epoch}", b"")
         await self._log.append({})
-        begun = {*self._numbers("epoch/"), *self._numbers("complete/")}
-        earlier = sorted(epoch for epoch in begun if epoch < self.epoch)
-        for epoch in earlier:
-            for kind in KINDS:
-                self._store.delete_all(f"{kind}/{epoch}/")
+        for kind in KINDS:
+            for epoch in self._epochs_of(kind):
+                if epoch < self.epoch:
+                    self._store.delete_all(f"{kind}/{epoch}/")
         await self._log.clear_earlier(EPOCHS_KEPT)
         for kind in (*SINGLE_KINDS, "complete", "checkpoint", "epoch"):
             kept = EPOCHS_KEPT if kind in ("checkpoint", "epoch") else 0
@@ -311,6 +310,11 @@ class Journal:
 
     def _last_complete(self) -> int:
         return max(self._numbers("complete/"), default=0)
+
+    def _epochs_of(self, kind: str) -> set[int]:
+        """Return the numbers of the Controllers that have keys of a kind. Usually that is the latest one alone."""
+        found = (key.split("/", 2)[1] for key in self._store.keys(f"{kind}/"))
+        return {int(epoch) for epoch in found if epoch.isdecimal()}
 
     def _numbers(self, kind: str) -> list[int]:
         found = (key.removeprefix(kind) for key in self._store.keys(kind))

@@ -18,6 +18,7 @@ from iris_ray.actors.host.chip_release import in_use
 from iris_ray.actors.host.chips import describe, lock_file
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE
 from iris_ray.actors.host.exit_after_notice import flush_output, means_saved, report_saved
+from iris_ray.actors.host.exit_handlers import run_exit_handlers
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.libtpu_lock import LockProbe
@@ -92,8 +93,11 @@ class TaskProcess:
         return end
 
     def exit(self) -> None:
-        """End the process in good order: exit handlers of user code run."""
-        ray.actor.exit_actor()
+        """End the process in good order: exit handlers of user code run, and find its child processes alive."""
+        try:
+            run_exit_handlers()
+        finally:
+            ray.actor.exit_actor()
 
     def _chips_in_use(self) -> str | None:
         """Return which other process holds this host's chips, in words; None, within some ten µs, if none does."""

@@ -350,6 +350,22 @@ def test_one_that_was_frozen_while_many_came_and_went_still_finds_out(monkeypatc
     assert len(store.keys("epoch/")) == EPOCHS_KEPT + 1  # they don't heap up for ever
 
 
+def test_a_start_costs_the_same_however_many_controllers_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Controller looks only for what is there, once by kind, not once by earlier Controller."""
+
+    def operations_of_a_start() -> int:
+        before = len(store.operations)
+        begun_on(store, monkeypatch)
+        return len(store.operations) - before
+
+    store = SharedStore()
+    begun_on(store, monkeypatch)
+    few = operations_of_a_start()
+    for _ in range(30):
+        begun_on(store, monkeypatch)
+    assert operations_of_a_start() == few
+
+
 def test_records_that_another_one_clears_away_while_they_are_read_are_found_in_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
