@@ -10,14 +10,14 @@ from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
-from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running
+from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running, Taking
 from iris_ray.scheduler.explanation import Explainer, Unplaced, limited, not_looked_at, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage
 from iris_ray.scheduler.given_back import GivenBack
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
 from iris_ray.scheduler.limits import Allowances, chips_of
-from iris_ray.scheduler.pending_reason import ReachedLimit
+from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
 from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
@@ -69,7 +69,9 @@ class Cycle:
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
-        self._evictor = Evictor(*eviction, fleet, self._plan, deadlines.now) if eviction is not None else None
+        self._evictor = (
+            None if eviction is None else Evictor(*eviction, fleet, self._plan, self._allowances, deadlines.now)
+        )
 
     def run(
         self, pending: list[Job], usage: Usage, past: PastUsage | None, spares: Iterable[Job] = ()
@@ -146,18 +148,24 @@ class Cycle:
         self._wait(job, gang, available, free, lifted)
         return None
 
-    def _take_from_lower_bands(self, evictor: Evictor, job: Job, available: Availability) -> tuple[str, ...]:
-        """Have something of lower bands end if the job then runs, and return the names of the groups kept for it."""
+    def _take_from_lower_bands(
+        self, evictor: Evictor, job: Job, available: Availability
+    ) -> tuple[tuple[str, ...], Protected | None]:
+        """Have something of lower bands end if the job then runs.
+
+        Returns:
+            The names of the groups kept for it, and what it may take later.
+        """
         lifted = self._rooms.lift_own(job)
         available.catch_up()
         own = [worker.node_id for worker, _ in lifted]
         taking = evictor.find(job, available, own, self._placed[job.spec.job_id])
         self._rooms.put_back(lifted)
-        if taking is not None:
+        if isinstance(taking, Taking):
             self._rooms.take(job, taking.node_ids)
             self._result.evictions.append(taking.event)
         available.catch_up()
-        return () if taking is None else taking.names
+        return (taking.names, None) if isinstance(taking, Taking) else ((), taking)
 
     def _let_go(self, job: Job, lifted: Lifted, node_ids: Collection[str]) -> None:
         """Keep these hosts for a job no more. What was lifted for it is free, unless it is kept for another one."""
@@ -189,12 +197,15 @@ class Cycle:
         if self._rooms.has_room(job) and self._deadlines.is_starving(gang):
             self._result.starving.append(job_id)
         taken_from: tuple[str, ...] = ()
+        protected = None
         if self._evictor is not None and self._evictor.may_help(job):
-            kept = self._take_from_lower_bands(self._evictor, job, available) or kept
+            taken, protected = self._take_from_lower_bands(self._evictor, job, available)
+            kept = taken or kept
             taken_from = self._evictor.taken_from(job) if kept else ()
         to_all = self._available_to_all(job.requirement)
         avoided = available.impaired if available is not to_all else ()
-        self._unplaced.append(Unplaced(job, to_all, free, len(to_all.unplaced), kept, avoided, taken_from))
+        ahead = len(to_all.unplaced)
+        self._unplaced.append(Unplaced(job, to_all, free, ahead, kept, avoided, taken_from, protected))
         to_all.unplaced.append(job_id)
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:

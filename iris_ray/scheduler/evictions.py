@@ -3,7 +3,10 @@
 A victim is of a lower band than the job that waits, and has run for the minimum time of its band. Sets of victims are
 compared by these, in this order: how many victims they have of INTERACTIVE, then of BATCH; how much they lose, in
 seconds of hosts since their attempts began; how many spares they have. Spares count for nothing else, since nothing
-runs there. A victim that turns out to be superfluous is left alone.
+runs there. A victim that turns out to be superfluous is left alone. If only the minimum time is in the way, the search
+says for whom, and how long (`Protected`).
+
+No more is taken than the limit of the job's user lets it use.
 
 The search is bounded: it takes the newest attempts of the lowest bands first, since they lose least.
 """
@@ -21,6 +24,8 @@ from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU, Worker, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status
+from iris_ray.scheduler.limits import Allowances, chips_per_group
+from iris_ray.scheduler.pending_reason import Protected
 from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.state.events import EvictionEvent
@@ -97,12 +102,16 @@ class Evictor:
         running: what runs.
         rules: who may be evicted.
         fleet, plan: what the plan is made from, and what it has given away.
+        allowances: what each user may still get.
         now: seconds on the clock of the events.
     """
 
-    def __init__(self, running: Running, rules: EvictionRules, fleet: Fleet, plan: Plan, now: float) -> None:
+    def __init__(
+        self, running: Running, rules: EvictionRules, fleet: Fleet, plan: Plan, allowances: Allowances, now: float
+    ) -> None:
         self.fleet = fleet
         self.plan = plan
+        self._allowances = allowances
         self._running = running
         self._rules = rules
         self._now = now
@@ -112,6 +121,8 @@ class Evictor:
         for attempt in running.evicted:
             if (eviction := running.jobs[attempt.job_id].gangs[attempt.gang].eviction) is not None:
                 self._going[attempt] = eviction.job_id
+        for taker in filter(None, map(running.jobs.get, dict.fromkeys(self._going.values()))):
+            self._promise(taker, taker.kept)
         self._hopeless: set[_Key] = set()
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
 
@@ -120,8 +131,10 @@ class Evictor:
         key, searchable = _key(job), self._searches > 0 and job.spec.spare_for is None
         return searchable and key not in self._hopeless and bool(self._bands_below(job))
 
-    def find(self, job: Job, available: Availability, own: Collection[str], placed: int) -> Taking | None:
+    def find(self, job: Job, available: Availability, own: Collection[str], placed: int) -> Taking | Protected | None:
         """Return what a job that found too little room is to take; None if nothing would do, or if it only has to wait.
+
+        If it could take something later, return what that is.
 
         Args:
             job: which.
@@ -129,31 +142,63 @@ class Evictor:
             own: the node ids of its room, which must not be kept in the plan meanwhile.
             placed: how many of its gangs the plan has given hosts.
         """
+        needed = self._needed(job, own, placed)
+        if not needed:
+            return None  # its user's limit leaves nothing for it
         self._searches -= 1
-        search = _Search(self, job, available, self._needed(job, own, placed))
-        found = None
-        if search.exist:
-            room = search.room_without_victims(own)
-            if len(room) >= search.needed:
-                return None
-            found = search.complete(room, self._groups_in_use(self._bands_below(job), search))
+        search = _Search(self, job, available, needed)
+        room = search.room_without_victims(own) if search.exist else {}
+        if len(room) >= needed:
+            return None
+        found = self._complete(search, room)
         if found is None:
             if not available.impaired:
                 self._hopeless.add(_key(job))  # a plan takes nothing back
+            return self._protected(search, room, available)
+        if not self._allowances.may_take(job, search.accelerators(found)):
             return None
         victims = frozenset[AttemptId]().union(*found.values())
         self._going.update(dict.fromkeys(victims, job.spec.job_id))
         names = tuple(sorted(found))
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
+        self._promise(job, node_ids)
         deadline = self._now + self._rules.grace_s
         return Taking(names, node_ids, EvictionEvent(job.spec.job_id, tuple(sorted(victims)), deadline))
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
-        """Return how many groups a job needs: one for each task that does not pause, if it is no gang."""
+        """Return how many groups a job needs: one for each task that does not pause, if it is no gang.
+
+        None that the limit of its user would keep from it.
+        """
         if job.spec.coscheduling is not None:
-            return num_groups(job)[0]
+            least = num_groups(job)[0]
+            return least if self._allowances.may_take(job, least * chips_per_group(job)) else 0
         waiting = (position for position in job.pending if job.gangs[position].not_before <= self._now)
-        return sum(1 for _ in islice(waiting, placed, placed + len(own) + TASKS_AT_ONCE))
+        needed = sum(1 for _ in islice(waiting, placed, placed + len(own) + TASKS_AT_ONCE))
+        while needed and not self._allowances.may_take(job, needed * chips_per_group(job)):
+            needed -= 1
+        return needed
+
+    def _complete(self, search: "_Search", room: Room) -> Room | None:
+        names = self._groups_in_use(self._bands_below(search.job), search) if search.exist else ()
+        return search.complete(room, names)
+
+    def _protected(self, search: "_Search", room: Room, available: Availability) -> Protected | None:
+        """Return what a job could take once it has run for the minimum time of its band."""
+        first = search.needed if search.job.spec.coscheduling else len(room) + 1
+        patient = _Search(self, search.job, available, first, patient=True)
+        found = self._complete(patient, room)
+        if found is None:
+            return None
+        victims = sorted(frozenset[AttemptId]().union(*found.values()))
+        waits = [cost[0] for victim in victims if (cost := patient.cost_of(victim)) is not None]
+        return Protected(tuple(dict.fromkeys(victim.job_id for victim in victims)), max(waits))
+
+    def _promise(self, job: Job, node_ids: Iterable[str]) -> None:
+        """Have what a job takes count towards its user's limit from now on."""
+        workers = (self.fleet.workers.get(node_id) for node_id in node_ids)
+        demands = (job.requirement.demand(worker) for worker in workers if worker is not None)
+        self._allowances.promised(job, sum(demand.get(TPU, 0.0) for demand in demands))
 
     def _bands_below(self, job: Job) -> list[PriorityBand]:
         """Return the bands below a job's that hold something, the lowest first."""
@@ -191,15 +236,21 @@ class Evictor:
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    def cost(self, attempt: AttemptId, taker: PriorityBand) -> Cost | None:
-        """Return what the end of an attempt costs, if a gang of this band may take its hosts; see the module."""
+    def cost(self, attempt: AttemptId, taker: PriorityBand, patient: bool) -> Cost | None:
+        """Return what the end of an attempt costs, if a gang of this band may take its hosts; see the module.
+
+        Args:
+            attempt: which.
+            taker: the band of the job that takes them.
+            patient: whether those count, too, that have not run for the minimum time.
+        """
         if attempt in self._going:
             return None
         known = self._costs.get(attempt)
         if known is None:
             known = self._costs[attempt] = self._cost(attempt)
         band, cost = known
-        return cost if band > taker and cost else None
+        return cost if band > taker and cost and (patient or not cost[0]) else None
 
     def goes(self, attempt: AttemptId) -> bool:
         """Return whether an attempt is about to give its hosts to another job."""
@@ -213,9 +264,10 @@ class Evictor:
         if job.spec.spare_for is not None:
             return band, _cost(band, victims=0, lost=0.0, spares=1)
         ran = self._now - gang.running_since
-        if ran < self._rules.least_run_s.get(band, math.inf):
+        protected_s = max(0.0, self._rules.least_run_s.get(band, math.inf) - ran)
+        if protected_s == math.inf:
             return band, ()
-        return band, _cost(band, victims=1, lost=ran * len(gang.tasks), spares=0)
+        return band, _cost(band, victims=1, lost=max(0.0, ran) * len(gang.tasks), spares=0, protected_s=protected_s)
 
 
 def _key(job: Job) -> _Key:
@@ -223,24 +275,29 @@ def _key(job: Job) -> _Key:
     return job.requirement, num_groups(job), job.spec.priority
 
 
-def _cost(band: PriorityBand, victims: int, lost: float, spares: int) -> Cost:
-    """Return a cost: victims by band, the highest band first, seconds of hosts, spares."""
+def _cost(band: PriorityBand, victims: int, lost: float, spares: int, protected_s: float = 0.0) -> Cost:
+    """Return a cost: seconds until it may be evicted; victims by band, the highest first; seconds of hosts; spares."""
     by_band = (float(victims * (band is other)) for other in PriorityBand if other > PriorityBand.PRODUCTION)
-    return (*by_band, lost, float(spares))
+    return (protected_s, *by_band, lost, float(spares))
 
 
 class _Search:
     """Looks for victims for one job.
 
+    Args:
+        patient: whether those count, too, that have not run for the minimum time.
+
     Attributes:
+        job: which.
         needed: how many groups it needs.
         exist: whether there are so many that suit it.
     """
 
-    def __init__(self, evictor: Evictor, job: Job, available: Availability, needed: int) -> None:
+    def __init__(self, evictor: Evictor, job: Job, available: Availability, needed: int, patient: bool = False) -> None:
+        self.job = job
         self.needed = needed
+        self._patient = patient
         self._evictor = evictor
-        self._job = job
         self._available = available
         self._need = job.requirement
         self._grouping = evictor.fleet.grouping(job.requirement.group_by)
@@ -257,7 +314,7 @@ class _Search:
         Args:
             own: node ids of the hosts that were kept for it.
         """
-        free = best_free(self.needed, self._available, self._buckets, self._evictor.fleet.held_by(self._job.spec.owner))
+        free = best_free(self.needed, self._available, self._buckets, self._evictor.fleet.held_by(self.job.spec.owner))
         leaving = (node_id for attempt in self._evictor.going() for node_id in self._evictor.hosts_of(attempt))
         room = dict.fromkeys(filter(self._is_nobodys, free), frozenset[AttemptId]())
         for name in chain(self.groups_of(own), self.groups_of(leaving), self._about_to_be_free()):
@@ -276,7 +333,7 @@ class _Search:
         """
         options = {name: more for name in names if name not in room and (more := self._option(name)) is not None}
         enough, victims = self.needed, frozenset[AttemptId]()
-        if self._job.spec.coscheduling is None:
+        if self.job.spec.coscheduling is None:
             enough = min(enough, len(room) + len(options))
         if not len(room) < enough <= len(room) + len(options):
             return None
@@ -332,13 +389,24 @@ class _Search:
 
     def _total(self, victims: Collection[AttemptId]) -> Cost:
         costs = [cost for victim in victims if (cost := self.cost_of(victim)) is not None]
-        return tuple(map(sum, zip(*costs, strict=True))) or (0.0,) * 4
+        return tuple(map(sum, zip(*costs, strict=True))) or (0.0,) * 5
+
+    def accelerators(self, room: Room) -> float:
+        """Return how many chips the job would have there: on hosts with more chips than it expects, more."""
+        return sum(
+            sum(
+                sorted(self._need.demand(host).get(TPU, 0.0) for host in self._hosts(name))[
+                    -self._available.tasks(name) :
+                ]
+            )
+            for name in room
+        )
 
     # -- one group -------------------------------------------------------------------------------------------------
 
     def cost_of(self, attempt: AttemptId) -> Cost | None:
         """Return what the end of an attempt costs; None if it is no victim."""
-        return self._evictor.cost(attempt, self._job.spec.priority)
+        return self._evictor.cost(attempt, self.job.spec.priority, self._patient)
 
     def _may_use(self, name: str) -> bool:
         """Return whether the job could use a group if what runs there ended."""

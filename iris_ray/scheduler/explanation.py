@@ -7,7 +7,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status
-from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, ReachedLimit, Shortage
+from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Protected, ReachedLimit, Shortage
 from iris_ray.scheduler.placement import buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.state.fleet import Fleet
@@ -31,6 +31,7 @@ class Unplaced:
         kept: names of the groups that are kept for it.
         avoided: names of the groups that it avoids, wholly or in part, because launches have failed there.
         taken_from: ids of jobs of lower bands that give it hosts.
+        protected: what it may take from lower bands later, or None.
     """
 
     job: Job
@@ -40,6 +41,7 @@ class Unplaced:
     kept: tuple[str, ...]
     avoided: tuple[str, ...] = ()
     taken_from: tuple[str, ...] = ()
+    protected: Protected | None = None
 
 
 class Explainer:
@@ -72,6 +74,7 @@ class Explainer:
             unplaced.kept,
             tuple(self._display_name(name, job.requirement) for name in unplaced.avoided),
             unplaced.taken_from,
+            unplaced.protected,
         )
 
     def _count(self, job: Job, available: Availability) -> int:

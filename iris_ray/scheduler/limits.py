@@ -22,6 +22,7 @@ class _Allowance:
         running: ids of the user's jobs that had hosts before the plan.
         started: ids of the jobs that the plan has given the first hosts.
         kept_for: a job that has waited too long for the chips to be enough; later jobs get none.
+        promised: chips of the hosts that jobs are about to take from lower bands, by job id.
     """
 
     most_chips: float
@@ -30,6 +31,12 @@ class _Allowance:
     running: set[str]
     started: set[str] = field(default_factory=set)
     kept_for: str | None = None
+    promised: dict[str, float] = field(default_factory=dict)
+
+    def is_new(self, job: Job) -> bool:
+        """Return whether a job counts as one more as soon as it has hosts."""
+        job_id = job.spec.job_id
+        return job.spec.spare_for is None and job_id not in self.running and job_id not in self.started
 
 
 class Allowances:
@@ -50,10 +57,8 @@ class Allowances:
         mine = self._allowance(job)
         if mine is None:
             return None
-        job_id = job.spec.job_id
         jobs = len(mine.running) + len(mine.started)
-        is_new = job.spec.spare_for is None and job_id not in mine.running and job_id not in mine.started
-        if is_new and jobs >= mine.most_jobs:
+        if mine.is_new(job) and jobs >= mine.most_jobs:
             return ReachedLimit(*_account(job), "running jobs", mine.most_jobs, jobs, 1)
         needed = num_groups(job)[0] * chips_per_group(job) if mine.most_chips < math.inf else 0.0
         if needed and (mine.kept_for or rounded(mine.chips + needed) > mine.most_chips):
@@ -96,9 +101,28 @@ class Allowances:
         """Count what the plan has given to a job."""
         mine = self._allowance(job)
         if mine is not None:
-            mine.chips = rounded(mine.chips + resources.get(TPU, 0.0))
-            if job.spec.spare_for is None and job.spec.job_id not in mine.running:
-                mine.started.add(job.spec.job_id)
+            job_id, chips = job.spec.job_id, resources.get(TPU, 0.0)
+            mine.chips = rounded(mine.chips + chips)
+            if job_id in mine.promised:
+                mine.promised[job_id] = max(0.0, mine.promised[job_id] - chips)
+            if mine.is_new(job):
+                mine.started.add(job_id)
+
+    def may_take(self, job: Job, chips: float) -> bool:
+        """Return whether a job may get so many chips, beside what others of its user are about to take."""
+        mine = self._allowance(job)
+        if mine is None:
+            return True
+        others = {job_id: more for job_id, more in mine.promised.items() if job_id != job.spec.job_id}
+        jobs = len(mine.running) + len(mine.started) + len(others.keys() - mine.running - mine.started)
+        if mine.is_new(job) and jobs >= mine.most_jobs:
+            return False
+        return not chips or rounded(mine.chips + sum(others.values()) + chips) <= mine.most_chips
+
+    def promised(self, job: Job, chips: float) -> None:
+        """Count the chips of the hosts that a job is about to take from lower bands."""
+        if (mine := self._allowance(job)) is not None:
+            mine.promised[job.spec.job_id] = chips
 
     def keep_for(self, job: Job, reached: ReachedLimit) -> ReachedLimit:
         """Keep the chips that its user may still have for a job, if the limit lets it run at all and none has them."""

@@ -1,5 +1,6 @@
 """Why a job waits, as data and as a sentence."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -88,6 +89,23 @@ class ReachedLimit:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Protected:
+    """What a job may take from lower bands once that has run for the minimum time of its band.
+
+    Attributes:
+        job_ids: whose hosts.
+        seconds: until then.
+    """
+
+    job_ids: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        when = f"{self.seconds:.0f} s" if self.seconds < 90 else f"{math.ceil(self.seconds / 60)} min"
+        return f"may take the hosts of {_some(self.job_ids)} in {when}"
+
+
 @dataclass(slots=True)  # frozen, it would take three times as long to make, for each waiting job in each cycle
 class PendingReason:
     """Why a job waits.
@@ -106,6 +124,7 @@ class PendingReason:
             them from lower bands.
         avoided: names of groups that it avoids for a while: launches of it, or tasks of its user, have failed there.
         taken_from: ids of the jobs of lower bands that give it hosts.
+        protected: what it may take from lower bands later; None if nothing, or if it need not.
         pause: for how many seconds it is not tried, and why; None if it is tried.
         limit: the limit that its user has reached; None if it waits for something else.
     """
@@ -122,6 +141,7 @@ class PendingReason:
     kept: tuple[str, ...] = ()
     avoided: tuple[str, ...] = ()
     taken_from: tuple[str, ...] = ()
+    protected: Protected | None = None
     pause: tuple[float, str] | None = None
     limit: ReachedLimit | None = None
 
@@ -142,6 +162,8 @@ class PendingReason:
             parts.append(f"{_some(self.kept)} kept for it")
         if self.taken_from:
             parts.append(f"taken from {_some(self.taken_from)}")
+        if self.protected is not None:
+            parts.append(str(self.protected))
         if self.avoided:
             parts.append(f"it avoids {_some(self.avoided)} for a while: launches or tasks have failed there")
         parts += map(str, shortage.closest)

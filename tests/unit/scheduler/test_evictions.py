@@ -8,12 +8,13 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import Limits
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.evictions import LEAST_RUN_S, SEARCHES
 from iris_ray.scheduler.planner import running
-from iris_ray.state.events import Event, TaintedEvent, TimePassedEvent
+from iris_ray.state.events import Event, LimitsSetEvent, TaintedEvent, TimePassedEvent
 from tests.support.costs import calls
-from tests.support.worlds import World, cpu_host, task_states
+from tests.support.worlds import World, cpu_host, host, task_states
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
@@ -184,6 +185,103 @@ def test_higher_band_takes_what_a_band_between_was_to_get(world: World) -> None:
     world.confirm(victim)
     world.schedule()
     assert (high.gang.placed, middle.kept) == (True, ())
+    world.check()
+
+
+# -- limits of the taker's user ----------------------------------------------------------------------------------------
+
+
+def limit(world: World, **limits: float) -> None:
+    """The limits of ann, whose jobs take."""
+    world.do(LimitsSetEvent("ann", PRODUCTION, Limits(**limits)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("chips", "victims"), [(4, 1), (8, 2), (12, 3)])
+def test_no_more_tasks_evict_than_the_limit_of_their_user_lets_start(world: World, chips: int, victims: int) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    world.start_tasks("batch", 4, priority=BATCH)
+    world.now += 1000.0
+    limit(world, chips=chips)
+    world.submit_tasks("prod", 4, priority=PRODUCTION, user="ann")
+    assert [len(event.victims) for event in world.plan().evictions] == [victims]
+    for _ in range(2):  # what it is about to take counts in later plans
+        world.schedule()
+    assert len(world.state.evicted) == victims
+    world.check()
+
+
+@pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
+def test_jobs_that_exceed_the_limit_only_together_evict_for_the_first_of_them(
+    world: World, limits: dict[str, float]
+) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    for job_id in ("one", "two"):
+        run(world, job_id)
+    limit(world, **limits)
+    for job_id in ("first", "second"):
+        world.submit(job_id, priority=PRODUCTION, user="ann")
+    assert [event.job_id for event in world.plan().evictions] == ["first"]
+    for _ in range(2):
+        world.schedule()
+    assert len(world.state.evicted) == 1
+    world.check()
+
+
+def test_nobody_is_evicted_from_hosts_with_more_chips_than_the_limit_of_the_user(world: World) -> None:
+    for number in range(2):
+        world.do(host("a", number, resources={"TPU": 8.0, "CPU": 8.0}))
+    world.now = 10_000.0
+    run(world, "batch")
+    limit(world, chips=8)  # as many as two hosts of four chips
+    world.submit("prod", priority=PRODUCTION, user="ann")
+    assert not world.plan().evictions
+    limit(world, chips=16)
+    assert evicted(world) == {"batch"}
+    world.check()
+
+
+# -- what may be taken later -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "said"), [(60.0, "in 9 min"), (360.0, "in 4 min"), (590.0, "in 10 s"), (600.0, None)]
+)
+def test_job_says_when_it_may_take_what_has_run_too_short(world: World, ran_s: float, said: str | None) -> None:
+    world.add_slice("a")
+    world.now = 10_000.0
+    run(world, "young", INTERACTIVE, ran_s=ran_s)
+    world.submit("prod", priority=PRODUCTION)
+    assert bool(world.plan().evictions) is (said is None)
+    assert (f"may take the hosts of young {said}" in world.why("prod")) is (said is not None)
+    world.check()
+
+
+def test_job_says_what_it_may_take_first_and_waits_for_all_that_it_needs(world: World) -> None:
+    for name in "abc":
+        world.add_slice(name)
+    world.now = 10_000.0
+    for job_id, ran_s in (("old", 5000.0), ("younger", 60.0), ("youngest", 30.0)):
+        run(world, job_id, ran_s=ran_s)
+    world.submit("pair", slices=(2,), priority=PRODUCTION)
+    assert "may take the hosts of old, younger in 60 s" in world.why("pair")
+    world.submit("all", slices=(3,), priority=PRODUCTION)
+    assert "may take the hosts of old, younger, youngest in 2 min" in world.why("all")
+    world.check()
+
+
+@pytest.mark.parametrize("running_band", [PRODUCTION, INTERACTIVE])
+def test_job_that_may_take_nothing_later_either_says_nothing_of_it(world: World, running_band: PriorityBand) -> None:
+    for name in "ab":
+        world.add_slice(name)
+    world.now = 10_000.0
+    run(world, "young", running_band, ran_s=60.0)
+    run(world, "equal", PRODUCTION)
+    world.submit("prod", slices=(2,), priority=PRODUCTION)
+    assert "may take" not in world.why("prod")
     world.check()
 
 
