@@ -9,6 +9,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -326,6 +327,13 @@ def test_sys_exit_zero_is_a_return(cluster: SimulatedCluster) -> None:
 def test_exit_handlers_find_children_alive_which_end_with_the_task(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
+    def touch_later(path: Path) -> None:
+        time.sleep(0.5)
+        path.touch()
+
+    def has_content(path: Path, content: bytes) -> bool:
+        return path.exists() and path.read_bytes() == content
+
     def leave_things_behind(facts: dict[str, Any]) -> int:
         import atexit
         import threading
@@ -333,14 +341,13 @@ def test_exit_handlers_find_children_alive_which_end_with_the_task(cluster: Simu
         uploaded = directory / f"uploaded-{facts['index']}"
         tracker = subprocess.Popen(["tee", uploaded], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         atexit.register(tracker.communicate, b"the last step")
-        threading.Thread(target=lambda: time.sleep(0.5) or (directory / f"thread-{facts['index']}").touch()).start()
+        threading.Thread(target=touch_later, args=(directory / f"thread-{facts['index']}",)).start()
         daemon = subprocess.Popen(["sleep", "600"], start_new_session=True)
         return daemon.pid
 
     daemons = run_on_pod(trace.gang(leave_things_behind), "v4-16")
     for index in range(2):
-        uploaded = directory / f"uploaded-{index}"
-        wait_until(lambda uploaded=uploaded: uploaded.exists() and uploaded.read_bytes() == b"the last step", 15)
+        wait_until(functools.partial(has_content, directory / f"uploaded-{index}", b"the last step"), 15)
         assert (directory / f"thread-{index}").exists(), "threads are waited for before exit handlers run"
     wait_until(lambda: not any(map(alive, daemons)), 15)
 
