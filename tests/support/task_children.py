@@ -28,7 +28,7 @@ class Child:
     BEFORE = """
         import faulthandler, os, signal, sys, time
         from pathlib import Path
-        from iris_ray.actors.host.host_directory import host_directory, started_mark
+        from iris_ray.actors.host.host_directory import host_directory
         from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
         from iris_ray.actors.wire.task_files import TaskFiles
         files = TaskFiles.of_process(host_directory(), os.getpid())
@@ -39,7 +39,7 @@ class Child:
         sys.stdin.readline()
         survive_notices(files)
         faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)
-        started_mark(host_directory(), os.getpid()).touch()
+        TaskFiles.of_process(host_directory(), os.getpid()).started.touch()
     """
 
     def __init__(self, script: str, before: str = "") -> None:

@@ -1,32 +1,43 @@
-"""The directory in which iris_ray keeps its files on a host, and where a task process's own files are in it."""
+"""The directory in which iris_ray keeps its files on a host."""
 
 import os
-import tempfile
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+import ray
+
+VARIABLE = "IRIS_RAY_HOST_DIR"
+
 
 def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the host's directory: ``$IRIS_RAY_HOST_DIR``, or a directory per user under /tmp. Create it if needed.
+    """Return the host's directory: ``$IRIS_RAY_HOST_DIR``, or one per user in Ray's own directory. Create it if needed.
+
+    Ray gives all processes of a node the same directory, ``/tmp/ray`` by default, whatever ``TMPDIR`` a job sets. It
+    is there in containers that Ray starts, too.
 
     Raises:
-        RuntimeError: the directory belongs to another user.
+        RuntimeError: another user owns the directory, or may write to it.
     """
-    configured = environ.get("IRIS_RAY_HOST_DIR")
-    path = Path(configured) if configured else Path(tempfile.gettempdir()) / f"iris_ray-{os.getuid()}"
+    configured = environ.get(VARIABLE)
+    path = Path(configured) if configured else _in_rays_directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.stat().st_uid != os.getuid():
-        raise RuntimeError(
-            f"{path} belongs to another user; remove it, or set IRIS_RAY_HOST_DIR to a directory of yours"
-        )
+    found = path.stat() if configured else path.lstat()  # an operator's path may be a link, one in /tmp must not
+    if reason := _why_unsafe(found):
+        raise RuntimeError(f"{path} {reason}; remove it, or set {VARIABLE} to a directory of yours before `ray start`")
     return path
 
 
-def started_mark(directory: Path, pid: int) -> Path:
-    """Return the path of the file that a task process writes when user code begins; it names the task."""
-    return directory / "tasks" / f"{pid}.started"
+def _in_rays_directory() -> Path:
+    return Path(ray.get_runtime_context().get_temp_dir()) / f"iris_ray-{os.getuid()}"
 
 
-def output_pipe(directory: Path, pid: int) -> Path:
-    """Return the path of the FIFO that a task process prints into."""
-    return directory / "tasks" / f"{pid}.output"
+def _why_unsafe(found: os.stat_result) -> str | None:
+    """Return why a process of another user might change what we keep in a directory; None if none can."""
+    if not stat.S_ISDIR(found.st_mode):
+        return "is no directory"
+    if found.st_uid != os.getuid():
+        return "belongs to another user"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written to by other users"
+    return None

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 HOST_BYTES = 2 << 30
@@ -28,14 +29,22 @@ def prune(
             with contextlib.suppress(OSError):
                 path.unlink()
                 total, count = total - size, count - 1
-    for directory in root.glob("*"):
+    for directory in _within(root):
         with contextlib.suppress(OSError):
             directory.rmdir()  # refused unless it is empty
 
 
 def _logs(root: Path) -> Iterator[tuple[float, int, Path]]:
     """Yield when each log file was last written, in seconds since the epoch, its size in bytes, and its path."""
-    for path in root.glob("*/*.log"):
+    for path in chain.from_iterable(map(_within, _within(root))):
         with contextlib.suppress(OSError):
             stat = path.stat()
             yield stat.st_mtime, stat.st_size, path
+
+
+def _within(directory: Path) -> list[Path]:
+    """Return what a directory holds; nothing if it is none, or if a concurrent `prune` has just removed it."""
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []

@@ -1,6 +1,7 @@
 """Delivers a notice to a task, as a file and a SIGTERM, and waits until the task has saved its state."""
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice
 
+logger = logging.getLogger(__name__)
+
+WRITE_AGAIN_S = 0.5
 SAVED_POLL_S = 0.02
 """Seconds between two looks whether a task has saved its state; its gang moves once all tasks have."""
 LATE_ANSWER_S = 5.0
@@ -58,7 +62,8 @@ class NoticeDelivery:
 
     async def _tell(self, notice: Notice) -> bool:
         """Deliver a notice and wait until the task has saved its state or has ended; return whether it has saved."""
-        self._files.write_notice(notice)
+        while not self._process.ended and not self._write(notice):
+            await self._process.wait_at_most(WRITE_AGAIN_S)
         while not self._process.ended and not self._has_started():
             await self._process.wait_at_most(SAVED_POLL_S)
         if not self._was_signalled:  # a second signal would start a handler that is saving once more, within itself
@@ -67,3 +72,12 @@ class NoticeDelivery:
         while not self._process.ended and not self._files.saved.exists():
             await self._process.wait_at_most(SAVED_POLL_S)
         return self._files.saved.exists()
+
+    def _write(self, notice: Notice) -> bool:
+        """Return whether the notice could be written; the disk may be full now and have room later."""
+        try:
+            self._files.write_notice(notice)
+        except OSError as error:
+            logger.warning("the notice %s can't be written for now: %s", notice.reason, error)
+            return False
+        return True

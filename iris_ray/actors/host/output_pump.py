@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from iris_ray.actors.host.host_directory import output_pipe
 from iris_ray.actors.host.started_task import StartedTask
 from iris_ray.actors.host.task_output import TaskOutput
+from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.actors.wire.task_log import LastLines
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,11 @@ class OutputPump:
 
     def __init__(self, directory: Path, pid: int, node_id: str, report: Callable[[LastLines], None]) -> None:
         self._directory, self._pid, self._node_id, self._report = directory, pid, node_id, report
-        self._path = output_pipe(directory, pid)
-        self._path.unlink(missing_ok=True)  # of an earlier process with this pid
-        os.mkfifo(self._path, 0o600)
+        self._files = TaskFiles.of_process(directory, pid)
+        self._files.output.unlink(missing_ok=True)  # of an earlier process with this pid
+        os.mkfifo(self._files.output, 0o600)
         # Open for writing, too: so there is a reader before there is a writer, and no end of file between writers.
-        self._pipe = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe = os.open(self._files.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # beyond the kernel's limit for a user's pipes; then this one stays smaller
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._wake, self._wake_writer = os.pipe()
@@ -61,11 +61,13 @@ class OutputPump:
 
     def _run(self) -> None:
         try:
-            self._pump()
-        except Exception:  # without a reader the task would stop at its next line
-            logger.exception("the output of process %d can no longer be kept", self._pid)
+            try:
+                self._pump()
+            except Exception:
+                logger.exception("the output of process %d can no longer be kept", self._pid)
+                self._discard()
         finally:
-            self._path.unlink(missing_ok=True)
+            self._files.output.unlink(missing_ok=True)
             for fd in (self._pipe, self._wake):
                 os.close(fd)
             if self._output is not None:
@@ -88,6 +90,15 @@ class OutputPump:
         if (output := self._started_output()) is not None:
             output.end()
 
+    def _discard(self) -> None:
+        """Read until `close`, and keep nothing: without a reader the task would end at its next line."""
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while self._wake not in {fd for fd, _ in poll.poll()}:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._pipe, CHUNK_BYTES)
+
     def _patience_ms(self) -> float | None:
         patience_s = None if self._output is None else self._output.patience_s
         return None if patience_s is None else 1000.0 * patience_s
@@ -106,6 +117,6 @@ class OutputPump:
 
     def _started_output(self) -> TaskOutput | None:
         """Return where the output goes; None as long as no task has started: the mark of its start names it."""
-        if self._output is None and (task := StartedTask.read(self._directory, self._pid)) is not None:
+        if self._output is None and (task := StartedTask.read(self._files)) is not None:
             self._output = TaskOutput(task, self._directory, self._node_id, self._report)
         return self._output

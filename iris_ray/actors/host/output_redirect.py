@@ -8,9 +8,9 @@ import termios
 import time
 from pathlib import Path
 
-from iris_ray.actors.host.host_directory import output_pipe
 from iris_ray.actors.host.started_task import StartedTask
 from iris_ray.actors.wire.messages import TaskLaunch
+from iris_ray.actors.wire.task_files import TaskFiles
 
 DRAINED_S = 2.0
 DRAINED_POLL_S = 0.001
@@ -24,9 +24,10 @@ def redirect_output(directory: Path, launch: TaskLaunch) -> int | None:
     """
     info = launch.info
     task = StartedTask(info.job_id, info.task_index, info.attempt, info.num_tasks, launch.label)
-    task.write(directory, os.getpid())
+    files = TaskFiles.of_process(directory, os.getpid())
+    task.write(files)
     try:
-        pipe = os.open(output_pipe(directory, os.getpid()), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        pipe = os.open(files.output, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     os.set_blocking(pipe, True)

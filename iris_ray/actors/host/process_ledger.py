@@ -9,7 +9,6 @@ from pathlib import Path
 import psutil
 
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE, end_task
-from iris_ray.actors.host.host_directory import output_pipe, started_mark
 from iris_ray.actors.host.process_tree import ProcessTree, runs_since, stat_of
 from iris_ray.actors.wire.task_files import TaskFiles
 
@@ -32,14 +31,13 @@ class ProcessLedger:
         self._host_directory = directory
         self._exclusive = exclusive
         self._directory = directory / ("tasks" if exclusive else "shared-tasks")
-        for used in (self._directory, output_pipe(directory, 0).parent):
+        for used in (self._directory, self._files(0).output.parent):
             used.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
 
     def record(self, tree: ProcessTree, token: str) -> None:
         """Record a task process, and the token that its children will carry."""
-        started_mark(self._host_directory, tree.pid).unlink(missing_ok=True)  # of an earlier process with this pid
-        TaskFiles.of_process(self._host_directory, tree.pid).remove()
+        self._files(tree.pid).remove()  # those of an earlier process with this pid
         with self._lock:
             self._write(tree, token)
 
@@ -52,15 +50,14 @@ class ProcessLedger:
 
     def has_started(self, pid: int) -> bool:
         """Return whether user code has begun to run in a process."""
-        return started_mark(self._host_directory, pid).exists()
+        return self._files(pid).started.exists()
 
     def forget(self, pid: int) -> None:
         """Remove a process's record and its files. Does nothing if there are none."""
         with self._lock:
             self._entry(pid).unlink(missing_ok=True)
-        output_pipe(self._host_directory, pid).unlink(missing_ok=True)
-        started_mark(self._host_directory, pid).unlink(missing_ok=True)
-        TaskFiles.of_process(self._host_directory, pid).remove()
+        self._files(pid).output.unlink(missing_ok=True)
+        self._files(pid).remove()
 
     def end_leftovers(self, grace_s: float = TERM_GRACE_S) -> list[str]:
         """End the processes that earlier actors left running, except the calling process.
@@ -98,6 +95,9 @@ class ProcessLedger:
         except (psutil.Error, OSError):
             return False
 
+    def _files(self, pid: int) -> TaskFiles:
+        return TaskFiles.of_process(self._host_directory, pid)
+
     def _entry(self, pid: int) -> Path:
         return self._directory / f"{pid}.json"
 
@@ -106,7 +106,7 @@ class ProcessLedger:
         entry = {"pid": tree.pid, "started": tree.started, "token": token, "descendants": descendants}
         if (recorder := stat_of(os.getpid())) is not None:
             entry["recorder"] = [recorder.pid, recorder.started]
-        unfinished = self._directory / f"{tree.pid}.unfinished"
+        unfinished = self._directory / f"{tree.pid}.json.unfinished"
         unfinished.write_text(json.dumps(entry))
         unfinished.replace(self._entry(tree.pid))
 

@@ -3,9 +3,8 @@
 import dataclasses
 import json
 from dataclasses import dataclass
-from pathlib import Path
 
-from iris_ray.actors.host.host_directory import started_mark
+from iris_ray.actors.wire.task_files import TaskFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +23,15 @@ class StartedTask:
     num_tasks: int
     label: str
 
-    def write(self, directory: Path, pid: int) -> None:
-        """Write the mark into the host's directory."""
-        mark = started_mark(directory, pid)
-        mark.parent.mkdir(mode=0o700, exist_ok=True)
-        mark.write_text(json.dumps(dataclasses.asdict(self)))
+    def write(self, files: TaskFiles) -> None:
+        """Write the mark among the files of the task's process."""
+        files.started.parent.mkdir(mode=0o700, exist_ok=True)
+        files.started.write_text(json.dumps(dataclasses.asdict(self)))
 
     @staticmethod
-    def read(directory: Path, pid: int) -> "StartedTask | None":
+    def read(files: TaskFiles) -> "StartedTask | None":
         """Return the task that runs in a process; None if none has started, or the mark is not complete yet."""
         try:
-            return StartedTask(**json.loads(started_mark(directory, pid).read_text()))
+            return StartedTask(**json.loads(files.started.read_text()))
         except (OSError, ValueError):
             return None

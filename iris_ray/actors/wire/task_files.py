@@ -1,4 +1,4 @@
-"""The files through which a task's processes and its TPUHostActor talk while user code runs."""
+"""The files through which a task's processes and its TPUHostActor talk."""
 
 import json
 import os
@@ -34,6 +34,16 @@ class TaskFiles:
         return None if prefix is None else TaskFiles(prefix)
 
     @property
+    def started(self) -> Path:
+        """The mark that the task process writes when user code begins; it names the task."""
+        return Path(f"{self.prefix}.started")
+
+    @property
+    def output(self) -> Path:
+        """The FIFO that the task prints into."""
+        return Path(f"{self.prefix}.output")
+
+    @property
     def notice(self) -> Path:
         """The notice that the task has had, as JSON: kind, reason and deadline."""
         return Path(f"{self.prefix}.notice")
@@ -51,19 +61,19 @@ class TaskFiles:
     def write_notice(self, notice: Notice) -> None:
         """Leave a notice for the task, in place of an earlier one. A reader sees all of it or nothing."""
         content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
-        unfinished = self.notice.with_suffix(".unfinished")
+        unfinished = Path(f"{self.notice}.unfinished")
         unfinished.write_text(json.dumps(content))
         unfinished.replace(self.notice)
 
     def read_notice(self) -> Notice | None:
-        """Return the notice that the task has had, or None."""
+        """Return the notice that the task has had; None if it had none, or if that can't be read for now."""
         try:
             found = json.loads(self.notice.read_text())
-        except FileNotFoundError:
+        except (OSError, ValueError):  # a faulty disk is no reason to end a training run
             return None
         return Notice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
     def remove(self) -> None:
-        """Remove all of them that exist."""
-        for path in (self.notice, self.saved, self.heartbeat):
+        """Remove all of them that exist, but the FIFO."""
+        for path in (self.started, self.notice, self.saved, self.heartbeat):
             path.unlink(missing_ok=True)

@@ -18,13 +18,13 @@ from iris_ray.actors.host import host_preparation, task_watch
 from iris_ray.actors.host.chip_release import remove_if_it_blocks, wait_until_free
 from iris_ray.actors.host.chips import Devices, find_holders, host_devices
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.host_directory import started_mark
 from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.wire.answers import ChipsHeld
 from iris_ray.actors.wire.messages import HostPlace, TaskLaunch
+from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -213,7 +213,7 @@ def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_c
     """setsid starts it in a session of its own; its parent is not the task's process, which is gone."""
     task = subprocess.Popen(["sleep", "60"])
     host.ledger.record(tree(task), "an earlier task's")
-    started_mark(host.directory, task.pid).touch()
+    TaskFiles.of_process(host.directory, task.pid).started.touch()
     task.kill()
     task.wait()
     holder = host.holder(launcher=("setsid", "--wait"), IRIS_RAY_TASK_TOKEN="an earlier task's")
@@ -265,7 +265,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
         task = subprocess.Popen(["sleep", "60"])
         assert await actor.adopt(None, task.pid, tree(task).started, TOKEN) is None
-        started_mark(host.directory, task.pid).touch()
+        TaskFiles.of_process(host.directory, task.pid).started.touch()
         holder = during()
         task.kill()
         task.wait()
@@ -318,7 +318,7 @@ def test_task_does_not_run_user_code_while_another_process_holds_the_chips(host:
     assert f"held by pid {holder.pid} (python" in end.error
     assert "end it if it is no longer needed" in end.error
     assert not ran.exists()
-    assert not started_mark(host.directory, os.getpid()).exists()
+    assert not TaskFiles.of_process(host.directory, os.getpid()).started.exists()
     holder.end()
     assert launch(function).kind is EndKind.RETURNED
     assert ran.exists()

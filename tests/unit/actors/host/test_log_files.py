@@ -1,7 +1,9 @@
 """How files keep what tasks print: bounded, private, and read while they are written."""
 
+import contextlib
 import os
 import stat
+import threading
 import time
 from pathlib import Path
 
@@ -171,3 +173,32 @@ def test_prune_keeps_the_newest_however_large(tmp_path: Path) -> None:
         os.utime(log.file(0), (now + number, now + number))
     prune(tmp_path, now, most_bytes=1, kept_s=500.0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job-4"]
+
+
+def test_jobs_with_long_names_have_logs_of_their_own(tmp_path: Path) -> None:
+    """Ids differ at their end, behind a name of up to 100 characters; each may take nine bytes in a file name."""
+    names = {AttemptLog(tmp_path, "世" * 100 + end, 0, 1).directory.name for end in ("-1a2b", "-3c4d")}
+    assert len(names) == 2
+    assert all(len(name) <= 255 for name in names)
+
+
+def test_prune_goes_on_while_others_remove_what_it_looks_at(tmp_path: Path) -> None:
+    """All tasks of a gang prune when they begin their files, and remove empty directories of jobs."""
+    over = threading.Event()
+
+    def make_and_remove(name: str) -> None:
+        while not over.is_set():
+            (tmp_path / name).mkdir(exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # `prune` was first
+                (tmp_path / name).rmdir()
+
+    others = [threading.Thread(target=make_and_remove, args=(f"job-{number}",)) for number in range(3)]
+    for other in others:
+        other.start()
+    try:
+        for _ in range(10_000):
+            prune(tmp_path, time.time())
+    finally:
+        over.set()
+        for other in others:
+            other.join()

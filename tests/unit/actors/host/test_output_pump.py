@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.host_directory import output_pipe, started_mark
 from iris_ray.actors.host.last_lines_report import LAST_BYTES, LastBytes
 from iris_ray.actors.host.log_files import AttemptLog, logs_directory
 from iris_ray.actors.host.output_pump import OutputPump
+from iris_ray.actors.host.task_output import TaskOutput
+from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.actors.wire.task_log import LastLines
 from tests.support.waiting import wait_until
 
@@ -24,8 +25,8 @@ class Pumped:
         (directory / "tasks").mkdir()
         self.reports: list[LastLines] = []
         self.pump = OutputPump(directory, 7, "node", self.reports.append)
-        started_mark(directory, 7).write_text(MARK)
-        self.pipe = output_pipe(directory, 7)
+        TaskFiles.of_process(directory, 7).started.write_text(MARK)
+        self.pipe = TaskFiles.of_process(directory, 7).output
         self.log = AttemptLog(logs_directory(directory), "job-1", 3, 1)
 
     def run(self, script: str) -> subprocess.CompletedProcess[bytes]:
@@ -83,7 +84,7 @@ def test_pump_of_a_task_that_prints_nothing_reports_nothing_and_leaves_an_empty_
 
 def test_pump_of_a_process_that_never_started_leaves_nothing(tmp_path: Path) -> None:
     one = Pumped(tmp_path)
-    started_mark(tmp_path, 7).unlink()
+    TaskFiles.of_process(tmp_path, 7).started.unlink()
     one.pump.close()
     one.pump.close()  # again does no harm
     assert one.log.read(0, 10) is None
@@ -100,3 +101,14 @@ def test_pump_shows_little_of_much(pumped: Pumped, capsys: pytest.CaptureFixture
     piece = pumped.log.tail(1, 100)
     assert piece is not None
     assert piece.data == b"line 299999\n"
+
+
+def test_task_goes_on_printing_if_its_output_can_not_be_kept(
+    pumped: Pumped, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(TaskOutput, "take", fail)
+    assert pumped.run("print('x' * 5_000_000)").returncode == 0
+    assert "the output of process 7 can no longer be kept" in caplog.text

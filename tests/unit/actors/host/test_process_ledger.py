@@ -2,15 +2,16 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE
-from iris_ray.actors.host.host_directory import output_pipe, started_mark
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.processes import TOKEN, Nursery, alive, tree
 
 
@@ -35,7 +36,7 @@ def test_ledger_sends_sigterm_to_leftovers_before_it_kills_them(nursery: Nursery
 
 def test_ledger_of_a_shared_host_makes_a_place_for_the_first_tasks_output(tmp_path: Path) -> None:
     ProcessLedger(tmp_path / "host", exclusive=False)
-    os.mkfifo(output_pipe(tmp_path / "host", 1))
+    os.mkfifo(TaskFiles.of_process(tmp_path / "host", 1).output)
 
 
 @pytest.mark.parametrize("recorder_lives", [True, False])
@@ -126,7 +127,7 @@ def test_ledger_ends_a_daemon_of_a_task_whose_own_process_has_ended(nursery: Nur
     """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
     parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
     ProcessLedger(tmp_path).record(tree(parent), f"{TOKEN}-1")
-    started_mark(tmp_path, parent.pid).touch()
+    TaskFiles.of_process(tmp_path, parent.pid).started.touch()
     parent.kill()
     nursery.reap(parent)
     ProcessLedger(tmp_path).end_leftovers()
@@ -173,3 +174,25 @@ def test_what_an_earlier_process_of_that_pid_was_told_is_gone(tmp_path: Path, wh
     assert not any(path.exists() for path in (files.notice, files.saved, files.heartbeat))
     assert all(path.exists() for path in (other.notice, other.saved, other.heartbeat))
     files.remove()  # there is nothing left to remove
+
+
+def test_ledger_and_a_notice_are_written_side_by_side(tmp_path: Path, nursery: Nursery) -> None:
+    """The record of descendants and the notice are written by different threads, into one directory."""
+    process = nursery.sleeper()
+    ledger, files = ProcessLedger(tmp_path), TaskFiles.of_process(tmp_path, process.pid)
+    ledger.record(tree(process), TOKEN)
+    over = threading.Event()
+
+    def keep_recording() -> None:
+        while not over.is_set():
+            ledger.record(tree(process), TOKEN)
+
+    recording = threading.Thread(target=keep_recording)
+    recording.start()
+    try:
+        for number in range(500):
+            files.write_notice(Notice(NoticeKind.PREEMPTION, f"notice {number}", 1.0))
+    finally:
+        over.set()
+        recording.join()
+    assert ledger.owns(psutil.Process(process.pid))

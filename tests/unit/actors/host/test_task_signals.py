@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.host_directory import started_mark
 from iris_ray.actors.wire.task_files import TaskFiles
 from tests.support.task_children import NOTICE, Child, Make
 
@@ -81,7 +80,7 @@ def test_task_heeds_signals_before_anybody_knows_that_it_has_begun(make: Make, t
         redirect = task_process.redirect_output
         def marked(directory, launch):
             pipe = redirect(directory, launch)
-            assert started_mark(directory, os.getpid()).exists()
+            assert TaskFiles.of_process(directory, os.getpid()).started.exists()
             files.notice.touch()
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), STACKS_SIGNAL)
@@ -97,4 +96,4 @@ def test_task_heeds_signals_before_anybody_knows_that_it_has_begun(make: Make, t
     assert child.process.stdout is not None
     assert "RETURNED" in child.process.stdout.read()
     assert child.end() == 0
-    assert started_mark(tmp_path, child.process.pid).exists()
+    assert TaskFiles.of_process(tmp_path, child.process.pid).started.exists()

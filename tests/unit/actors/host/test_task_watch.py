@@ -53,6 +53,22 @@ def test_host_waits_with_its_signal_until_the_task_has_begun(make: Make, tmp_pat
     assert "most recent call" not in child.clear()
 
 
+def test_notice_that_can_not_be_written_at_first_is_written_later(make: Make, tmp_path: Path) -> None:
+    """A disk may be full for a moment."""
+    child = make(SAVE)
+
+    async def tell_on_a_faulty_disk(watch: TaskWatch) -> bool:
+        obstacle = Path(f"{TaskFiles.of_process(tmp_path, child.process.pid).notice}.unfinished")
+        obstacle.mkdir()
+        child.start()
+        told = asyncio.ensure_future(watch.notify(NOTICE))
+        await asyncio.sleep(0.1)
+        obstacle.rmdir()
+        return await told
+
+    assert watched(child, tmp_path, tell_on_a_faulty_disk) is True
+
+
 def test_host_asks_nobody_who_is_over(make: Make, tmp_path: Path) -> None:
     child = make("")
 
