@@ -7,6 +7,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import Worker
 from iris_ray.scheduler.availability import Availability
+from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.explanation import Unplaced
 from iris_ray.scheduler.fair_queue import comes_last
@@ -23,11 +24,12 @@ class GivenBack:
 
     Args:
         spares: those that hold slices. A replacement is no spare in this sense: its gang is about to lose a slice.
-        fleet, plan: what the plan was made from, and the plan.
+        fleet, deadlines, plan: what the plan was made from, and the plan.
     """
 
-    def __init__(self, spares: Iterable[Job], fleet: Fleet, plan: Plan) -> None:
+    def __init__(self, spares: Iterable[Job], fleet: Fleet, deadlines: Deadlines, plan: Plan) -> None:
         self._fleet = fleet
+        self._deadlines = deadlines
         self._plan = plan
         self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
         for spare in spares:
@@ -57,6 +59,8 @@ class GivenBack:
         """Return the spares with which a job has enough groups; none if they are too few, or it needs none."""
         available = one.available
         available.catch_up()
+        if self._waits_for_more(one.job, available):
+            return []
         needed = num_groups(one.job)[0] - len(self._own(one))
         if self._is_first:  # what is free is counted once
             needed -= sum(map(available.free, buckets_for(one.job, available)))
@@ -70,6 +74,11 @@ class GivenBack:
             return []
         self._is_first = False
         return list(spares)
+
+    def _waits_for_more(self, job: Job, available: Availability) -> bool:
+        """Return whether a gang might leave alone what is given back, since more groups are about to be free."""
+        can_use_more = len(num_groups(job)) > 1 and self._deadlines.hopes_for_more(job.gang)
+        return can_use_more and any(map(available.free_soon, buckets_for(job, available)))
 
     def _own(self, one: Unplaced) -> list[str]:
         """Return the groups of a job's room that are free already."""

@@ -6,6 +6,7 @@ import pytest
 
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import SpareGivenBackEvent
 from iris_ray.state.instructions import Instructions
@@ -72,6 +73,23 @@ def test_single_task_gets_a_host_of_a_spare(world: World) -> None:
     world.submit_tasks("task", replicas=1)
     assert given_back(world) == ["job/spare-1"]
     assert plan(world)[0] == ["task"]
+
+
+def test_gang_that_may_hope_for_more_slices_gets_a_spare_only_once_it_would_take_it() -> None:
+    """Otherwise the next spare took what it left alone, and gave it back again, plan after plan."""
+    world = World()
+    for name in "ab":
+        world.add_slice(name)
+    ending = world.start("ending")
+    world.start(spares=1)
+    world.add_slice("c")
+    world.schedule()
+    world.report_all(ending, S.SUCCEEDED)  # its hosts are still to be confirmed free
+    world.submit("flexible", slices=(1, 2))
+    assert (plan(world)[0], given_back(world)) == ([], [])
+    world.now += HOPES_FOR_MORE_S + 1
+    assert plan(world)[0] == ["flexible"]
+    world.check()
 
 
 def test_spares_give_nothing_back_to_spares(world: World) -> None:
