@@ -24,6 +24,7 @@ from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.task.job_info import get_job_info
 
@@ -33,6 +34,11 @@ from iris_ray.task.job_info import get_job_info
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @job_options
 @click.option("--replicas", type=int, metavar="N", help="How many tasks, each placed and retried by itself.")
+@click.option(
+    "--group-by",
+    metavar="ATTRIBUTE",
+    help="Start all tasks together, on hosts with one value of this attribute, such as a rack.",
+)
 @click.option("--cpu", type=float, default=0.0, metavar="N", help="CPUs of each task.  [default: 1 without --tpu]")
 @click.option("--memory-gb", type=float, default=0.0, metavar="N", help="Memory of each task.")
 @click.option("--max-task-failures", type=click.IntRange(0), metavar="N",
@@ -45,6 +51,7 @@ def submit(
     arguments: tuple[str, ...],
     options: JobFlags,
     replicas: int | None,
+    group_by: str | None,
     cpu: float,
     memory_gb: float,
     max_task_failures: int | None,
@@ -56,12 +63,14 @@ def submit(
     \b
       iris-ray submit train.py --tpu v4-32 --num-slices 2,4 -- --steps 1000
       iris-ray submit prepare.py --cpu 4 --replicas 8
+      iris-ray submit train.py --cpu 4 --replicas 8 --group-by rack
 
     This prints the job's id and ends; the job goes on. If the cluster as it is can't run the job, a line on stderr says
     so. `iris-ray status`, `why`, `tasks`, `logs` and `cancel` take that id. With --follow the command stays until the
     job's end and takes its exit code from it. Ctrl-C leaves the job running, unless you answer y to the question.
 
-    Without --tpu the tasks run on any host. On slices there is one task on every host, with all its chips, and --cpu
+    Without --tpu the tasks run on any host. With --group-by they are a gang: they start together, each on a host of its
+    own, and again together after a loss. On slices there is one task on every host, with all its chips, and --cpu
     and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for the function.
     """
     from iris_ray.client.client import IrisClient
@@ -76,7 +85,9 @@ def submit(
     if num_slices is not None and tpu_type is None:
         raise InvalidRequestError("--num-slices needs --tpu; say which type")
     need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(tpu_type) if tpu_type else None)
-    groups = CoschedulingConfig(num_groups=num_slices) if num_slices is not None else None
+    groups = None
+    if num_slices is not None or group_by is not None:
+        groups = CoschedulingConfig(group_by or TPU_NAME, 1 if num_slices is None else num_slices)
     _refuse_inside_a_task()
     found = find_target(target, arguments, options.working_dir or ".")
     task, _ = as_task(found, arguments, options.env, options.working_dir is None, prints_errors=True)

@@ -101,14 +101,16 @@ class IrisClient:
     ) -> JobHandle:
         """Put a job into the cluster's queue; returns as soon as it is there.
 
-        On slices of several hosts the tasks are a gang, as with `run_on_pod`. Otherwise each task is placed, fails and
-        is retried by itself.
+        On slices of several hosts the tasks are a gang, as with `run_on_pod`, and so they are with ``coscheduling``.
+        Otherwise each task is placed, fails and is retried by itself.
 
         Args:
             remote_fn: a function without arguments, or a Ray remote function.
             name: what to call the job; the function's name if left out.
             resources: what each task needs, and how many tasks there are; one CPU and one task if left out.
-            coscheduling: for several slices: ``CoschedulingConfig(num_groups=2)``, or ``[2, 4]``.
+            coscheduling: for several slices: ``CoschedulingConfig(num_groups=2)``, or ``[2, 4]``. Without TPU,
+                ``CoschedulingConfig("rack")`` makes a gang: all tasks start together, each on a host of its own, on
+                hosts with the same value of that attribute.
             detached: the job goes on when this process ends; not for what a task submits, which ends with that task.
             constraints: what every host must satisfy.
             preferences: what is better satisfied.
@@ -123,7 +125,8 @@ class IrisClient:
             env: environment variables of the tasks. Those that act when a process starts (``LD_…``, ``PYTHON…``,
                 ``RAY_…`` and their kind, see `task_environment.py`) travel as Ray's ``runtime_env``, whose values Ray's
                 own logs show: no secrets in them.
-            keep_warm, preload, spares, grow_after: as for `run_on_pod`; of no use without TPU.
+            keep_warm, preload, spares, grow_after: as for `run_on_pod`; of no use without TPU. Gangs without TPU can't
+                have spares.
             stall_timeout: as for `run_on_pod`.
 
         Raises:

@@ -64,9 +64,12 @@ def placement_of(need: ResourceSpec, coscheduling: CoschedulingConfig | None) ->
     if coscheduling is not None and not isinstance(coscheduling, CoschedulingConfig):
         raise InvalidJobError(f"coscheduling is {coscheduling!r}; give a CoschedulingConfig, or leave it out")
     if device is None:
-        if coscheduling is not None:
-            raise InvalidJobError('coscheduling needs a TPU type; say which, for example device=tpu_device("v4-32")')
-        return _without_tpu(need)
+        if coscheduling is not None and coscheduling.group_by == TPU_NAME:
+            raise InvalidJobError(
+                'coscheduling by slice needs a TPU type; say which, for example device=tpu_device("v4-32"), or group'
+                ' other hosts by an attribute of theirs, for example coscheduling=CoschedulingConfig("rack")'
+            )
+        return _without_tpu(need, coscheduling)
     if coscheduling is None and device.vm_count == 1:
         return Placement(
             device=device,
@@ -76,7 +79,10 @@ def placement_of(need: ResourceSpec, coscheduling: CoschedulingConfig | None) ->
         )
     coscheduling = coscheduling or CoschedulingConfig()
     if coscheduling.group_by != TPU_NAME:
-        raise InvalidJobError(f"group_by is {coscheduling.group_by!r}; gangs are started on slices: {TPU_NAME!r}")
+        raise InvalidJobError(
+            f"group_by is {coscheduling.group_by!r}, but gangs on TPU hosts run on slices: leave it out. To have all"
+            f" slices alike, use a constraint: Constraint({coscheduling.group_by!r}, ConstraintOp.EQ, …)"
+        )
     if need.replicas not in (None, device.vm_count):
         raise InvalidJobError(
             f"replicas is {need.replicas}, but a gang has one task on each of the {device.vm_count} hosts of a"
@@ -86,12 +92,13 @@ def placement_of(need: ResourceSpec, coscheduling: CoschedulingConfig | None) ->
     return on_slices(device, coscheduling.num_groups, _amounts(need))
 
 
-def _without_tpu(need: ResourceSpec) -> Placement:
+def _without_tpu(need: ResourceSpec, coscheduling: CoschedulingConfig | None) -> Placement:
     return Placement(
         device=None,
         replicas=need.replicas or 1,
         resources=_amounts(need) or {"CPU": 1.0},
         preferences=(_OFF_SLICES,),  # a slice may be needed whole
+        coscheduling=coscheduling,
     )
 
 

@@ -17,10 +17,10 @@ class JobInfo:
         task_index: 0-based over the whole gang, ordered by slice id, then worker id.
         num_tasks: tasks in the gang; one per host.
         attempt: 1 for the first incarnation of the gang, 2 for the next, …; never reused.
-        slice_id: 0-based number of the task's slice within the gang.
-        num_slices: slices in the gang.
-        slice_name: the TPU slice's name in the cluster.
-        worker_id: 0-based number of the host within its slice.
+        slice_id: 0-based number of the task's slice, or other group, within the gang.
+        num_slices: slices, or other groups, in the gang.
+        slice_name: the TPU slice's name in the cluster; empty without chips.
+        worker_id: 0-based number of the host within its slice or group.
         coordinator_address: ``ip:port`` on the host of task 0, free when the attempt started and new for every
             attempt; ``iris_ray.jax.initialize()`` uses it.
     """

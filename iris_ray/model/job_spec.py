@@ -12,7 +12,7 @@ from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.plain import plain, shown
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.workers import TPU, TPU_NAME
 
 
 class PriorityBand(IntEnum):
@@ -25,11 +25,11 @@ class PriorityBand(IntEnum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class CoschedulingConfig:
-    """All tasks of a group share one value of ``group_by``; a gang has one or several groups.
+    """The tasks of a job are a gang. All hosts of a group share one value of ``group_by``; a gang has one or several.
 
     Args:
-        group_by: the attribute that names a group; for TPUs the slice's name.
-        num_groups: how many groups (slices) the job needs, or the numbers of groups that it can use; kept as an
+        group_by: the attribute that names a group: for TPUs the slice's name, for others a rack, a pool, a zone ….
+        num_groups: how many groups (slices, racks) the job needs, or the numbers of groups that it can use; kept as an
             ascending tuple.
 
     Raises:
@@ -242,7 +242,7 @@ def _require_valid(spec: JobSpec) -> None:
     if spec.device is not None:
         get_tpu_config(spec.device)
     if spec.coscheduling is not None:
-        _require_gang_of_device(who, spec)
+        _require_gang(who, spec, spec.coscheduling.group_by)
     elif spec.whole_groups:
         raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
 
@@ -262,9 +262,18 @@ def _require_bounded(who: str, spec: JobSpec) -> None:
             raise InvalidJobError(f"{who}: {shown(count)} {name}, and the limit is {most:,}; ask for fewer")
 
 
-def _require_gang_of_device(who: str, spec: JobSpec) -> None:
+def _require_gang(who: str, spec: JobSpec, group_by: str) -> None:
     if spec.device is None:
-        raise InvalidJobError(f'{who} is coscheduled but names no TPU device; say which, for example device="v4-32"')
+        if group_by == TPU_NAME:
+            raise InvalidJobError(
+                f'{who} is coscheduled by slice but names no TPU device; say which, for example device="v4-32", or'
+                ' group by another attribute of hosts, for example CoschedulingConfig("rack")'
+            )
+        if spec.spares or spec.whole_groups or spec.resources.get(TPU):
+            raise InvalidJobError(
+                f"{who}: a gang by {group_by} has no spares, no whole groups and no TPU chips; only gangs on slices do"
+            )
+        return
     config = get_tpu_config(spec.device)
     sizes = {config.vm_count, config.chip_count // 4} if config.chips_per_vm == 8 else {config.vm_count}
     # GKE makes two VMs of a host with eight chips.

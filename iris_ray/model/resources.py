@@ -25,7 +25,8 @@ class ResourceSpec:
     Args:
         cpu: CPUs, as Ray counts them. Without ``cpu``, ``memory_gb`` and ``device``: one.
         memory_gb: memory in gigabytes (10^9 bytes).
-        replicas: tasks. On slices of several hosts, tasks per slice: the number of its hosts, which is the default.
+        replicas: tasks; of a gang, per group. On slices of several hosts the number of a slice's hosts, which is the
+            default.
         device: the TPU type; each task has all chips of its host. None: a task without TPU.
 
     Raises:

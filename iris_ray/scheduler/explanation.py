@@ -99,6 +99,7 @@ class Explainer:
             closest,
             more=available.not_free - len(closest),
             slice_types={} if closest else self._fleet.slice_types(),
+            groups=len(available.candidates.grouping),
         )
 
     def _obstacle(self, available: Availability, name: str) -> Obstacle:

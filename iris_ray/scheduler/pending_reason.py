@@ -50,12 +50,14 @@ class Shortage:
         closest: some of the groups that are not free, the closest to being free first.
         more: how many such groups are not named.
         slice_types: TPU type → how many slices the cluster has; empty if any group comes close.
+        groups: how many groups there are of the kind that the jobs ask for, whatever else they are like.
     """
 
     excluded: tuple[tuple[str, int], ...]
     closest: tuple[Obstacle, ...]
     more: int
     slice_types: Mapping[str, int]
+    groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class PendingReason:
         if shortage.more:
             parts.append("…")
         if self.kind is PendingKind.NO_SUCH_WORKERS and not shortage.closest:
-            parts.append(f"none like that in the cluster, which has {self._there_are}")
+            parts.append(self._there_are)
         if self.kind is not PendingKind.IN_USE:
             parts += [f"{what!r} excludes {count} hosts" for what, count in shortage.excluded]
         return "; ".join(parts)
@@ -191,9 +193,14 @@ class PendingReason:
     @property
     def _there_are(self) -> str:
         assert self.shortage is not None
+        need, none = self.requirement, "none like that in the cluster"
+        if need.group_by not in (None, TPU_NAME) and not self.shortage.groups:
+            return f"no host has the attribute {need.group_by}"
+        if not need.chips:
+            return none
         types = sorted(self.shortage.slice_types.items())
         named = ", ".join(f"{count} × {name}" for name, count in types)
-        return named or "no TPU hosts at all (to try without: SimulatedCluster)"
+        return f"{none}, which has {named or 'no TPU hosts at all (to try without: SimulatedCluster)'}"
 
 
 def _some(names: tuple[str, ...]) -> str:

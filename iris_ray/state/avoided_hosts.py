@@ -21,11 +21,15 @@ def avoid(job: Job, gang: Gang, groups: Iterable[str], fleet: Fleet, now: float)
 
     Args:
         job, gang: whose attempt; the gang still has its hosts.
-        groups: names of the groups in which it failed. If the gang has none of them, it may be any of its groups.
+        groups: names of the groups in which it failed, or ids of the groups' first tasks. If the gang has none of them,
+            it may be any of its groups.
         fleet: knows how large slices are.
         now: seconds on the clock of the events.
     """
-    failed = dict.fromkeys(_hosts(job, gang, set(groups) & set(gang.groups) or set(gang.groups), fleet))
+    per_group, named = len(gang.tasks) // len(gang.groups), set(groups)
+    first_tasks = dict(zip(gang.groups, gang.tasks[::per_group], strict=True))
+    places = {name for name, task in first_tasks.items() if name in named or task.task_id in named}
+    failed = dict.fromkeys(_hosts(job, gang, places or set(gang.groups), fleet))
     earlier = (node_id for node_id in avoided_by(job, now) if node_id not in failed)
     job.avoided = (*earlier, *failed)[-MOST_AVOIDED:]
     job.avoided_until = now + AVOIDED_S

@@ -31,7 +31,7 @@ from iris_ray.testing.interrupts import interrupt_held_back
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.preemption import Preemption
 from iris_ray.testing.progress import Progress
-from iris_ray.testing.tpu_host import RunningHost
+from iris_ray.testing.tpu_host import RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
 
 
@@ -171,7 +171,8 @@ class SimulatedCluster:
     def slice_names(self) -> list[str]:
         """Names of the slices that have at least one host left, frozen hosts included; oldest first."""
         with self._lock:
-            return [name for name, hosts in self._slices.items() if any(h.machine.running for h in hosts)]
+            slices = {name: hosts for name, hosts in self._slices.items() if isinstance(hosts[0].host, TPUHost)}
+            return [name for name, hosts in slices.items() if any(h.machine.running for h in hosts)]
 
     def worker_ids(self, slice_name: str) -> list[int]:
         """Return the worker ids of the hosts that a slice has left, frozen hosts included; ascending."""
@@ -202,6 +203,23 @@ class SimulatedCluster:
     def add_slice(self, tpu_type: str) -> str:
         """Start one more slice and wait until it has joined. Return its name."""
         return self._add_slices([get_tpu_config(tpu_type)])[0]
+
+    def add_hosts(self, count: int, *, gpus: int = 0, labels: Mapping[str, str] | None = None) -> list[str]:
+        """Start more hosts without TPU and wait until they have joined.
+
+        Args:
+            count: How many.
+            gpus: How many GPUs Ray believes each of them to have. There are none.
+            labels: Of their Ray nodes, such as ``{"rack": "a"}``.
+
+        Returns:
+            Their names. Each counts as a slice of one host: ``kill_host("host-0", 0)``.
+        """
+        checked_count("count", count, least=1)
+        checked_count("gpus", gpus, least=0)
+        hosts = self._running().starter.start_plain_hosts(count, gpus, labels or {})
+        self._keep([[host] for host in hosts])
+        return [host.host.name for host in hosts]
 
     def kill_host(self, slice_name: str, worker_id: int) -> None:
         """Take a host away without notice: SIGKILL to everything on it. Return when it is gone.
@@ -307,14 +325,17 @@ class SimulatedCluster:
         self._progress.say(f"ready at {self.address}")
 
     def _add_slices(self, configs: Sequence[TPUConfig]) -> list[str]:
+        slices = self._running().starter.start_slices(configs)
+        self._keep(slices)
+        return [hosts[0].host.slice_name for hosts in slices]
+
+    def _keep(self, slices: Sequence[list[RunningHost]]) -> None:
         parts = self._running()
-        slices = parts.starter.start_slices(configs)
         with self._lock:
             for hosts in slices:
                 self._slices[hosts[0].host.slice_name] = hosts
                 for host in hosts:
                     parts.end_watch.add(host)
-        return [hosts[0].host.slice_name for hosts in slices]
 
     def _disconnect(self, head: HeadMachine) -> None:
         """Disconnect the driver, before the head ends: a driver that loses its GCS aborts."""

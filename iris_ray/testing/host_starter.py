@@ -1,4 +1,4 @@
-"""Starts the TPU hosts of a simulated cluster."""
+"""Starts the hosts of a simulated cluster."""
 
 import random
 import subprocess
@@ -16,12 +16,12 @@ from iris_ray.testing.progress import Progress
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.ray_node.host import HostSpec, new_node_id
 from iris_ray.testing.ray_node.settings import ray_settings
-from iris_ray.testing.tpu_host import METADATA_VARIABLE, RunningHost, TPUHost
+from iris_ray.testing.tpu_host import METADATA_VARIABLE, Host, PlainHost, RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
 
 
 class HostStarter:
-    """Plans the hosts of new slices, starts them, and waits until they have joined.
+    """Plans new hosts, starts them, and waits until they have joined.
 
     Args:
         head: the cluster's head.
@@ -62,11 +62,21 @@ class HostStarter:
         if not configs:
             return []
         with self._planning:
-            slices = [self._plan_slice(config) for config in configs]
+            slices: list[list[Host]] = [[*self._plan_slice(config)] for config in configs]
         names = ", ".join(hosts[0].slice_name for hosts in slices)
         self._progress.say(f"starting {sum(map(len, slices))} TPU hosts: {names}")
-        machines: dict[TPUHost, Machine] = {}
-        metadata: dict[TPUHost, HostMetadata] = {}
+        return self._start(slices)
+
+    def start_plain_hosts(self, count: int, gpus: int, labels: Mapping[str, str]) -> list[RunningHost]:
+        """Start hosts without TPU side by side, and wait until all have joined. Raises like `start_slices`."""
+        with self._planning:
+            hosts: list[list[Host]] = [[self._plan_plain_host(gpus, labels)] for _ in range(count)]
+        self._progress.say(f"starting {count} hosts: {', '.join(host.name for (host,) in hosts)}")
+        return [running for (running,) in self._start(hosts)]
+
+    def _start(self, slices: Sequence[Sequence[Host]]) -> list[list[RunningHost]]:
+        machines: dict[Host, Machine] = {}
+        metadata: dict[Host, HostMetadata] = {}
         try:
             for hosts in slices:
                 addresses = [host.address for host in hosts]
@@ -95,8 +105,12 @@ class HostStarter:
             for worker_id in range(config.vm_count)
         ]
 
+    def _plan_plain_host(self, gpus: int, labels: Mapping[str, str]) -> PlainHost:
+        name = f"host-{next(self._next_index.setdefault('host', count()))}"
+        return PlainHost(name, new_node_id(), next(self._addresses), self._workspace.root / name, gpus, dict(labels))
+
     def _start_host(
-        self, host: TPUHost, addresses: Sequence[str], metadata: HostMetadata, machines: dict[TPUHost, Machine]
+        self, host: Host, addresses: Sequence[str], metadata: HostMetadata, machines: dict[Host, Machine]
     ) -> None:
         environment = {**ray_settings(), **host.environment(addresses), METADATA_VARIABLE: metadata.address}
 
@@ -108,6 +122,7 @@ class HostStarter:
         spec = HostSpec(
             node_id=host.node_id,
             cpus=self._cpus,
+            gpus=host.gpus,
             resources=host.resources(),
             labels=host.labels(),
             directory=host.directory,
@@ -116,7 +131,7 @@ class HostStarter:
         )
         self._head.start_host(spec, launch)
 
-    def _wait_until_joined(self, machines: Mapping[TPUHost, Machine]) -> None:
+    def _wait_until_joined(self, machines: Mapping[Host, Machine]) -> None:
         missing = {host.node_id: host for host in machines}
         deadline = time.monotonic() + JOIN_TIMEOUT_S
         while missing:
@@ -135,7 +150,7 @@ class HostStarter:
             time.sleep(LOOK_S)
 
 
-def log_tail(workspace: Workspace, host: TPUHost) -> str:
+def log_tail(workspace: Workspace, host: Host) -> str:
     """Return the last lines of a host's raylet and supervisor, as the end of a message."""
     return workspace.tail(*host.directory.glob("logs/raylet.*"), workspace.root / f"{host.name}.log")
 

@@ -1,8 +1,8 @@
-"""What a simulated TPU host tells Ray, libtpu and user code about itself."""
+"""What a simulated host, with TPU or without, tells Ray, libtpu and user code about itself."""
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,10 @@ it, Google's client libraries would ask this server for the cloud VM's credentia
 _SUBDIRECTORIES = ("dev", "lock", "logs", "tmp")
 
 # Variables that describe the driver's machine must not describe the simulated hosts.
-_NOT_INHERITED = ("MEGASCALE_", "TPU_", "RAY_ADDRESS", "RAY_OVERRIDE_", HOST_DIR_VARIABLE, METADATA_VARIABLE)
+_NOT_INHERITED = (
+    *("MEGASCALE_", "TPU_", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS", "RAY_OVERRIDE_"),
+    *(HOST_DIR_VARIABLE, METADATA_VARIABLE),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,11 @@ class TPUHost:
     def name(self) -> str:
         """For messages and file names: ``v4-32-0-w3``."""
         return f"{self.slice_name}-w{self.worker_id}"
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs Ray believes it to have."""
+        return 0
 
     def resources(self) -> dict[str, float]:
         """Return the custom resources that a raylet on a TPU VM detects by itself."""
@@ -94,23 +102,18 @@ class TPUHost:
             addresses: IP addresses of all hosts of the slice, by worker id.
         """
         return {
-            # There is no TPU: JAX would look for one first, and report that on every host. A user's own choice wins.
-            "JAX_PLATFORMS": "cpu",
-            **machine_environment(),
+            **_host_environment(self.directory),
             "TPU_NAME": self.slice_name,
             "TPU_WORKER_ID": str(self.worker_id),
             "TPU_WORKER_HOSTNAMES": ",".join(addresses),
             "TPU_ACCELERATOR_TYPE": self.config.accelerator_type,
             "TPU_TOPOLOGY": default_topology(self.config),
             "TPU_SKIP_MDS_QUERY": "true",  # libtpu needs nothing from Google's metadata server
-            "TMPDIR": str(self.directory / "tmp"),
-            HOST_DIR_VARIABLE: str(self.directory),
         }
 
     def make_directory(self) -> None:
         """Create the private directory, with an empty file for every chip in ``dev/``."""
-        for name in _SUBDIRECTORIES:
-            (self.directory / name).mkdir(parents=True)
+        _make_subdirectories(self.directory)
         for chip in range(self.config.chips_per_vm):
             (self.directory / "dev" / f"accel{chip}").touch()
 
@@ -119,13 +122,80 @@ class TPUHost:
         return f"TPU-{self.config.generation.upper()}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainHost:
+    """One simulated machine without TPU.
+
+    Attributes:
+        name: unique in the cluster; it counts as the slice that it is the only host of.
+        node_id: hex id of its Ray node.
+        address: its IP address.
+        directory: its private directory.
+        gpus: how many GPUs Ray believes it to have.
+        node_labels: labels of its Ray node.
+    """
+
+    name: str
+    node_id: str
+    address: str
+    directory: Path
+    gpus: int
+    node_labels: Mapping[str, str]
+
+    @property
+    def slice_name(self) -> str:
+        return self.name
+
+    @property
+    def worker_id(self) -> int:
+        return 0
+
+    def resources(self) -> dict[str, float]:
+        """Return no custom resources."""
+        return {}
+
+    def labels(self) -> dict[str, str]:
+        """Return the node labels."""
+        return dict(self.node_labels)
+
+    def metadata(self, _addresses: Sequence[str]) -> dict[str, str]:
+        """Return what the metadata server of a plain VM answers, by key."""
+        return {"project/project-id": "simulated", "instance/zone": "projects/1/zones/simulated-a"}
+
+    def environment(self, _addresses: Sequence[str]) -> dict[str, str]:
+        """Return the whole environment of the host's processes."""
+        return _host_environment(self.directory)
+
+    def make_directory(self) -> None:
+        """Create the private directory."""
+        _make_subdirectories(self.directory)
+
+
+Host = TPUHost | PlainHost
+
+
 @dataclass(frozen=True, slots=True)
 class RunningHost:
     """A host, its processes, and its metadata server."""
 
-    host: TPUHost
+    host: Host
     machine: Machine
     metadata: HostMetadata
+
+
+def _host_environment(directory: Path) -> dict[str, str]:
+    return {
+        # There is no TPU: JAX would look for one first, and report that on every host. A user's own choice wins.
+        "JAX_PLATFORMS": "cpu",
+        **machine_environment(),
+        "TMPDIR": str(directory / "tmp"),
+        HOST_DIR_VARIABLE: str(directory),
+    }
+
+
+def _make_subdirectories(directory: Path) -> None:
+    for name in _SUBDIRECTORIES:
+        (directory / name).mkdir(parents=True)
 
 
 def machine_environment() -> dict[str, str]:

@@ -64,8 +64,9 @@ class Dispatcher:
     def order(self, job: Job, gang: Gang) -> AttemptOrder:
         """Return the order to start a gang's current attempt."""
         workers = [self._state.workers[task.node_id or ""] for task in gang.tasks]
-        names = gang.groups if job.requirement.chips else (gang.tasks[0].task_id,)
-        size = len(workers) // len(names)
+        size = len(workers) // len(gang.groups)
+        # Hosts without chips are shared, a rack's too: what a pool reserves there is named by the first task on it.
+        names = gang.groups if job.requirement.chips else tuple(task.task_id for task in gang.tasks[::size])
         slices = tuple(
             tuple(
                 HostPlace(worker.node_id, worker.address, name, number)

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.model.outcomes import TaskKey
 
+NAMED = 8
+"""How many slices, or hosts, a place names in words."""
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptPlace:
@@ -18,7 +21,7 @@ class AttemptPlace:
 
     @property
     def on_slices(self) -> bool:
-        """Whether the gang has slices to itself; a task without chips shares its host."""
+        """Whether the gang has slices to itself; tasks without chips share their hosts."""
         return self.order.on_slices
 
     @property
@@ -47,12 +50,14 @@ class AttemptPlace:
         return [TaskKey(slice_id, index) for slice_id in range(len(self.order.slices)) for index in hosts]
 
     def __str__(self) -> str:
-        if not self.on_slices:
+        if self.num_tasks == 1 and not self.on_slices:
             return self.order.slices[0][0].address
-        return f"{', '.join(self.names)} ({self.num_tasks} host{'s' if self.num_tasks > 1 else ''})"
+        where = self.names if self.on_slices else [host.address for hosts in self.order.slices for host in hosts]
+        named = f"{', '.join(where[:NAMED])}{', …' if len(where) > NAMED else ''}"
+        return f"{named} ({self.num_tasks} host{'s' if self.num_tasks > 1 else ''})"
 
     def in_words(self, key: TaskKey) -> str:
         """Return what people call the place of a task."""
         if not self.on_slices:
-            return f"task {self.order.attempt.gang} on {self}"
+            return f"task {self.task_index(key)} on {self.host(key).address}"
         return f"slice {key.slice_id} ({self.name(key)}) worker {key.host_index}"

@@ -33,8 +33,10 @@ def launch_plan(request: RunRequest, place: AttemptPlace, ports: tuple[int, ...]
             worker_id=host.host_index,
             coordinator_address=f"{address}:{coordinator_port}",
         )
-        multislice = MultisliceInfo(address, key.slice_id, len(slices), megascale_port, debug_port)
-        label = f"slice={key.slice_id} worker={key.host_index}" if spec.coscheduling else f"task={index}"
+        multislice = MultisliceInfo(
+            address, key.slice_id, len(slices) if place.on_slices else 1, megascale_port, debug_port
+        )
+        label = f"slice={key.slice_id} worker={key.host_index}" if place.on_slices else f"task={index}"
         launches[place.name(key)].append(
             TaskLaunch(
                 request.pickled_function,

@@ -71,8 +71,9 @@ class HostPlace:
 
     Args:
         node_id, address: Ray's id of the host, and its IP address.
-        slice_name: its slice; for a task without chips, which shares its host with others, the task's id.
-        host_index: the host's number in the slice.
+        slice_name: its slice; for tasks without chips, which share their hosts with others, the id of the first task of
+            the group.
+        host_index: the host's number in the slice or group.
     """
 
     node_id: str

@@ -32,7 +32,7 @@ class _HeadNode(Node):  # type: ignore[misc]
     def get_resource_and_label_spec(self) -> ResourceAndLabelSpec:
         address = self.node_ip_address
         resources = {f"node:{address}": 1.0, "node:__internal_head__": 1.0}
-        return ResolvedSpec(self._cpus, resources, {})
+        return ResolvedSpec(self._cpus, 0, resources, {})
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         # Ray would start one even without a dashboard, for usage statistics, and wait 2 s for it.
@@ -156,7 +156,7 @@ class RayHead:
                 session_dir=str(session_dir),
                 resource_dir=str(runtime_env_dir),
                 log_dir=node.get_logs_dir_path(),  # one for all nodes: the head's log monitor reads it
-                resource_and_label_spec=ResolvedSpec(spec.cpus, resources, dict(spec.labels)),
+                resource_and_label_spec=ResolvedSpec(spec.cpus, spec.gpus, resources, dict(spec.labels)),
                 plasma_directory=plasma_directory(spec.directory),
                 fallback_directory=str(spec.directory),
                 object_store_memory=OBJECT_STORE_BYTES,

@@ -14,11 +14,12 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True)
 class HostSpec:
-    """What a raylet on one simulated TPU VM says about itself.
+    """What a raylet on one simulated host says about itself.
 
     Attributes:
         node_id: hex id.
         cpus: logical CPUs.
+        gpus: GPUs that it pretends to have.
         resources: custom resources, ``TPU`` among them.
         labels: node labels.
         directory: the host's private directory.
@@ -28,6 +29,7 @@ class HostSpec:
 
     node_id: str
     cpus: int
+    gpus: int
     resources: Mapping[str, float]
     labels: Mapping[str, str]
     directory: Path
@@ -38,8 +40,8 @@ class HostSpec:
 class ResolvedSpec(ResourceAndLabelSpec):  # type: ignore[misc]
     """Resources that are final: Ray's own detection would ask this machine, and Google's metadata server."""
 
-    def __init__(self, cpus: int, resources: dict[str, float], labels: dict[str, str]):
-        super().__init__(cpus, 0, psutil.virtual_memory().total // 2, OBJECT_STORE_BYTES, resources, labels)
+    def __init__(self, cpus: int, gpus: int, resources: dict[str, float], labels: dict[str, str]):
+        super().__init__(cpus, gpus, psutil.virtual_memory().total // 2, OBJECT_STORE_BYTES, resources, labels)
 
     def resolved(self) -> bool:
         return True

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.cli.exits import FAILED, INTERRUPTED, OK
+from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal
@@ -156,6 +156,24 @@ def test_submitting_for_what_the_cluster_has_not_says_what_it_has(
     assert f"{job} can't run on the cluster as it is: " in done.stderr
     assert said in done.stderr
     assert world.json("status", job)["state"] == "PENDING"
+
+
+def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
+    world: ControllerInProcess, script: str
+) -> None:
+    for rack, number in (("a", 0), ("b", 0), ("b", 1)):
+        world.add_node(f"{rack}-{number}", f"10.9.{number}.1", {"CPU": 8.0}, {"rack": rack})
+    job = world.iris("submit", script, "--cpu", "1", "--replicas", "2", "--group-by", "rack").stdout.strip()
+    wait_until(lambda: [task["group"] for task in world.json("tasks", job)] == ["b", "b"])
+    world.succeed(job)
+    large = world.iris("submit", script, "--replicas", "3", "--group-by", "rack")
+    assert "can't run on the cluster as it is: waiting for 1 group by rack" in large.stderr
+    assert "b: has 2 hosts, the job needs 3" in large.stderr
+
+
+def test_gang_by_rack_on_slices_is_refused(world: ControllerInProcess, script: str) -> None:
+    refused = world.iris("submit", script, "--tpu", "v4-16", "--group-by", "rack", code=USAGE)
+    assert "gangs on TPU hosts run on slices" in refused.stderr
 
 
 def test_submitting_for_what_the_cluster_has_says_nothing_more(world: ControllerInProcess, script: str) -> None:

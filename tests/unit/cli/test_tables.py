@@ -28,7 +28,7 @@ WAITING = PendingReason(
     ),
     num_groups=(2,),
     free=1,
-    shortage=Shortage((), (Obstacle("v4-16-0", 2, "in use by other-1", ("other-1",)),), 0, {}),
+    shortage=Shortage((), (Obstacle("v4-16-0", 2, "in use by other-1", ("other-1",)),), 0, {}, 1),
 )
 
 

@@ -10,10 +10,14 @@ from iris_ray import IrisClient
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, NO_OWNER_YET, TaskLaunch
 from iris_ray.cli.exits import USAGE
 from iris_ray.client.environment_limits import MAX_VARIABLE_BYTES
-from iris_ray.client.job_request import host_silence_s
-from iris_ray.errors import InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
+from iris_ray.client.job_request import host_silence_s, make_request
+from iris_ray.client.placement import placement_of
+from iris_ray.errors import InvalidJobError, InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
 from iris_ray.model.job_info import JobInfo
+from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.resources import ResourceSpec
+from iris_ray.model.topology import get_tpu_config
 from tests.support.command_line import address_of_nobody, invoke
 from tests.support.requests import hello, pod_request, remote, task_request
 
@@ -77,6 +81,38 @@ def test_request_with_options_at_the_limits_of_what_is_allowed_is_taken() -> Non
     made = pod_request(max_retries_preemption=0, max_retries_failure=0, keep_warm=0, preload=["json"])
     assert (made.spec.max_retries_preemption, made.spec.max_retries_failure, made.keep_warm) == (0, 0, 0.0)
     assert made.process.preload == ("json",)
+
+
+# -- gangs without TPU ----------------------------------------------------------------------------------------------
+
+
+def test_request_of_a_gang_by_rack_is_for_so_many_tasks_in_each_of_so_many_racks() -> None:
+    placement = placement_of(ResourceSpec(cpu=2, replicas=3), CoschedulingConfig("rack", [1, 2]))
+    spec = make_request(hello, placement).spec
+    assert (spec.device, spec.replicas, spec.resources) == (None, 3, {"CPU": 2.0})
+    assert spec.coscheduling == CoschedulingConfig("rack", (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("need", "group_by", "said"),
+    [
+        (ResourceSpec(replicas=2), "tpu-name", "needs a TPU type"),
+        (ResourceSpec(device=get_tpu_config("v4-16")), "rack", "gangs on TPU hosts run on slices"),
+        (ResourceSpec(device=get_tpu_config("v5litepod-8")), "rack", "gangs on TPU hosts run on slices"),
+    ],
+    ids=str,
+)
+def test_request_of_a_gang_by_what_its_hosts_are_not_grouped_by_is_refused(
+    need: ResourceSpec, group_by: str, said: str
+) -> None:
+    with pytest.raises(InvalidJobError, match=said):
+        placement_of(need, CoschedulingConfig(group_by))
+
+
+def test_request_of_a_gang_by_rack_with_spares_is_refused() -> None:
+    placement = placement_of(ResourceSpec(replicas=2), CoschedulingConfig("rack"))
+    with pytest.raises(InvalidJobError, match="spares"):
+        make_request(hello, placement, spares=1)
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

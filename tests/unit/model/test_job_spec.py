@@ -253,6 +253,26 @@ def test_coscheduling_by_something_that_is_no_name_is_refused_and_told_one(group
         CoschedulingConfig(group_by)
 
 
+def test_gang_without_tpu_has_any_number_of_tasks_on_hosts_that_share_an_attribute() -> None:
+    spec = tasks_spec(replicas=3, coscheduling=CoschedulingConfig("rack", 2), resources={"CPU": 1.0})
+    assert (spec.most_tasks, spec.requirement.group_by, spec.requirement.chips) == (6, "rack", False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"coscheduling": CoschedulingConfig()}, 'device="v4-32", or group by another attribute'),
+        ({"spares": 1}, "a gang by rack has no spares"),
+        ({"whole_groups": True}, "no whole groups"),
+        ({"resources": {"TPU": 4.0}}, "no TPU chips"),
+    ],
+    ids=str,
+)
+def test_gang_without_tpu_that_asks_for_what_only_slices_have_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidJobError, match=re.escape(said)):
+        tasks_spec(**{"coscheduling": CoschedulingConfig("rack"), "resources": {"CPU": 1.0}, **changes})
+
+
 @pytest.mark.parametrize(("groups", "tasks"), [(1, 4), (3, 12), ((1, 2), 8)])
 def test_gang_has_replicas_for_each_group(groups: Any, tasks: int) -> None:
     """With several counts: as many as the largest of them needs, until it is placed."""

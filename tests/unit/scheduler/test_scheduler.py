@@ -24,7 +24,7 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from tests.support.worlds import World, assigned_gangs, host
+from tests.support.worlds import World, assigned_gangs, cpu_host, host
 
 
 @pytest.fixture
@@ -336,6 +336,18 @@ def test_reason_names_what_the_cluster_has_when_nothing_is_of_that_type(world: W
 def test_reason_without_any_tpu_says_so(world: World) -> None:
     world.submit()
     assert "no TPU hosts at all" in world.why("job")
+
+
+def test_reason_of_a_gang_by_an_attribute_that_no_host_has_says_so(world: World) -> None:
+    world.do(cpu_host("x", rack="a"))
+    by_zone = CoschedulingConfig("zone")
+    world.submit_tasks("job", 1, coscheduling=by_zone, resources={"CPU": 1.0})
+    assert world.why("job") == "waiting for 1 group by zone (any); 0 free; no host has the attribute zone"
+
+
+def test_reason_of_a_task_without_chips_does_not_speak_of_tpus(world: World) -> None:
+    world.submit_tasks("job", 1, resources={"CPU": 1.0})
+    assert world.why("job") == "waiting for 1 host (any); 0 free; none like that in the cluster"
 
 
 def test_reason_tells_how_many_are_free_of_how_many(world: World) -> None:

@@ -110,6 +110,26 @@ def test_single_tasks_avoid_hosts_and_their_siblings_do_too() -> None:
     world.check()
 
 
+@pytest.mark.parametrize(
+    ("named", "avoided"),
+    [(("job/task-2",), ("b-0", "b-1")), (("a",), ("a-0", "a-1")), (("?",), ("a-0", "a-1", "b-0", "b-1"))],
+    ids=str,
+)
+def test_only_the_rack_that_was_at_fault_is_avoided_named_by_its_first_task(
+    named: tuple[str, ...], avoided: tuple[str, ...]
+) -> None:
+    world = World()
+    for rack in "ab":
+        for number in range(2):
+            world.do(cpu_host(f"{rack}-{number}", rack=rack))
+    job = world.submit_tasks(replicas=2, coscheduling=CoschedulingConfig("rack", 2), resources={"CPU": 1.0})
+    world.schedule()
+    world.do(TaskDispatchFailedEvent(job.current_attempt(job.gang), "no answer", world.now, named))
+    assert avoided_by(job, world.now) == avoided
+    world.confirm(job)
+    world.check()
+
+
 def test_part_of_a_rack_is_avoided_and_the_rest_is_used() -> None:
     world = World()
     for name in "ab":

@@ -4,7 +4,7 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch_plan import launch_plan
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.outcomes import TaskKey
 from tests.support.worlds import gang_spec, tasks_spec
 
@@ -42,6 +42,20 @@ def test_every_task_gets_the_address_of_the_first_host_with_ports_of_this_attemp
             megascale = launch.multislice.to_env()
             assert megascale["MEGASCALE_COORDINATOR_ADDRESS"] == "10.0.0.0:1001"
             assert megascale["MEGASCALE_SLICE_ID"] == str(slice_id)
+
+
+def test_tasks_of_racks_are_numbered_rack_by_rack_and_know_no_slice_and_no_megascale() -> None:
+    spec = tasks_spec("job", 2, coscheduling=CoschedulingConfig("rack", 2), resources={"CPU": 1.0})
+    where = place(AttemptId("job", 1), "job/task-0", "job/task-2", chips=False)
+    launches = [launch for group in launch_plan(request(spec), where, PORTS).values() for launch in group]
+    assert [(launch.info.slice_id, launch.info.worker_id) for launch in launches] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert {(launch.info.num_tasks, launch.info.num_slices, launch.info.slice_name) for launch in launches} == {
+        (4, 2, "")
+    }
+    assert not any(launch.multislice.to_env() for launch in launches)
+    assert launches[3].label == f"{spec.name} task=3"
+    assert where.in_words(TaskKey(1, 1)) == "task 3 on 10.0.1.1"
+    assert str(where) == "10.0.0.0, 10.0.0.1, 10.0.1.0, 10.0.1.1 (4 hosts)"
 
 
 def test_task_by_itself_has_its_own_index_and_no_slice() -> None:
