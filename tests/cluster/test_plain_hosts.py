@@ -1,15 +1,20 @@
 """An ordinary Ray node that says it is a TPU host: no variable of ours, no directory of its own, nothing simulated."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
 from iris_ray import release, run_on_pod
 from iris_ray.errors import TaskCrashedError
 from tests.support.clusters import Clusters
+from tests.support.processes import alive
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("no_shared_cluster", "plain_host")
 
@@ -42,3 +47,36 @@ def test_tmpdir_of_a_user_does_not_part_a_task_from_its_host(tmp_path: Path) -> 
     function = ray.remote(runtime_env={"env_vars": {"TMPDIR": str(tmp_path)}})(lambda: os._exit(3))
     with pytest.raises(TaskCrashedError, match="code 3"):
         run_on_pod(function, "v4-8", max_retries_failure=0)
+
+
+DRIVER = """
+import subprocess, sys, time
+from pathlib import Path
+import ray
+from iris_ray import run_on_pod
+
+def start_daemons(path=sys.argv[2]):
+    named = subprocess.run(["sh", "-c", "setsid sleep 600 >&- & echo $!"], stdout=subprocess.PIPE, text=True).stdout
+    unnamed = "setsid env -i sleep 600 >&- & echo $!; exec >&-; sleep 3"
+    seen = subprocess.Popen(["sh", "-c", unnamed], stdout=subprocess.PIPE, text=True)
+    pids = [named, seen.stdout.read()]
+    seen.wait()
+    Path(path).write_text(" ".join(pids))
+    time.sleep(600)
+
+ray.init(sys.argv[1], log_to_driver=False)
+run_on_pod(start_daemons, "v4-8")
+"""
+
+
+def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path) -> None:
+    """One carries the task's token. One has an empty environment, and was seen as a descendant of the task."""
+    pids = tmp_path / "pids"
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, str(pids)])
+    try:
+        wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
+        daemons = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: not any(map(alive, daemons)), 30)

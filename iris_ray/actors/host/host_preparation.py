@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import subprocess
 import time
 
 from iris_ray.actors.host.chip_release import wait_until_free
@@ -10,6 +11,7 @@ from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.log_files import logs_directory
 from iris_ray.actors.host.log_retention import prune
 from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.reaper import start_reaper
 from iris_ray.actors.wire.background import BackgroundTasks
 
 logger = logging.getLogger(__name__)
@@ -30,6 +32,7 @@ class HostPreparation:
         self._ledger = ledger
         self._devices = devices
         self._background = background
+        self._has_reaper = False
         self._latest: asyncio.Task[str | None] | None = None
 
     async def ensure(self) -> str | None:
@@ -52,9 +55,20 @@ class HostPreparation:
             if self._devices is not None:
                 raise RuntimeError(why)
             logger.warning("%s", why)  # they hold no chips, and other tasks may run beside them
+        await self._start_reaper()
         if self._devices is None:
             return None
         return await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
+
+    async def _start_reaper(self) -> None:
+        """Have the host's tasks ended also if this actor is gone before it could do so."""
+        if self._has_reaper:
+            return
+        try:
+            await asyncio.to_thread(start_reaper, host_directory(), self._devices is not None)
+            self._has_reaper = True
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.warning("%s: if its driver is killed, daemons of its tasks will live on: %s", self._name, error)
 
 
 def _has_failed(preparation: "asyncio.Task[str | None]") -> bool:

@@ -3,7 +3,8 @@
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -59,17 +60,18 @@ class ProcessLedger:
         self._files(pid).output.unlink(missing_ok=True)
         self._files(pid).remove()
 
-    def end_leftovers(self, grace_s: float = TERM_GRACE_S) -> list[str]:
+    def end_leftovers(self, grace_s: float = TERM_GRACE_S, recorder: tuple[int, int] | None = None) -> list[str]:
         """End the processes that earlier actors left running, except the calling process.
 
         Args:
             grace_s: seconds between SIGTERM and SIGKILL; 0 sends no SIGTERM.
+            recorder: pid and start of the actor whose tasks to end, which is gone; None ends those of all.
 
         Returns:
             Which processes still run after 10 s, as ``pid <n>``.
         """
         still_running: list[str] = []
-        for tree, token in self._entries(leftovers_only=True):
+        for tree, token in self._entries(partial(self._is_leftover, recorder)):
             if tree.pid == os.getpid():
                 continue
             never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
@@ -110,14 +112,20 @@ class ProcessLedger:
         unfinished.write_text(json.dumps(entry))
         unfinished.replace(self._entry(tree.pid))
 
-    def _entries(self, leftovers_only: bool = False) -> Iterator[tuple[ProcessTree, str]]:
-        """Yield each recorded tree, or only leftovers, with its token. Remove entries that can't be read."""
+    def _is_leftover(self, gone: tuple[int, int] | None, recorder: list[int] | None) -> bool:
+        """Return whether the tasks of a recorder are leftovers; see `end_leftovers`."""
+        if gone is not None:
+            return recorder == list(gone)
+        return self._exclusive or _has_ended(recorder)
+
+    def _entries(self, wanted: Callable[[list[int] | None], bool] | None = None) -> Iterator[tuple[ProcessTree, str]]:
+        """Yield each recorded tree with its token, or those of wanted recorders. Remove entries that can't be read."""
         for path in self._directory.glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
                 known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
                 tree = ProcessTree(int(entry["pid"]), int(entry["started"]), known)
-                if not leftovers_only or self._exclusive or _has_ended(entry.get("recorder")):
+                if wanted is None or wanted(entry.get("recorder")):
                     yield tree, str(entry["token"])
             except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or another actor removed it
                 path.unlink(missing_ok=True)

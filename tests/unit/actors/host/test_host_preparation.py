@@ -16,7 +16,7 @@ class StubbornOnce(ProcessLedger):
 
     tries = 0
 
-    def end_leftovers(self, grace_s: float = 0.0) -> list[str]:
+    def end_leftovers(self, grace_s: float = 0.0, recorder: tuple[int, int] | None = None) -> list[str]:
         self.tries += 1
         return ["pid 7"] if self.tries == 1 else []
 
