@@ -4,7 +4,7 @@
 adds to the findings and passes the group on. A group that passes all steps is free.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -116,7 +116,7 @@ class _Findings:
     Attributes:
         tasks: how many hosts a gang takes of the group.
         bucket: the group's bucket.
-        unfit: node_id → why the worker can't take a task.
+        unfit: node_id → why the worker can't take a task: in words, or the constraint that it fails.
         unfit_for_now: the same for reasons that pass without a change of the host itself.
         excluded: how many workers each constraint or taint excludes.
         recheck_at: when a suspicion ends; seconds on the caller's clock.
@@ -131,8 +131,8 @@ class _Findings:
     tasks: int
     bucket: int
     now: float
-    unfit: dict[str, str] = field(default_factory=dict)
-    unfit_for_now: dict[str, str] = field(default_factory=dict)
+    unfit: dict[str, str | Constraint] = field(default_factory=dict)
+    unfit_for_now: dict[str, str | Constraint] = field(default_factory=dict)
     excluded: list[Excluded] = field(default_factory=list)
     recheck_at: float | None = None
     all_have_room: bool = False
@@ -162,9 +162,11 @@ def _check_constraints(found: _Findings) -> Evaluation | None:
         except TypeError as error:
             found.excluded.clear()
             return found.unsuitable(found.tasks, f"{constraint} can't be evaluated: {error}")
-        if failing and (failing := [worker for worker in failing if worker.node_id not in unfit]):
+        if unfit:
+            failing = [node_id for node_id in failing if node_id not in unfit]
+        if failing:
             found.excluded.append((position, len(failing)))
-            unfit.update({worker.node_id: f"{worker.name} fails {constraint}" for worker in failing})
+            unfit.update(dict.fromkeys(failing, constraint))
     return found.unsuitable(0, "") if len(unfit) == len(found.group.workers) else None
 
 
@@ -242,8 +244,8 @@ def _check_enough_workers(found: _Findings) -> Evaluation | None:
     if len(group.workers) - len(found.unfit) >= tasks and not (group.is_slice and group.unhealthy):
         found.later = _without(found.unfit, group.workers)
     if impaired or left < tasks:
-        reasons = group.unhealthy | unfit if impaired else unfit
-        return found.unsuitable(len(unfit) if impaired else tasks - left, next(iter(reasons.values()), ""))
+        reasons = {**group.unhealthy, **unfit} if impaired else unfit
+        return found.unsuitable(len(unfit) if impaired else tasks - left, _first_in_words(reasons, group))
     found.eligible = _without(unfit, group.workers)
     return None
 
@@ -322,11 +324,21 @@ def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
     )
 
 
-def _failing(constraint: Constraint, group: Group) -> Sequence[Worker]:
-    """Return the members that don't satisfy a constraint."""
+def _failing(constraint: Constraint, group: Group) -> Sequence[str]:
+    """Return the node ids of the members that don't satisfy a constraint."""
     if not group.shares(constraint.key):
-        return [worker for worker in group.workers if not constraint.matches(worker.attributes)]
-    return () if constraint.matches(group.workers[0].attributes) else group.workers
+        return [worker.node_id for worker in group.workers if not constraint.matches(worker.attributes)]
+    return () if constraint.matches(group.workers[0].attributes) else group.node_ids
+
+
+def _first_in_words(reasons: Mapping[str, str | Constraint], group: Group) -> str:
+    """Return the first of the reasons for which workers can't take a task."""
+    for node_id, why in reasons.items():
+        if isinstance(why, str):
+            return why
+        name = next(worker.name for worker in group.workers if worker.node_id == node_id)
+        return f"{name} fails {why}"
+    return ""
 
 
 def _without(unfit: Collection[str], workers: tuple[Worker, ...]) -> tuple[Worker, ...]:

@@ -126,6 +126,10 @@ class ControllerState:
 
     def _handle(self, event: Event, change: Change) -> None:
         match event:
+            case TaskStateChangedEvent():
+                self._gangs.task_reported(event, change)
+            case AttemptEndConfirmedEvent():
+                self._ends.confirmed(event.attempt)
             case JobSubmittedEvent():
                 self._table.submit(event.spec, event.now)
             case JobRestoredEvent():
@@ -177,10 +181,6 @@ class ControllerState:
                 self._ends.gang_moved(event, change)
             case GangReturnedEvent():
                 self._ends.gang_returned(event, change)
-            case TaskStateChangedEvent():
-                self._gangs.task_reported(event, change)
-            case AttemptEndConfirmedEvent():
-                self._ends.confirmed(event.attempt)
             case PoolRestartedEvent():
                 self._ends.pool_restarted(event.owner, change)
                 self._spare_jobs.settle(change)  # first, so that dropped spares are off the slices

@@ -256,9 +256,10 @@ class Fleet:
 
     def _record_change(self, worker: Worker) -> None:
         self._changed.append(worker)
-        if len(self._changed) > 4 * len(self.workers) + 1000:  # evaluating everything again is no more work
-            self._forgotten += len(self._changed)
-            self._changed.clear()
+        if len(self._changed) > 4 * len(self.workers) + 1000:  # who has read none of the older half evaluates all again
+            old = len(self._changed) // 2
+            self._forgotten += old
+            del self._changed[:old]
 
     # -- checking --------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """All jobs, with the indexes over them: waiting, finished, changed since they were last recorded."""
 
 from collections import Counter
+from itertools import islice
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
@@ -179,14 +180,17 @@ class JobTable:
         `FINISHED_JOBS_KEPT` are kept if they take no more than `FINISHED_BYTES_KEPT`; the last one always is.
         """
         count, taken = len(self.finished), self._finished_bytes
-        for job_id, size in list(self.finished.items())[:-1]:
+        forgotten = []
+        for job_id, size in islice(self.finished.items(), count - 1):
             if count <= FINISHED_JOBS_KEPT and taken <= FINISHED_BYTES_KEPT:
-                return
+                break
             count, taken = count - 1, taken - size
             if not allocations.of(job_id):
-                self._finished_bytes -= self.finished.pop(job_id)
-                self.stories.forget(job_id)
-                self.all_changed(self.jobs.pop(job_id))
+                forgotten.append(job_id)
+        for job_id in forgotten:
+            self._finished_bytes -= self.finished.pop(job_id)
+            self.stories.forget(job_id)
+            self.all_changed(self.jobs.pop(job_id))
 
     def _note_finished(self, job: Job) -> None:
         if job.spec.job_id not in self.finished:
