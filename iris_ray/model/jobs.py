@@ -241,6 +241,8 @@ class Job:
         counts = self.counts
         if len(counts) == 1:
             return _ALONE[next(iter(counts))]
+        if counts.keys().isdisjoint(_ENDED_EARLY):
+            return JobState.RUNNING
         if counts[_S.FAILED] and not self._tolerates_failures:
             return JobState.FAILED
         for task_state, job_state in _DECISIVE:
@@ -274,6 +276,7 @@ _ALONE = {
 }
 """The state of a job whose tasks are all in one state."""
 
+_ENDED_EARLY = frozenset({_S.FAILED, _S.KILLED, _S.WORKER_FAILED, _S.UNSCHEDULABLE, _S.COSCHED_FAILED})
 _DECISIVE = (
     (_S.WORKER_FAILED, JobState.WORKER_FAILED),
     (_S.UNSCHEDULABLE, JobState.UNSCHEDULABLE),

@@ -65,9 +65,9 @@ class Requirement:
     def shortfall(self, worker: Worker, taken: Mapping[str, float] | None = None) -> float:
         """Return how much of a task's needs is missing, of the resource that lacks most: 0 nothing, 1 all of it."""
         taken = taken or {}
-        missing = [1 - rounded(worker.free.get(r, 0.0) - taken.get(r, 0.0)) / need for r, need in self.resources]
         if self.chips and (taken.get(TPU) or not worker.chips_idle):
-            missing.append(1.0)
+            return 1.0
+        missing = [1 - rounded(worker.free.get(r, 0.0) - taken.get(r, 0.0)) / need for r, need in self.resources]
         return max(0.0, *missing) if missing else 0.0
 
     def fits_into(self, free: Mapping[str, float]) -> bool:

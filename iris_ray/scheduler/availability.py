@@ -36,12 +36,14 @@ class Availability:
         self._now = now
         self._evaluations: dict[str, Evaluation] = {}  # of a few groups
         self._suitable: dict[tuple[int, bool], int] = {}  # (bucket, later) → how many; no plan changes it
+        self._whole: Availability | None = None  # if this is without something
         self._avoided: Collection[str] = ()  # node ids
         self._impaired: Set[str] = frozenset()  # names of their groups
 
     def without(self, avoided: Iterable[Worker]) -> "Availability":
         """Return what is available to a job that avoids some workers."""
         others = Availability(self.requirement, self._remaining, self._now)
+        others._whole = self
         others._suitable = self._suitable
         others._avoided = {worker.node_id for worker in avoided}
         others._impaired = {name for worker in avoided if (name := self.candidates.grouping.name_of(worker))}
@@ -52,9 +54,14 @@ class Availability:
         self._remaining.catch_up()
 
     @property
+    def to_all(self) -> "Availability":
+        """What is available to jobs that avoid nothing."""
+        return self._whole or self
+
+    @property
     def impaired(self) -> tuple[str, ...]:
         """Names of the groups with workers that are avoided, sorted."""
-        return tuple(sorted(self._impaired))
+        return tuple(sorted(self._impaired)) if self._impaired else ()
 
     @property
     def candidates(self) -> Candidates:
@@ -249,8 +256,7 @@ class Availability:
         if self.requirement.group_by != TPU_NAME:
             return []
         rooms = self._groups(bucket).rooms
-        there = (name for name in own if name in rooms)
-        ranks = filter(None, map(self._rank, there))
+        ranks = filter(None, map(self._rank, rooms.keys() & own))
         return sorted((*rank[:2], -1, *rank[3:]) for rank in ranks)  # before groups that no owner keeps
 
     def _distance(self, name: str) -> Distance:

@@ -202,9 +202,8 @@ class Cycle:
             taken, protected = self._take_from_lower_bands(self._evictor, job, available)
             kept = taken or kept
             taken_from = self._evictor.taken_from(job) if kept else ()
-        to_all = self._available_to_all(job.requirement)
-        avoided = available.impaired if available is not to_all else ()
-        ahead = len(to_all.unplaced)
+        to_all = available.to_all
+        ahead, avoided = len(to_all.unplaced), available.impaired
         self._unplaced.append(Unplaced(job, to_all, free, ahead, kept, avoided, taken_from, protected))
         to_all.unplaced.append(job_id)
 
@@ -221,7 +220,7 @@ class Cycle:
         """
         available = self._available_to_all(job.requirement)
         now = self._deadlines.now
-        avoided = (*self._fleet.avoided_by(job.spec.user, now), *avoided_by(job, now))
+        avoided = self._fleet.avoided_by(job.spec.user, now) + avoided_by(job, now)
         for some in (avoided, avoided[-1:]) if avoided else ():
             elsewhere = self._available_without(some, available)
             if sum(map(elsewhere.suitable, buckets_for(job, elsewhere))) >= num_groups(job)[0]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from iris_ray.model.constraints import AttributeValue, Constraint
-from iris_ray.model.ids import job_of
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU, TPU_VM_COUNT, Resources, Worker
 from iris_ray.state.groups import Group
@@ -263,7 +262,7 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
     if len(usable) >= tasks:
         found.usable = tuple(usable) if full else eligible
         return None
-    used_by = tuple(dict.fromkeys(job_of(task_id) for worker in full for task_id, _ in worker.occupants))
+    used_by = tuple(dict.fromkeys(attempt.job_id for worker in full for _, attempt in worker.occupants))
     free_soon = any(w.ending for w in full) and sum(need.has_room(w, soon=True) for w in eligible) >= tasks
     return Evaluation(
         Status.IN_USE,

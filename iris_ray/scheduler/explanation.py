@@ -19,7 +19,7 @@ GIVEN_AWAY_LOOKED_AT = 64
 """Among how many groups that the plan has changed a shortage looks for some that the job could have had."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, for the same reason as `PendingReason`
 class Unplaced:
     """A job that found too few groups.
 
@@ -50,17 +50,14 @@ class Explainer:
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self._fleet = fleet
         self._plan = plan
-        self._shortages: dict[Requirement, Shortage] = {}
-        self._suitable: dict[tuple[Requirement, tuple[int, ...]], int] = {}
+        self._shortages: dict[Availability, Shortage] = {}
+        self._causes: dict[tuple[Availability, tuple[int, ...]], tuple[PendingKind, int]] = {}
 
     def reason(self, unplaced: Unplaced) -> PendingReason:
         """Return why a job waits."""
         job, available = unplaced.job, unplaced.available
-        shortage, suitable, wanted = self._shortage(available), self._count(job, available), num_groups(job)
-        if suitable >= wanted[0]:
-            kind = PendingKind.IN_USE
-        else:
-            kind = PendingKind.TOO_FEW if suitable or shortage.closest else PendingKind.NO_SUCH_WORKERS
+        shortage, wanted, avoided = self._shortage(available), num_groups(job), unplaced.avoided
+        kind, suitable = self._cause(job, available, shortage, wanted)
         return PendingReason(
             job.spec.job_id,
             kind,
@@ -72,22 +69,30 @@ class Explainer:
             unplaced.ahead,
             available.unplaced[0] if unplaced.ahead else None,
             unplaced.kept,
-            tuple(self._display_name(name, job.requirement) for name in unplaced.avoided),
+            tuple(self._display_name(name, job.requirement) for name in avoided) if avoided else (),
             unplaced.taken_from,
             unplaced.protected,
         )
 
-    def _count(self, job: Job, available: Availability) -> int:
-        key = job.requirement, num_groups(job)
-        if key not in self._suitable:
-            self._suitable[key] = sum(map(available.suitable, buckets_for(job, available)))
-        return self._suitable[key]
+    def _cause(
+        self, job: Job, available: Availability, shortage: Shortage, wanted: tuple[int, ...]
+    ) -> tuple[PendingKind, int]:
+        """Return what kind of reason it is, and how many groups suit the job."""
+        cause = self._causes.get((available, wanted))
+        if cause is None:
+            suitable = sum(map(available.suitable, buckets_for(job, available)))
+            if suitable >= wanted[0]:
+                kind = PendingKind.IN_USE
+            else:
+                kind = PendingKind.TOO_FEW if suitable or shortage.closest else PendingKind.NO_SUCH_WORKERS
+            cause = self._causes[available, wanted] = kind, suitable
+        return cause
 
     def _shortage(self, available: Availability) -> Shortage:
-        requirement = available.requirement
-        if requirement not in self._shortages:
-            self._shortages[requirement] = self._new_shortage(available, requirement)
-        return self._shortages[requirement]
+        shortage = self._shortages.get(available)
+        if shortage is None:
+            shortage = self._shortages[available] = self._new_shortage(available, available.requirement)
+        return shortage
 
     def _new_shortage(self, available: Availability, requirement: Requirement) -> Shortage:
         available.catch_up()

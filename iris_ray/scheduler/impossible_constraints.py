@@ -16,14 +16,15 @@ class ImpossibleConstraints:
 
     def __init__(self, workers: Collection[Worker]) -> None:
         self._workers = workers
-        self._found: dict[Requirement, str | None] = {}
+        self._found: dict[Requirement, str] = {}  # "": nothing is wrong
 
     def problem_of(self, requirement: Requirement) -> str | None:
         """Return what is wrong with a constraint, or None: no worker that could serve the job can be compared."""
-        if requirement not in self._found:
+        found = self._found.get(requirement)
+        if found is None:
             problems = (self._problem(constraint, requirement) for constraint in requirement.constraints)
-            self._found[requirement] = next(filter(None, problems), None)
-        return self._found[requirement]
+            found = self._found[requirement] = next(filter(None, problems), "")
+        return found or None
 
     def _problem(self, constraint: Constraint, requirement: Requirement) -> str | None:
         """Return why no host that satisfies the requirement's other constraints can evaluate this one."""

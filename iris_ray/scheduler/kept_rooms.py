@@ -60,8 +60,10 @@ class KeptRooms:
 
     def lift(self, job: Job) -> Lifted:
         """Let a job have its own room. A gang that returns may have its former groups, if no higher band has them."""
+        if not self._rooms:
+            return []
         lifted, workers = self._own(job), self._fleet.workers
-        if self._rooms and self._deadlines.is_returning(job):
+        if self._deadlines.is_returning(job):
             assert job.spec.coscheduling is not None
             name_of = self._fleet.grouping(job.spec.coscheduling.group_by).name_of
             others = [other for other, owner in self._jobs.items() if owner.spec.priority >= job.spec.priority]
@@ -119,21 +121,19 @@ class KeptRooms:
             available: where it looked.
             lifted: what `lift` has returned for it.
         """
-        before = self._rooms.pop(job.spec.job_id, None)
+        before, returning = self._rooms.pop(job.spec.job_id, None), self._deadlines.is_returning(job)
         self.put_back(lifted)
+        if before is None and not returning and not self._may_have_room(job, gang):
+            return ()
         available.catch_up()
         if before is not None:
             names = self._better(job, self._names(job, before), available)
-        elif self._deadlines.is_returning(job):
-            names = self._chosen(job, gang, available, returning=True)
-        elif self._may_have_room(job, gang):
-            names = self._chosen(job, gang, available, returning=False)
         else:
-            return ()
+            names = self._chosen(job, gang, available, returning)
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
         for node_id in node_ids:
             self._plan.keep(self._fleet.workers[node_id], job.spec.job_id)
-        if node_ids and (before is not None or not self._deadlines.is_returning(job)):
+        if node_ids and (before is not None or not returning):
             self._jobs[job.spec.job_id], self._rooms[job.spec.job_id] = job, node_ids
         return names
 

@@ -101,7 +101,8 @@ class Fleet:
 
     def avoided_by(self, user: str, now: float) -> tuple[str, ...]:
         """Return the node ids of the hosts that a user's jobs avoid."""
-        return tuple(node_id for node_id, until in self.avoided.get(user, {}).items() if now < until)
+        hosts = self.avoided.get(user)
+        return tuple(node_id for node_id, until in hosts.items() if now < until) if hosts else ()
 
     # -- changing --------------------------------------------------------------------------------------------------
 
