@@ -110,7 +110,7 @@ class Cycle:
             if (late := self._deadlines.timed_out(job)) is not None:
                 self._result.timed_out.append(late)
                 return None
-            if not self._limits.admit(job):
+            if job.requirement not in self._available and not self._limits.admit(job):
                 self._result.pending_reasons[job_id] = not_looked_at(job)
                 return None
             self._untried[job_id] = iter(job.pending)
@@ -194,7 +194,7 @@ class Cycle:
             self._let_go(job, lifted, ())
             return
         kept = self._rooms.keep(job, gang, available, lifted)
-        if self._rooms.has_room(job) and self._deadlines.is_starving(gang):
+        if kept and self._rooms.has_room(job) and self._deadlines.is_starving(gang):
             self._result.starving.append(job_id)
         taken_from: tuple[str, ...] = ()
         protected = None
@@ -219,6 +219,8 @@ class Cycle:
         If it can't, it avoids at least the one that failed last, so that it tries all in turn.
         """
         available = self._available_to_all(job.requirement)
+        if not job.avoided and job.spec.user not in self._fleet.avoided:
+            return available
         now = self._deadlines.now
         avoided = self._fleet.avoided_by(job.spec.user, now) + avoided_by(job, now)
         for some in (avoided, avoided[-1:]) if avoided else ():

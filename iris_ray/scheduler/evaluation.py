@@ -94,7 +94,9 @@ def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluat
 
 
 def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
-    """Return whether the first worker satisfies all constraints for all members, and all have room for a task."""
+    """Return whether all have room for a task, and the first worker satisfies all constraints for all members."""
+    if not _all_have_room(group, need):
+        return False
     attributes = group.workers[0].attributes
     try:
         for constraint in need.constraints:
@@ -102,7 +104,7 @@ def _suits_at_first_sight(group: Group, need: Requirement) -> bool:
                 return False
     except TypeError:
         return False
-    return _all_have_room(group, need)
+    return True
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
