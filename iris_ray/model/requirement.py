@@ -53,11 +53,8 @@ class Requirement:
             taken: what else is taken of it.
             soon: whether to count what ended tasks still hold as free.
         """
-        free, idle = worker.free, worker.chips_idle
-        if soon:
-            free = worker.free_soon()
-            idle = free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0)
-        if self.chips and not idle:
+        free: Mapping[str, float] = worker.free_soon() if soon else worker.free
+        if self.chips and not (free.get(TPU, 0.0) == worker.resources.get(TPU, 0.0) if soon else worker.chips_idle):
             return False
         if taken is None:
             return self.fits_into(free)

@@ -121,12 +121,13 @@ class Candidates:
         return self.evaluations, free, self.closest, ending, +self.excluded
 
     def _evaluate_again(self, name: str, now: float) -> None:
-        before = self.evaluations.get(name)
+        before, group = self.evaluations.get(name), self.grouping.get(name)
         if before is not None:
+            if before.rejected is not None and before.rejected is group and before.recheck_at is None:
+                return  # only what tasks use of it has changed
             self._remove(before.bucket, self.moved[name][1] if name in self.moved else self._standing(name))
             self._forget(name, before)
             del self.evaluations[name]
-        group = self.grouping.get(name)
         if group is not None:
             found = self.evaluations[name] = evaluate(group, self.shape, self._is_held(group), now)
             self._note(name, found, group)

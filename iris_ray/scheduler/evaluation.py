@@ -50,6 +50,8 @@ class Evaluation:
         used_by: ids of the jobs that use it.
         excluded: how many workers each constraint or taint excludes.
         recheck_at: when the passing of time alone changes the evaluation; seconds on the caller's clock.
+        rejected: the group if it is unsuitable. It is so, for the same reason, whatever tasks use of it: until it is
+            made again, or until ``recheck_at``.
     """
 
     status: Status
@@ -65,6 +67,7 @@ class Evaluation:
     used_by: tuple[str, ...] = ()
     excluded: tuple[Excluded, ...] = ()
     recheck_at: float | None = None
+    rejected: Group | None = field(default=None, compare=False)
 
 
 def evaluate(group: Group, need: Requirement, held: bool, now: float) -> Evaluation:
@@ -151,6 +154,7 @@ class _Findings:
             obstacle=obstacle,
             excluded=tuple(self.excluded),
             recheck_at=self.recheck_at,
+            rejected=self.group,
         )
 
 

@@ -120,8 +120,9 @@ class ControllerState:
             for line in self.story(job_of(event)):
                 error.add_note(f"before: {line}")
             raise
-        self._remember(event, change.instructions)
-        self._follow_up(event, change)
+        job_id = job_of(event)
+        self._remember(event, job_id, change.instructions)
+        self._follow_up(event, job_id, change)
         return change.instructions
 
     def _handle(self, event: Event, change: Change) -> None:
@@ -190,14 +191,14 @@ class ControllerState:
             case SliceReleasedEvent():
                 self._holders.released(event.slice_name, event.owner)
 
-    def _follow_up(self, event: Event, change: Change) -> None:
+    def _follow_up(self, event: Event, about: str, change: Change) -> None:
         """Do what follows from any event: finished jobs leave the queue, spares come and go, room is kept no more."""
         finished = change.instructions.finished
         for job_id in finished:
             self._table.has_finished(job_id)
             self._kept.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
-        if (job := self.jobs.get(job_of(event))) is not None and not job.pending:
+        if (job := self.jobs.get(about)) is not None and not job.pending:
             self._kept.release(job)
         if not isinstance(event, JobRestoredEvent):  # a job comes back before its spares do, and who takes its hosts
             self._evictions.settle(change)
@@ -232,9 +233,9 @@ class ControllerState:
             user = job.spec.user if job else event.job_id
             self._quarantine.blame(Blame(event.node_id, user, event.fault, self._now), event.reason)
 
-    def _remember(self, event: Event, instructions: Instructions) -> None:
+    def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
         """Keep the event in the story of its job, or of the jobs whose attempts it ends."""
-        table, job_id = self._table, job_of(event)
+        table = self._table
         if job_id in table.jobs:
             table.stories.remember(job_id, event, self._now)
         elif not job_id and instructions.stop:

@@ -59,6 +59,8 @@ class SpareJobs:
 
     def settle(self, change: Change) -> None:
         """Make the spares that jobs need now and drop the others. Take growth notices back where the room is gone."""
+        if self._spares.are_settled:
+            return
         for job, superfluous, missing in self._spares.changes(self._table.jobs, self._fleet.workers, change.now):
             for spare in superfluous:
                 self._drop(spare, change)

@@ -28,6 +28,11 @@ class Spares:
         self._restless: dict[str, None] = {}  # ids of jobs that may need other spares than they have
         self._may_grow: list[tuple[float, str]] = []  # a heap: when a gang that runs may grow, and whose it is
 
+    @property
+    def are_settled(self) -> bool:
+        """Whether no job may need other spares than it has."""
+        return not self._restless
+
     def look_at(self, job: Job) -> None:
         """Note that a job or its hosts have changed: it may need other spares. If it is a spare, its parent may."""
         if job.spec.spare_for is not None:

@@ -42,6 +42,7 @@ class UserLimits:
     def __init__(self) -> None:
         self.version = 0
         self.table: dict[Account, Limits] = {}
+        self._of_everybody: dict[PriorityBand, Limits] = {}  # worked out when first read
         self._held: dict[Account, Held] = {}
 
     # -- the limits ------------------------------------------------------------------------------------------------
@@ -49,14 +50,18 @@ class UserLimits:
     def set(self, user: str, band: PriorityBand, limits: Limits) -> None:
         """Replace the limits of a user, or of everybody, in a band. Empty ones are those of everybody again."""
         self.version += 1
+        self._of_everybody.clear()
         self.table[user, band] = limits
         if limits.is_empty:
             del self.table[user, band]
 
     def of(self, user: str, band: PriorityBand) -> Limits:
         """Return the limits that hold for a user in a band; all of them are set."""
-        everybody = self.table.get((EVERYBODY, band), Limits()).over(DEFAULT_LIMITS)
-        return self.table.get((user, band), Limits()).over(everybody)
+        everybody = self._of_everybody.get(band)
+        if everybody is None:
+            everybody = self._of_everybody[band] = self.table.get((EVERYBODY, band), Limits()).over(DEFAULT_LIMITS)
+        own = self.table.get((user, band))
+        return everybody if own is None else own.over(everybody)
 
     def held(self, user: str, band: PriorityBand) -> Held:
         """Return what a user holds in a band."""
