@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.internal.conjecture import engine
+
+from tests.support.proofs import LONGER
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
 TESTS = Path(__file__).parent
 CLUSTER_TESTS, PROOFS = TESTS / "cluster", TESTS / "proofs"
 PASSED = pytest.StashKey[bool]()
+SHRINKING_S = 20
+"""How long Hypothesis looks for a shorter example of what fails. Its 300 s can't be set otherwise."""
 
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read when Ray is imported; tests look at every line
 os.environ.setdefault("RAY_worker_niceness", "0")  # else they get next to nothing beside a busy process
@@ -46,10 +51,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how much Hypothesis tries where a test doesn't say so itself."""
-    settings.register_profile("test", deadline=None, max_examples=100, suppress_health_check=list(HealthCheck))
-    settings.register_profile("proofs", settings.get_profile("test"), max_examples=2000)
-    settings.load_profile(config.getoption("profile"))
+    """Choose what Hypothesis tries where a test doesn't say so itself."""
+    settings.register_profile(
+        "iris_ray",
+        deadline=None,
+        derandomize=not LONGER,
+        phases=set(Phase) - {Phase.explain},
+        suppress_health_check=list(HealthCheck),
+    )
+    settings.load_profile("iris_ray")
+    engine.MAX_SHRINKING_SECONDS = SHRINKING_S
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,20 +1,20 @@
 """A short run of `tests.proofs.chaos`; a long one is a command."""
 
-import random
 from pathlib import Path
 
 import pytest
 
 from tests.proofs.chaos import Chaos
+from tests.support.proofs import EXAMPLES, a_seed
 
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800), pytest.mark.usefixtures("no_shared_cluster")]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800 * EXAMPLES), pytest.mark.usefixtures("no_shared_cluster")]
 
 
 def test_jobs_survive_a_minute_of_chaos(tmp_path: Path) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}: python -m tests.proofs.chaos --minutes 1 --gap 8 --seed {seed}")
+    seed = a_seed(7)
+    print(f"seed {seed}: python -m tests.proofs.chaos --minutes {EXAMPLES} --gap 8 --seed {seed}")
     chaos = Chaos(seed, tmp_path)
-    chaos.run(60, mean_gap_s=8)
+    chaos.run(60 * EXAMPLES, mean_gap_s=8)
     print(f"{chaos.jobs_done} jobs, {dict(chaos.faults)}, {chaos.redone} steps again, {chaos.false_alarms}")
     assert chaos.faults.total() >= 3
     assert chaos.jobs_done >= 3

@@ -1,10 +1,6 @@
-"""Random fleets, users and endless queues over a virtual day: everybody's share, and how long anybody waits.
-
-``IRIS_TEST_EXAMPLES=10`` tries ten times as many.
-"""
+"""Random fleets, users and endless queues over a virtual day: everybody's share, and how long anybody waits."""
 
 import itertools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -20,10 +16,10 @@ from iris_ray.simulation.jobs import slice_spec
 from iris_ray.simulation.report import report
 from iris_ray.state.events import Event, EvictionEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.proofs import in_proofs
+from tests.support.proofs import EXAMPLES, in_proofs
 from tests.support.simulations import DAY, HOUR, MINUTE, TIMINGS
 
-SEEDS = (*range(2), *in_proofs(*range(2, 2 + 40 * int(os.environ.get("IRIS_TEST_EXAMPLES", "1")))))
+SEEDS = (*range(2), *in_proofs(*range(2, 2 + 40 * EXAMPLES)))
 MOST_RUN_S = HOUR
 SLACK_S = 2 * MINUTE
 """For launches, exits, and until the next plan."""

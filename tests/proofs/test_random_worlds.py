@@ -3,7 +3,6 @@
 ``python -m tests.proofs.random_worlds --steps 3000000`` plays more of them than a test can.
 """
 
-import os
 from typing import Any
 from unittest import mock
 
@@ -13,8 +12,7 @@ from iris_ray.actors.controller import recovery
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.job_table import JobTable
 from tests.proofs.random_worlds.__main__ import play
-
-EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
+from tests.support.proofs import EXAMPLES, a_seed
 
 
 def test_some_worlds_have_no_finding() -> None:
@@ -25,7 +23,7 @@ def test_some_worlds_have_no_finding() -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
 def test_many_worlds_have_no_finding() -> None:
-    play(seed=2, steps=150_000 * EXAMPLES)
+    play(seed=a_seed(2), steps=150_000 * EXAMPLES)
 
 
 def test_a_world_is_the_same_each_time() -> None:

@@ -3,7 +3,6 @@
 The quick tests take some of both, the thorough ones the rest.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from itertools import chain, combinations, combinations_with_replacement, islice
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_ray.errors import IllegalTransitionError
@@ -44,11 +43,11 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from tests.proofs.reference import ReferencePlan
+from tests.support.proofs import EXAMPLES
 from tests.support.worlds import World, gang_spec, host
 
 S = TaskState
 Op = ConstraintOp
-MORE = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
 LONG = BACKFILL_BOUND_S + 100
 
 # -- random worlds -----------------------------------------------------------------------------------------------------
@@ -389,19 +388,17 @@ def check_random_world(drawn: dict) -> None:
         commit_what_both_plan(world)
 
 
-PATIENT = settings(deadline=None, suppress_health_check=list(HealthCheck))
-
-
-@settings(PATIENT, max_examples=120 * MORE)
+@settings(max_examples=120 * EXAMPLES)
 @given(WORLDS)
 def test_scheduler_in_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
     check_random_world(drawn)
 
 
 @pytest.mark.proof
-@settings(PATIENT, max_examples=380 * MORE)
-@given(WORLDS)
-def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(drawn: dict) -> None:
+@pytest.mark.parametrize("part", range(2))
+@settings(max_examples=190 * EXAMPLES)
+@given(drawn=WORLDS)
+def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(part: int, drawn: dict) -> None:
     check_random_world(drawn)
 
 
@@ -445,7 +442,7 @@ def small_worlds() -> Iterator[tuple[SmallFleet, tuple[str, ...]]]:
     """All fleets with all queues; with queues of three jobs only small ones, unless more is asked for."""
     for fleet, length in product(FLEETS, (1, 2, 3)):
         small = len(fleet) < 3 and {FREE, BUSY}.issuperset(chain(*fleet))
-        if length < 3 or small or MORE > 1:
+        if length < 3 or small or EXAMPLES > 1:
             for shapes in product(SMALL_JOBS, repeat=length):
                 yield fleet, shapes
 
@@ -534,7 +531,7 @@ SHARES = 5
 
 @pytest.mark.parametrize("share", [0, *(pytest.param(share, marks=pytest.mark.proof) for share in range(1, SHARES))])
 @pytest.mark.parametrize(
-    ("age", "at_once"), [(0.0, True), (LONG, False), *([(0.0, False), (LONG, True)] if MORE > 1 else [])]
+    ("age", "at_once"), [(0.0, True), (LONG, False), *([(0.0, False), (LONG, True)] if EXAMPLES > 1 else [])]
 )
 def test_scheduler_in_every_small_world_plans_legally_and_ends_every_feasible_job(
     age: float, at_once: bool, share: int

@@ -1,33 +1,18 @@
 """Random events in random order, late and doubled, with the real scheduler in the loop: see `state_machine`.
 
-`make test` tries some sequences of its own each time, `make proofs` many more.
-``IRIS_TEST_EXAMPLES=20 pytest tests/proofs/test_state_random.py`` tries twenty times as many sequences.
+`make test` tries some sequences, `make proofs` many more, in parts so that all processes have some.
 """
 
-import os
-
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from tests.proofs.state_machine.machine import RandomEvents
-
-EXAMPLES = int(os.environ.get("IRIS_TEST_EXAMPLES", "1"))
-
-
-class TestRandomEvents(RandomEvents.TestCase):  # type: ignore[misc, valid-type]
-    """Some dozens of sequences."""
-
-    settings = settings(
-        max_examples=80 * EXAMPLES,
-        stateful_step_count=25,
-        deadline=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+from tests.support.proofs import EXAMPLES, in_proofs
 
 
-@pytest.mark.proof
 @pytest.mark.timeout(900 * EXAMPLES)
-class TestRandomEventsThoroughly(RandomEvents.TestCase):  # type: ignore[misc, valid-type]
-    """Thousands of sequences."""
-
-    settings = settings(TestRandomEvents.settings, max_examples=1670 * EXAMPLES)
+@pytest.mark.parametrize(("part", "sequences"), [("some", 80), *in_proofs(*((f"part {n}", 400) for n in range(4)))])
+def test_random_events_break_no_invariant(part: str, sequences: int) -> None:
+    machine = type(f"RandomEvents of {part}", (RandomEvents,), {})  # fixed seeds come from the name
+    run_state_machine_as_test(machine, settings=settings(max_examples=sequences * EXAMPLES, stateful_step_count=25))
