@@ -16,6 +16,9 @@ from tests.support.clusters import Clusters
 from tests.support.processes import alive
 from tests.support.waiting import wait_until
 
+INJECTED = {"TPU_VISIBLE_CHIPS": "0,1,2,3", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1", "TPU_HOST_BOUNDS": "1,1,1"}
+"""What GKE's device plugin says in a pod about its chips."""
+
 pytestmark = pytest.mark.usefixtures("no_shared_cluster", "plain_host")
 
 
@@ -25,6 +28,8 @@ def plain_host(clusters: Clusters) -> Iterator[None]:
     clusters.give_back_and_end()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("IRIS_RAY_HOST_DIR", raising=False)
+        for name, value in INJECTED.items():
+            patch.setenv(name, value)
         ray.init(
             num_cpus=4,
             resources={"TPU": 4.0, "accelerator_type:TPU-V4": 1.0, "plain": 1.0, "TPU-v4-8-head": 1.0},
@@ -47,6 +52,10 @@ def test_tmpdir_of_a_user_does_not_part_a_task_from_its_host(tmp_path: Path) -> 
     function = ray.remote(runtime_env={"env_vars": {"TMPDIR": str(tmp_path)}})(lambda: os._exit(3))
     with pytest.raises(TaskCrashedError, match="code 3"):
         run_on_pod(function, "v4-8", max_retries_failure=0)
+
+
+def test_task_knows_what_the_device_plugin_says_about_its_pods_chips() -> None:
+    assert run_on_pod(lambda: {name: os.environ.get(name) for name in INJECTED}, "v4-8") == [INJECTED]
 
 
 DRIVER = """

@@ -10,7 +10,7 @@ from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
 _PROCESS_START_PREFIXES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "LC_", "RAY_", "GRPC_")
 _PROCESS_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "TMPDIR"})
 
-# A task owns all chips of its host. Ray sets these for processes that hold some of the chips.
+# A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
 
@@ -30,6 +30,7 @@ def _acts_at_start(name: str) -> bool:
 
 def task_environment(
     inherited: Mapping[str, str],
+    host_env: Mapping[str, str],
     user_env: Mapping[str, str],
     info: JobInfo,
     multislice: MultisliceInfo,
@@ -42,13 +43,14 @@ def task_environment(
 
     Args:
         inherited: the variables that the process has now.
+        host_env: those of its raylet. On GKE the device plugin says there which chips the pod has.
         user_env: the user's variables.
         info: the task's place in its gang.
         multislice: the slice's place among the gang's slices.
         num_cpus: CPUs that the task claims, for ``OMP_NUM_THREADS``; None leaves the thread count to the libraries
             (Ray sets 1 for a process that claims no CPU, on a host that the task has to itself).
     """
-    changes: dict[str, str | None] = dict.fromkeys(_CHIP_VISIBILITY)
+    changes = {name: host_env.get(name) for name in _CHIP_VISIBILITY}
     if num_cpus is not None:
         changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus)))
     elif inherited.get("OMP_NUM_THREADS") == "1":

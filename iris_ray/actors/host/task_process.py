@@ -25,6 +25,7 @@ from iris_ray.actors.host.libtpu_lock import LockProbe
 from iris_ray.actors.host.output_redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.raylet_environment import raylet_environment
 from iris_ray.actors.host.result_pickling import exited, raised, returned
 from iris_ray.actors.host.task_environment import task_environment
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
@@ -106,7 +107,9 @@ class TaskProcess:
         return None if pid is None else in_use([describe(pid, ProcessLedger(host_directory()))])
 
     def _set_environment(self, launch: TaskLaunch, files: TaskFiles) -> None:
-        changes = task_environment(os.environ, launch.env, launch.info, launch.multislice, launch.num_cpus)
+        changes = task_environment(
+            os.environ, raylet_environment(), launch.env, launch.info, launch.multislice, launch.num_cpus
+        )
         for name, value in changes.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -61,7 +61,7 @@ def gang_environments(
                 inherited |= {"TPU_WORKER_ID": str(worker_id), "TPU_WORKER_HOSTNAMES": ",".join(addresses)}
                 inherited["TPU_SKIP_MDS_QUERY"] = "true"
             changes = task_environment(
-                inherited, {}, info, MultisliceInfo("10.0.0.1", slice_id, num_slices, 20_000, 20_001), None
+                inherited, {}, {}, info, MultisliceInfo("10.0.0.1", slice_id, num_slices, 20_000, 20_001), None
             )
             environments.append({name: value for name, value in (inherited | changes).items() if value is not None})
             infos.append(info)

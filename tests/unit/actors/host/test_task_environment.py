@@ -21,12 +21,12 @@ def environment(
     user_env: dict[str, str] | None = None,
     multislice: MultisliceInfo = SINGLE,
     num_cpus: float | None = None,
+    host_env: dict[str, str] | None = None,
 ) -> dict[str, str]:
     """The task's whole environment, after the changes."""
     inherited, user_env = inherited or {}, user_env or {}
-    changes = task_environment(
-        inherited, user_env, info(multislice.slice_id, multislice.num_slices), multislice, num_cpus
-    )
+    place = info(multislice.slice_id, multislice.num_slices)
+    changes = task_environment(inherited, host_env or {}, user_env, place, multislice, num_cpus)
     result = inherited | changes
     return {name: value for name, value in result.items() if value is not None}
 
@@ -62,6 +62,11 @@ def test_users_variables_win_over_defaults() -> None:
 def test_inherited_chip_visibility_is_removed() -> None:
     env = environment({"TPU_VISIBLE_CHIPS": "0", "TPU_CHIPS_PER_HOST_BOUNDS": "1,1,1", "TPU_HOST_BOUNDS": "1,1,1"})
     assert not [name for name in env if name.startswith("TPU_")]
+
+
+def test_chip_visibility_of_the_raylet_replaces_what_ray_has_set() -> None:
+    env = environment({"TPU_VISIBLE_CHIPS": "0", "TPU_HOST_BOUNDS": "1,1,1"}, host_env={"TPU_VISIBLE_CHIPS": "2,3"})
+    assert {name: env.get(name) for name in env if name.startswith("TPU_")} == {"TPU_VISIBLE_CHIPS": "2,3"}
 
 
 def test_unrelated_inherited_variable_is_kept() -> None:
