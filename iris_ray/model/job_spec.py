@@ -217,13 +217,16 @@ def _require_valid(spec: JobSpec) -> None:
         bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
         raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
     for name, kind, example in (
-        ("constraints", Constraint, "Constraint objects"),
-        ("preferences", Constraint, "Constraint objects"),
-        ("tolerations", str, "names of taints, such as ('spot',)"),
+        ("constraints", Constraint, 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'),
+        ("preferences", Constraint, 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'),
+        ("tolerations", str, 'names of taints, such as ["spot"]'),
     ):
         value = getattr(spec, name)
-        if not isinstance(value, tuple) or not all(isinstance(one, kind) for one in value):
-            raise InvalidJobError(f"{who}: {name} is {value!r}; give a tuple of {example}")
+        if not isinstance(value, tuple):
+            raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a list of {example}")
+        for one in value:
+            if not isinstance(one, kind):
+                raise InvalidJobError(f"{who}: {name} has {shown(one)}; give a list of {example}")
     for name in spec.tolerations:
         if not name or name.startswith(TAINT_PREFIX):
             raise InvalidJobError(

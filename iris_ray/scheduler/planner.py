@@ -4,7 +4,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Gang, Job
@@ -15,7 +15,7 @@ from iris_ray.scheduler.scheduler import Scheduler
 from iris_ray.scheduler.unplannable_jobs import UnplannableJobs, unplannable
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
-from iris_ray.state.events import AssignedEvent, TaskAssignedEvent
+from iris_ray.state.events import AssignedEvent, TaskAssignedEvent, TaskUnschedulableEvent
 from iris_ray.state.instructions import FailedEvent, Instructions, ReclaimSlice
 
 logger = logging.getLogger(__name__)
@@ -99,6 +99,7 @@ class Planner:
         if still_waiting is None:
             self._planned_at = now
         result = self._propose(now, still_waiting, state.spares() if may_give_back else ())
+        result.timed_out = list(map(self._with_last_reason, result.timed_out))
         self._note_reasons(result)
         self._count(result)
         queue_version = state.queue_version
@@ -115,6 +116,11 @@ class Planner:
         if done or self.unfinished:
             return placements
         return placements + self._plan(now, instructions, may_give_back and not result.given_back)
+
+    def _with_last_reason(self, late: TaskUnschedulableEvent) -> TaskUnschedulableEvent:
+        """Return the event of a job that has waited for too long, with the reason from the plan before."""
+        last = self.pending_reasons.get(late.job_id)
+        return late if last is None else replace(late, reason=f"{late.reason}; the last reason was: {last}")
 
     def _note_reasons(self, result: SchedulingResult) -> None:
         """Keep the reasons of jobs that an unfinished plan has not reached."""

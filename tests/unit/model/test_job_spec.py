@@ -365,3 +365,12 @@ def test_jobs_that_ask_the_same_have_equal_requirements() -> None:
     assert gang_spec("one", user="me").requirement == gang_spec("two", user="you").requirement
     assert gang_spec().requirement != gang_spec(tpu_type="v4-32").requirement
     assert gang_spec(tolerations=("spot",)).requirement != gang_spec().requirement
+
+
+@pytest.mark.parametrize("name", ["constraints", "preferences"])
+def test_constraint_as_text_is_refused_with_an_example(name: str) -> None:
+    values: dict[str, Any] = {name: (SSD, "pool == a")}
+    with pytest.raises(
+        InvalidJobError, match=rf"{name} has 'pool == a'; give a list of Constraint objects, such as \["
+    ):
+        tasks_spec(**values)

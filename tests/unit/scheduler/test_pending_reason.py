@@ -10,8 +10,10 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
+from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobCancelledEvent, TaskDispatchFailedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
+from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, assigned_tasks, cpu_host, host, tagged
 
 OP = ConstraintOp
@@ -324,3 +326,14 @@ def test_reason_is_given_for_every_pending_job_and_for_no_other(world: World) ->
     for job_id, reason in plan.pending_reasons.items():
         assert reason.job_id == job_id
         assert len(str(reason)) > 20
+
+
+def test_job_that_is_given_up_after_its_timeout_says_what_it_waited_for(world: World) -> None:
+    world.add_slice("a")
+    late = world.submit("late", slices=(2,), scheduling_timeout=60.0)
+    planner = Planner(world.state, look_again_s=0.5)
+    planner.plan(world.now, Instructions())
+    world.now += 61.0
+    planner.plan(world.now, Instructions())
+    assert late.error is not None
+    assert "within its scheduling_timeout of 60 s; the last reason was: waiting for 2 slices" in str(late.error)
