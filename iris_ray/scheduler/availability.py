@@ -111,7 +111,7 @@ class Availability:
         """
         if not count:
             return []
-        ranks, preferred = self._free(bucket), self._ranks_of(own, bucket)
+        ranks, preferred = self._free(bucket), self._best_of(own, bucket, count)
         if not preferred:
             return [rank[-1] for rank in islice(ranks, count)]
         names = dict.fromkeys(rank[-1] for rank in heapq.merge(preferred, islice(ranks, count)))
@@ -247,17 +247,21 @@ class Availability:
         rank = self._remaining.rank(name)
         if rank is None:
             return None
+        groups = self._groups(self.candidates.evaluations[name].bucket)
+        if name not in groups.mixed and name not in self._impaired:
+            return rank if fits(groups.rooms[name], self._needs) else None
         left = sum(1 for _ in self.with_room(name)) - self.tasks(name)
         if left < 0:
             return None
         return (*rank[:3], left, name) if self.requirement.group_by else rank
 
-    def _ranks_of(self, own: Iterable[str], bucket: int) -> list[Rank]:
+    def _best_of(self, own: Iterable[str], bucket: int, count: int) -> list[Rank]:
+        """Return the ranks of an owner's best free slices: before those that no owner keeps."""
         if self.requirement.group_by != TPU_NAME:
             return []
         rooms = self._groups(bucket).rooms
         ranks = filter(None, map(self._rank, rooms.keys() & own))
-        return sorted((*rank[:2], -1, *rank[3:]) for rank in ranks)  # before groups that no owner keeps
+        return heapq.nsmallest(count, ((*rank[:2], -1, *rank[3:]) for rank in ranks))
 
     def _distance(self, name: str) -> Distance:
         found, taken = self.candidates.evaluations[name], self._remaining.plan.taken
