@@ -204,7 +204,7 @@ class RankedGroups:
 def room_of(members: Sequence[Room], tasks: int) -> tuple[Room, bool]:
     """Return the room of a group of which a gang takes ``tasks`` members, and whether it is mixed."""
     first = members[0]
-    if len(members) == 1 or all(room == first for room in members):
+    if len(members) == 1 or members.count(first) == len(members):
         return first, False
     which = min if len(members) == tasks else max
     names = dict.fromkeys(name for room in members for name in room)
