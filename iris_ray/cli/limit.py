@@ -21,7 +21,9 @@ _HEADERS = ("USER", "BAND", "CHIPS", "RUNNING JOBS", "QUEUED JOBS", "TASKS", "NO
 @click.command()
 @click.argument("user", required=False)
 @click.option("--priority", type=click.Choice([band.name.lower() for band in PriorityBand]), help="Only in this band.")
-@click.option("--chips", type=click.FloatRange(0), metavar="N", help="Chips in use, spares included; others wait.")
+@click.option(
+    "--chips", type=click.FloatRange(0), metavar="N", help="Chips and GPUs in use, spares included; others wait."
+)
 @click.option("--running-jobs", type=click.IntRange(0), metavar="N", help="Jobs that have hosts; others wait.")
 @click.option("--queued-jobs", type=click.IntRange(0), metavar="N", help="Jobs that wait; more are refused.")
 @click.option("--tasks", type=click.IntRange(0), metavar="N", help="Tasks of unfinished jobs; more are refused.")

@@ -39,7 +39,10 @@ from iris_ray.task.job_info import get_job_info
     metavar="ATTRIBUTE",
     help="Start all tasks together, on hosts with one value of this attribute, such as a rack.",
 )
-@click.option("--cpu", type=float, default=0.0, metavar="N", help="CPUs of each task.  [default: 1 without --tpu]")
+@click.option(
+    "--cpu", type=float, default=0.0, metavar="N", help="CPUs of each task.  [default: 1 without --tpu and --gpu]"
+)
+@click.option("--gpu", type=int, default=0, metavar="N", help="GPUs of each task, which it has to itself.")
 @click.option("--memory-gb", type=float, default=0.0, metavar="N", help="Memory of each task.")
 @click.option("--max-task-failures", type=click.IntRange(0), metavar="N",
               help="Failed attempts of all tasks together that it survives, retried ones included.")  # fmt: skip
@@ -53,6 +56,7 @@ def submit(
     replicas: int | None,
     group_by: str | None,
     cpu: float,
+    gpu: int,
     memory_gb: float,
     max_task_failures: int | None,
     follow: bool,
@@ -69,9 +73,10 @@ def submit(
     so. `iris-ray status`, `why`, `tasks`, `logs` and `cancel` take that id. With --follow the command stays until the
     job's end and takes its exit code from it. Ctrl-C leaves the job running, unless you answer y to the question.
 
-    Without --tpu the tasks run on any host. With --group-by they are a gang: they start together, each on a host of its
-    own, and again together after a loss. On slices there is one task on every host, with all its chips, and --cpu
-    and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for the function.
+    Without --tpu the tasks run on any host that has what they need. With --group-by they are a gang: they start
+    together, each on a host of its own, and again together after a loss. On slices there is one task on every host,
+    with all its chips, and --cpu and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for
+    the function.
     """
     from iris_ray.client.client import IrisClient
     from iris_ray.model.resources import ResourceSpec, tpu_device
@@ -84,7 +89,7 @@ def submit(
         )
     if num_slices is not None and tpu_type is None:
         raise InvalidRequestError("--num-slices needs --tpu; say which type")
-    need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(tpu_type) if tpu_type else None)
+    need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(tpu_type) if tpu_type else None, gpu)
     groups = None
     if num_slices is not None or group_by is not None:
         groups = CoschedulingConfig(group_by or TPU_NAME, 1 if num_slices is None else num_slices)

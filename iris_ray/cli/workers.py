@@ -12,12 +12,12 @@ from iris_ray.cli.slices import SliceView, reason_of, slices_of
 from iris_ray.cli.tables import print_table
 from iris_ray.model.ids import job_of
 from iris_ray.model.suggestions import unknown
-from iris_ray.model.workers import TPU
+from iris_ray.model.workers import GPU, TPU
 
 NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"
 
 _SLICE_HEADERS = ("SLICE", "TYPE", "HOSTS", "STATE", "JOB", "NOTE")
-_HOST_HEADERS = ("SLICE", "HOST", "ADDRESS", "NODE", "CHIPS", "JOB", "NOTE")
+_HOST_HEADERS = ("SLICE", "HOST", "ADDRESS", "NODE", "CHIPS", "GPUS", "JOB", "NOTE")
 
 
 @click.command()
@@ -29,8 +29,8 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
     """Slices and hosts: complete or not, free or busy, and why not.
 
     A slice is free; warm (a process keeps it ready for its next job, and gives it up when another job needs it); busy;
-    closed (it takes no new jobs, see NOTE); or incomplete. With SLICE, its hosts. A line without a TYPE is a machine
-    without TPUs, or with TPUs and without labels, by its address.
+    closed (it takes no new jobs, see NOTE); or incomplete. With SLICE, its hosts. A line without a TPU
+    TYPE is a machine without TPUs, or with TPUs and without labels, by its address.
 
     \b
       iris-ray workers
@@ -54,11 +54,13 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
 def _slice_row(view: SliceView) -> tuple[object, ...]:
     hosts = f"{len(view.hosts)}/{view.hosts_expected or '?'}"
     jobs = ", ".join(view.jobs) or "-"
-    return view.slice, view.type or "-", hosts, view.state.value, jobs, view.reason or ""
+    gpus = sum(host.resources.get(GPU, 0) for host in view.hosts)
+    kind = view.type or (f"{gpus:g} GPU" if gpus else "-")
+    return view.slice, kind, hosts, view.state.value, jobs, view.reason or ""
 
 
 def _host_row(view: SliceView, host: WorkerStatus) -> tuple[object, ...]:
-    chips = f"{host.free.get(TPU, 0):g}/{host.resources.get(TPU, 0):g} free"
+    chips, gpus = (f"{host.free.get(what, 0):g}/{host.resources.get(what, 0):g} free" for what in (TPU, GPU))
     jobs = ", ".join(dict.fromkeys(map(job_of, host.tasks))) or "-"
     number = "-" if host.host_index is None else host.host_index
-    return view.slice, number, host.address, host.node_id[:12], chips, jobs, reason_of(host) or ""
+    return view.slice, number, host.address, host.node_id[:12], chips, gpus, jobs, reason_of(host) or ""

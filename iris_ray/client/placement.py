@@ -8,7 +8,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.resources import BYTES_PER_GB, ResourceSpec
 from iris_ray.model.topology import TPUConfig
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY
+from iris_ray.model.workers import GPU, TPU, TPU_NAME, TPU_TOPOLOGY
 
 _OFF_SLICES = Constraint(TPU_NAME, ConstraintOp.NOT_EXISTS)
 
@@ -103,7 +103,7 @@ def _without_tpu(need: ResourceSpec, coscheduling: CoschedulingConfig | None) ->
 
 
 def _amounts(need: ResourceSpec) -> dict[str, float]:
-    amounts = {"CPU": float(need.cpu), "memory": need.memory_gb * BYTES_PER_GB}
+    amounts = {"CPU": float(need.cpu), "memory": need.memory_gb * BYTES_PER_GB, GPU: float(need.gpu)}
     return {resource: amount for resource, amount in amounts.items() if amount}
 
 

@@ -11,6 +11,7 @@ from ray.runtime_env import RuntimeEnv
 from iris_ray.actors.wire.ray_internals import remote_function_parts
 from iris_ray.errors import InvalidFunctionError, UnsupportedOptionError
 from iris_ray.model.topology import TPUConfig
+from iris_ray.model.workers import GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ _REASONS = {
     "retry_exceptions": "a single task can't be retried, only the whole gang: pass max_retries_failure to run_on_pod",
     "scheduling_strategy": "iris_ray decides where tasks run: one on every host of a slice",
     "label_selector": "iris_ray decides where tasks run: one on every host of a slice",
-    "accelerator_type": "the TPU type says it already",
+    "accelerator_type": "a TPU type says it already; of GPUs ask by a constraint on ray.io/accelerator-type",
 }
 
 
@@ -83,7 +84,8 @@ def _translate(given: dict[str, Any], config: TPUConfig | None) -> TaskOptions:
     env = {str(k): str(v) for k, v in (runtime_env.pop("env_vars", None) or {}).items()}
     name = given.pop("name", None)
     resources = {key: float(value) for key, value in (given.pop("resources", None) or {}).items()}
-    for option, resource in (("num_cpus", "CPU"), ("memory", "memory")):
+    claims = {"num_cpus": "CPU", "memory": "memory"} | ({} if config is not None else {"num_gpus": GPU})
+    for option, resource in claims.items():
         if option in given:
             resources[resource] = float(given.pop(option))
     chips = resources.pop("TPU", None)

@@ -12,7 +12,7 @@ from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.plain import plain, shown
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.model.workers import TPU, TPU_NAME
+from iris_ray.model.workers import GPU, TPU, TPU_NAME
 
 
 class PriorityBand(IntEnum):
@@ -241,6 +241,8 @@ def _require_valid(spec: JobSpec) -> None:
             raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
         if amount > MOST_OF_A_RESOURCE:
             raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}, more than Ray can count")
+        if resource == GPU and amount % 1:
+            raise InvalidJobError(f"{who}: resources has {amount!r} of {GPU}; a task has whole GPUs to itself")
     _require_bounded(who, spec)
     if spec.device is not None:
         get_tpu_config(spec.device)

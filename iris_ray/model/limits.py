@@ -15,7 +15,7 @@ class Limits:
     """How much the jobs of a user in one band may have together. None: not set here.
 
     Attributes:
-        chips: chips that their tasks hold, spares included. A job over it waits.
+        chips: chips and GPUs that their tasks hold, spares included. A job over it waits.
         running_jobs: jobs that have hosts. A job over it waits.
         queued_jobs: jobs that have none. A job over it is refused.
         tasks: tasks of jobs that have not ended. A job over it is refused.

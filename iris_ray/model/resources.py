@@ -23,11 +23,12 @@ class ResourceSpec:
     """What each task of a job takes of its host.
 
     Args:
-        cpu: CPUs, as Ray counts them. Without ``cpu``, ``memory_gb`` and ``device``: one.
+        cpu: CPUs, as Ray counts them. Without ``cpu``, ``memory_gb``, ``gpu`` and ``device``: one.
         memory_gb: memory in gigabytes (10^9 bytes).
         replicas: tasks; of a gang, per group. On slices of several hosts the number of a slice's hosts, which is the
             default.
         device: the TPU type; each task has all chips of its host. None: a task without TPU.
+        gpu: GPUs, which no other task has meanwhile; ``CUDA_VISIBLE_DEVICES`` names them. Not with a TPU type.
 
     Raises:
         InvalidRequestError: an amount that makes no sense; the message names it.
@@ -37,14 +38,19 @@ class ResourceSpec:
     memory_gb: float = 0.0
     replicas: int | None = None
     device: TPUConfig | None = None
+    gpu: int = 0
 
     def __post_init__(self) -> None:
         for name in ("cpu", "memory_gb"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise InvalidRequestError(f"{name} is {value!r}; give a number of 0 or more")
+        if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or self.gpu < 0:
+            raise InvalidRequestError(f"gpu is {self.gpu!r}; give an int of 0 or more")
         replicas = self.replicas
         if replicas is not None and (isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1):
             raise InvalidRequestError(f"replicas is {replicas!r}; give an int of 1 or more")
         if self.device is not None and not isinstance(self.device, TPUConfig):
             raise InvalidRequestError(f'device is {self.device!r}; give tpu_device("v4-32"), or None for no TPU')
+        if self.device is not None and self.gpu:
+            raise InvalidRequestError(f"gpu is {self.gpu}, but the hosts of a {self.device.name} slice have no GPUs")

@@ -10,6 +10,8 @@ from iris_ray.model.notices import Notice
 
 TPU = "TPU"
 """Ray's resource name for chips."""
+GPU = "GPU"
+"""Ray's resource name for GPUs."""
 
 TPU_NAME = "tpu-name"
 TPU_WORKER_ID = "tpu-worker-id"
@@ -130,6 +132,11 @@ class Worker:
     def name(self) -> str:
         """Its name in messages."""
         return f"host {self.node_id}" if self.host_index is None else f"host {self.host_index}"
+
+
+def accelerators(resources: Resources) -> float:
+    """Return how many TPU chips and GPUs these are, together."""
+    return resources.get(TPU, 0.0) + resources.get(GPU, 0.0)
 
 
 def _units(amount: float) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU
+from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
@@ -59,7 +59,7 @@ class Cycle:
         self._limits = EvaluationLimits(fleet)
         self._evaluated_before = cache.evaluated
         self._plan = Plan()
-        self._allowances = Allowances(limits, fleet.totals[TPU])
+        self._allowances = Allowances(limits, accelerators(fleet.totals))
         self._explainer = Explainer(fleet, self._plan)
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}

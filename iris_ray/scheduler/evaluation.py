@@ -10,15 +10,15 @@ from enum import Enum
 
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, TPU_VM_COUNT, Resources, Worker
+from iris_ray.model.workers import TPU_VM_COUNT, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
 
 LARGER = 0
 """The bucket of slices of which a gang would take only a part."""
 
 Rank = tuple[int, float, int, int, str]
-"""Sorts free groups, the best first: unmet preferences, chips that would idle, 1 if an owner keeps actors there, hosts
-left over, name."""
+"""Sorts free groups, the best first: unmet preferences, chips and GPUs that may idle, 1 if an owner keeps actors there,
+hosts left over, name."""
 
 Excluded = tuple[int | str, int]
 """What excludes workers, a constraint (by position) or a taint (by name), and how many workers it excludes."""
@@ -322,7 +322,7 @@ def _rank(group: Group, need: Requirement, held: bool, hosts_left: int) -> Rank:
     unmet = [preference for preference in need.preferences if not _prefers(preference, group)]
     return (
         len(unmet),
-        0.0 if need.chips else first.resources.get(TPU, 0.0),
+        0.0 if need.chips else accelerators(first.resources),
         int(held),
         hosts_left if need.group_by or not need.chips else _hosts_left_idle(first),
         group.name,

@@ -21,7 +21,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU, Worker, rounded
+from iris_ray.model.workers import TPU, Worker, accelerators, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.limits import Allowances, chips_per_group
@@ -155,7 +155,7 @@ class Evictor:
             if not available.impaired:
                 self._hopeless.add(_key(job))  # a plan takes nothing back
             return self._protected(search, room, available)
-        if not self._allowances.may_take(job, search.accelerators(found)):
+        if not self._allowances.may_take(job, search.chips(found)):
             return None
         victims = frozenset[AttemptId]().union(*found.values())
         self._going.update(dict.fromkeys(victims, job.spec.job_id))
@@ -198,7 +198,7 @@ class Evictor:
         """Have what a job takes count towards its user's limit from now on."""
         workers = (self.fleet.workers.get(node_id) for node_id in node_ids)
         demands = (job.requirement.demand(worker) for worker in workers if worker is not None)
-        self._allowances.promised(job, sum(demand.get(TPU, 0.0) for demand in demands))
+        self._allowances.promised(job, sum(map(accelerators, demands)))
 
     def _bands_below(self, job: Job) -> list[PriorityBand]:
         """Return the bands below a job's that hold something, the lowest first."""
@@ -391,16 +391,13 @@ class _Search:
         costs = [cost for victim in victims if (cost := self.cost_of(victim)) is not None]
         return tuple(map(sum, zip(*costs, strict=True))) or (0.0,) * 5
 
-    def accelerators(self, room: Room) -> float:
+    def chips(self, room: Room) -> float:
         """Return how many chips the job would have there: on hosts with more chips than it expects, more."""
-        return sum(
-            sum(
-                sorted(self._need.demand(host).get(TPU, 0.0) for host in self._hosts(name))[
-                    -self._available.tasks(name) :
-                ]
-            )
-            for name in room
-        )
+        found = 0.0
+        for name in room:
+            demands = sorted(accelerators(self._need.demand(host)) for host in self._hosts(name))
+            found += sum(demands[-self._available.tasks(name) :])
+        return found
 
     # -- one group -------------------------------------------------------------------------------------------------
 

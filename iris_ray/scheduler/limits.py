@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from iris_ray.model.jobs import Job
-from iris_ray.model.workers import TPU, rounded
+from iris_ray.model.workers import accelerators, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.pending_reason import ReachedLimit
 from iris_ray.scheduler.placement import num_groups
@@ -44,7 +44,7 @@ class Allowances:
 
     Args:
         limits: None: there are none.
-        chips: how many the cluster has. A limit of as many is none.
+        chips: how many the cluster has, GPUs included. A limit of as many is none.
     """
 
     def __init__(self, limits: UserLimits | None, chips: float) -> None:
@@ -90,7 +90,7 @@ class Allowances:
             available: where the groups are.
         """
         mine = self._allowance(job)
-        if mine is None or mine.most_chips == math.inf or not job.requirement.chips:
+        if mine is None or mine.most_chips == math.inf or not chips_per_group(job):
             return names
         for count in (count for count in reversed(wanted) if count <= len(names)):
             if rounded(mine.chips + chips_of(names[:count], available)) <= mine.most_chips:
@@ -101,7 +101,7 @@ class Allowances:
         """Count what the plan has given to a job."""
         mine = self._allowance(job)
         if mine is not None:
-            job_id, chips = job.spec.job_id, resources.get(TPU, 0.0)
+            job_id, chips = job.spec.job_id, accelerators(resources)
             mine.chips = rounded(mine.chips + chips)
             if job_id in mine.promised:
                 mine.promised[job_id] = max(0.0, mine.promised[job_id] - chips)
@@ -148,15 +148,14 @@ class Allowances:
 
 def chips_per_group(job: Job) -> float:
     """Return how many chips a gang expects to take of each group."""
-    if not job.requirement.chips:
-        return 0.0
-    hosts = job.spec.replicas if job.spec.coscheduling else 1
-    return hosts * max(1.0, job.spec.resources.get(TPU, 0.0))
+    hosts, each = job.spec.replicas if job.spec.coscheduling else 1, accelerators(job.spec.resources)
+    return hosts * (max(1.0, each) if job.requirement.chips else each)
 
 
 def chips_of(names: Sequence[str], available: Availability) -> float:
     """Return how many chips a gang would take of these groups."""
-    return sum(worker.resources.get(TPU, 0.0) for name in names for worker in available.members(name))
+    demand = available.requirement.demand
+    return sum(accelerators(demand(worker)) for name in names for worker in available.members(name))
 
 
 def _account(job: Job) -> Account:

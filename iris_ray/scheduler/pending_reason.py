@@ -7,7 +7,7 @@ from enum import Enum
 
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.requirement import Requirement
-from iris_ray.model.workers import TPU_NAME
+from iris_ray.model.workers import GPU, TPU_NAME
 
 
 class PendingKind(Enum):
@@ -188,7 +188,8 @@ class PendingReason:
         what = {None: "host", TPU_NAME: "slice"}.get(need.group_by, f"group by {need.group_by}")
         conditions = " and ".join(map(str, need.constraints)) or "any"
         plural = "" if self.num_groups == (1,) else "s"
-        return f"{' or '.join(map(str, self.num_groups))} {what}{plural} ({conditions})"
+        gpus = next((f" with {amount:g} {GPU} a task" for resource, amount in need.resources if resource == GPU), "")
+        return f"{' or '.join(map(str, self.num_groups))} {what}{plural}{gpus} ({conditions})"
 
     @property
     def _there_are(self) -> str:

@@ -1,4 +1,7 @@
-"""Limits by user and band, and what counts towards them: chips, jobs that have hosts, jobs that wait, tasks."""
+"""Limits by user and band, and what counts towards them: chips, jobs that have hosts, jobs that wait, tasks.
+
+GPUs count as chips.
+"""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +11,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, PriorityBand
 from iris_ray.model.jobs import Allocation, Job
 from iris_ray.model.limits import DEFAULT_LIMITS, EVERYBODY, Limits
-from iris_ray.model.workers import TPU, rounded
+from iris_ray.model.workers import accelerators, rounded
 
 Account = tuple[str, PriorityBand]
 """A user and a band."""
@@ -161,4 +164,4 @@ class UserLimits:
 
 
 def _chips(demands: Iterable[Mapping[str, float]]) -> float:
-    return sum(demand.get(TPU, 0.0) for demand in demands)
+    return sum(map(accelerators, demands))

@@ -12,7 +12,7 @@ from typing import Any
 from iris_ray.model.constraints import Attributes, AttributeValue, Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import JobSpec, PriorityBand, SparePurpose
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_VM_COUNT, Worker, accelerators
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
 from iris_ray.state.fleet import Fleet
@@ -392,7 +392,7 @@ class ReferencePlan:
 
     def rank(self, spec: JobSpec, option: Option) -> tuple[object, ...]:
         unmet = sum(not is_met(preference, option.hosts) for preference in spec.preferences)
-        chips = sum(worker.resources.get(TPU, 0.0) for worker in option.ready[: option.wanted])
+        chips = sum(accelerators(worker.resources) for worker in option.ready[: option.wanted])
         idle_chips = 0.0 if uses_chips(spec) else chips
         left_over = len(option.ready) - option.wanted
         if not spec.coscheduling and uses_chips(spec):

@@ -70,9 +70,10 @@ def host(slice_name: str, number: int, tpu_type: str = "v4-16", **changes: Any) 
     return WorkerRegisteredEvent(**(values | changes))
 
 
-def cpu_host(name: str, cpus: float = 8.0, **attributes: Scalar) -> WorkerRegisteredEvent:
+def cpu_host(name: str, cpus: float = 8.0, gpus: float = 0.0, **attributes: Scalar) -> WorkerRegisteredEvent:
     """The registration of a host without chips."""
-    return tagged(WorkerRegisteredEvent(name, "10.0.0.9", {}, {"CPU": cpus}), attributes)
+    resources = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+    return tagged(WorkerRegisteredEvent(name, "10.0.0.9", {}, resources), attributes)
 
 
 def tagged(event: WorkerRegisteredEvent, attributes: Mapping[str, Scalar]) -> WorkerRegisteredEvent:

@@ -10,6 +10,9 @@ from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
 _PROCESS_START_PREFIXES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "LC_", "RAY_", "GRPC_")
 _PROCESS_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "TMPDIR"})
 
+# A task without GPUs is to see none; Ray names those of a task that has some.
+_GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+
 # A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
@@ -35,6 +38,7 @@ def task_environment(
     info: JobInfo,
     multislice: MultisliceInfo,
     num_cpus: float | None,
+    num_gpus: float = 0.0,
 ) -> dict[str, str | None]:
     """Return the changes that turn an inherited environment into a task's: name → value, or None to remove it.
 
@@ -49,12 +53,15 @@ def task_environment(
         multislice: the slice's place among the gang's slices.
         num_cpus: CPUs that the task claims, for ``OMP_NUM_THREADS``; None leaves the thread count to the libraries
             (Ray sets 1 for a process that claims no CPU, on a host that the task has to itself).
+        num_gpus: GPUs that the task claims.
     """
     changes = {name: host_env.get(name) for name in _CHIP_VISIBILITY}
     if num_cpus is not None:
         changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus)))
     elif inherited.get("OMP_NUM_THREADS") == "1":
         changes["OMP_NUM_THREADS"] = None
+    if not num_gpus:
+        changes |= dict.fromkeys(_GPU_VISIBILITY, "")
     changes |= user_env
 
     megascale = multislice.to_env()

@@ -108,7 +108,13 @@ class TaskProcess:
 
     def _set_environment(self, launch: TaskLaunch, files: TaskFiles) -> None:
         changes = task_environment(
-            os.environ, raylet_environment(), launch.env, launch.info, launch.multislice, launch.num_cpus
+            os.environ,
+            raylet_environment(),
+            launch.env,
+            launch.info,
+            launch.multislice,
+            launch.num_cpus,
+            launch.num_gpus,
         )
         for name, value in changes.items():
             if value is None:

@@ -29,7 +29,7 @@ from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, Fault, HostEvidence, T
 from iris_ray.model.verdict import Verdict, judge_gang
 
 REFILL_DELAY_S = 4.0
-"""A gang that has run so long gets its next standbys; before, they would only compete with it."""
+"""A gang on slices that has run so long gets its next standbys; before, they would only compete with it."""
 RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is not worth a report that it runs."""
 AT_ONCE_S = 0.5
@@ -259,7 +259,8 @@ class Attempt:
         for call in calls:
             call.add_done_callback(_heed_error)  # there is no caller once we are cancelled
         self._slices.use_standbys(self._names)
-        refill = loop.call_later(REFILL_DELAY_S, self._slices.renew_standbys, self._names, self._request.process)
+        kept = self._names if self.place.on_slices else ()  # other places are given back with every attempt
+        refill = loop.call_later(REFILL_DELAY_S, self._slices.renew_standbys, kept, self._request.process)
         running = loop.call_later(RUNNING_DELAY_S, report_running)
         hangs = asyncio.ensure_future(self._hangs.watch())
         try:

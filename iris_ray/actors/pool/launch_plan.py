@@ -5,6 +5,7 @@ from iris_ray.actors.wire.messages import RunRequest, TaskLaunch
 from iris_ray.model.ids import task_id
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.workers import GPU
 
 
 def launch_plan(request: RunRequest, place: AttemptPlace, ports: tuple[int, ...]) -> dict[str, list[TaskLaunch]]:
@@ -45,6 +46,7 @@ def launch_plan(request: RunRequest, place: AttemptPlace, ports: tuple[int, ...]
                 multislice,
                 spec.resources.get("CPU"),
                 f"{spec.name} {label}",
+                spec.resources.get(GPU, 0.0),
             )
         )
     return launches

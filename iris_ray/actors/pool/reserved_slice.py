@@ -20,7 +20,7 @@ from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
 from iris_ray.actors.wire.shared_names import reservations_of
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.workers import TPU
+from iris_ray.model.workers import GPU, TPU
 
 END_TIMEOUT_S = 10.0
 """How long the next attempt waits for a host to end what is left of the one before."""
@@ -94,7 +94,7 @@ class ReservedSlice:
             name=f"{reservations_of(owner)}{hosts[0].slice_name}/{secrets.token_hex(4)}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
-        standbys = [_start_standby(group, host, process, avoid_ports) for host in hosts]
+        standbys = [_start_standby(group, host, process, avoid_ports, bundle.get(GPU, 0.0)) for host in hosts]
         pool = ray.get_runtime_context().current_actor
         host_actors = tuple(
             _TPUHostActor.options(
@@ -113,7 +113,8 @@ class ReservedSlice:
         self.needs_standbys = False
         self.process = process
         # The used ones are dropped here; their hosts' actors keep handles of their own until they are gone.
-        self.standbys = [_start_standby(self.group, host, process, avoid_ports) for host in self.hosts]
+        gpus = self.bundle.get(GPU, 0.0)
+        self.standbys = [_start_standby(self.group, host, process, avoid_ports, gpus) for host in self.hosts]
         self.ready = _prepare(self.hosts, self.actor, self.standbys)
 
     def is_reserved(self) -> bool:
@@ -191,10 +192,11 @@ def _prepare(
 
 
 def _start_standby(
-    group: PlacementGroup, host: HostPlace, process: ProcessSpec, avoid_ports: Collection[int]
+    group: PlacementGroup, host: HostPlace, process: ProcessSpec, avoid_ports: Collection[int], gpus: float = 0.0
 ) -> ActorHandle:
+    """Start a task process. It claims the GPUs of its task, so that Ray names them in ``CUDA_VISIBLE_DEVICES``."""
     options = {"runtime_env": process.runtime_env} if process.runtime_env else {}
     strategy = _on_bundle(group, host.host_index)
-    return _TaskProcess.options(num_cpus=0, scheduling_strategy=strategy, **options).remote(
+    return _TaskProcess.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=strategy, **options).remote(
         host.address, frozenset(avoid_ports), process.preload
     )

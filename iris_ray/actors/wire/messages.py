@@ -142,6 +142,7 @@ class TaskLaunch:
         multislice: its slice's place among the gang's slices.
         num_cpus: CPUs that the task claims; None if the user named none.
         label: what marks the task's output.
+        num_gpus: GPUs that the task claims.
     """
 
     pickled_function: Payload
@@ -150,6 +151,7 @@ class TaskLaunch:
     multislice: MultisliceInfo
     num_cpus: float | None
     label: str
+    num_gpus: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

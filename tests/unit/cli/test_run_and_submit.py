@@ -171,6 +171,16 @@ def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
     assert "b: has 2 hosts, the job needs 3" in large.stderr
 
 
+def test_submitted_tasks_get_the_gpus_that_they_ask_for(world: ControllerInProcess, script: str) -> None:
+    world.add_node("gpus", "10.9.0.1", {"CPU": 8.0, "GPU": 4.0}, {})
+    job = world.iris("submit", script, "--gpu", "2", "--replicas", "2").stdout.strip()
+    wait_until(lambda: [task["address"] for task in world.json("tasks", job)] == ["10.9.0.1"] * 2)
+    hosts = world.iris("workers", "--hosts").stdout.splitlines()
+    assert ["0/4", "free"] in [line.split()[6:8] for line in hosts if "10.9.0.1" in line]
+    assert any("4 GPU" in line for line in world.iris("workers").stdout.splitlines())
+    world.succeed(job)
+
+
 def test_gang_by_rack_on_slices_is_refused(world: ControllerInProcess, script: str) -> None:
     refused = world.iris("submit", script, "--tpu", "v4-16", "--group-by", "rack", code=USAGE)
     assert "gangs on TPU hosts run on slices" in refused.stderr

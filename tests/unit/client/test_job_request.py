@@ -83,6 +83,10 @@ def test_request_with_options_at_the_limits_of_what_is_allowed_is_taken() -> Non
     assert made.process.preload == ("json",)
 
 
+def test_request_for_gpus_is_for_nothing_else_unless_told() -> None:
+    assert make_request(hello, placement_of(ResourceSpec(gpu=2), None)).spec.resources == {"GPU": 2.0}
+
+
 # -- gangs without TPU ----------------------------------------------------------------------------------------------
 
 

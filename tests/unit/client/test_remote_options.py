@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.errors import UnsupportedOptionError
-from tests.support.requests import pod_request, remote
+from iris_ray.errors import InvalidJobError, UnsupportedOptionError
+from tests.support.requests import pod_request, remote, task_request
 
 
 def test_options_of_a_plain_remote_function_are_none() -> None:
@@ -40,6 +40,12 @@ def test_options_of_the_remote_function_itself_are_not_changed_by_a_request() ->
     function = remote(runtime_env={"env_vars": {"A": "1", "TZ": "UTC"}}, resources={"TPU": 4})
     made, again = pod_request(function), pod_request(function)
     assert (made.env, made.process, made.spec.resources) == (again.env, again.process, again.spec.resources)
+
+
+def test_gpus_of_a_remote_function_are_the_tasks_own_without_tpu() -> None:
+    assert task_request(remote(num_gpus=2)).spec.resources == {"CPU": 1.0, "GPU": 2.0}
+    with pytest.raises(InvalidJobError, match="whole GPUs"):
+        task_request(remote(num_gpus=0.5))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import AttemptEndConfirmedEvent, LimitsSetEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import S, World, host
+from tests.support.worlds import S, World, cpu_host, host
 
 BAND = PriorityBand.INTERACTIVE
 LONG = BACKFILL_BOUND_S + 1
@@ -62,6 +62,19 @@ def test_limit_counts_by_user_and_band_and_keeps_nothing_from_others(world: Worl
     for user, band in (("ann", BAND), ("ann", BAND), ("ann", PriorityBand.BATCH), ("bob", BAND)):
         world.submit(f"job-{len(world.state.jobs)}", user=user, priority=band)
     assert placed(world) == ["job-0", "job-3", "job-2"]
+
+
+def test_gpus_count_as_chips(world: World) -> None:
+    for number in range(2):
+        world.do(cpu_host(f"gpu-{number}", gpus=4.0))
+    limit(world, chips=6)
+    world.submit_tasks("many", 3, user="ann", resources={"GPU": 2.0})
+    world.submit_tasks("one more", 1, user="ann", resources={"GPU": 1.0})
+    world.submit_tasks("none", 1, user="ann", resources={"CPU": 1.0})
+    world.submit_tasks("of bob", 1, user="bob", resources={"GPU": 2.0})
+    assert set(placed(world)) == {"many", "of bob", "none"}
+    assert chips(world) == 6
+    assert world.why("one more").startswith("waiting for the limit of ann in band interactive: 6 chips, of which 6")
 
 
 def test_limit_of_everybody_holds_for_users_without_their_own(world: World) -> None:

@@ -350,6 +350,23 @@ def test_reason_of_a_task_without_chips_does_not_speak_of_tpus(world: World) -> 
     assert world.why("job") == "waiting for 1 host (any); 0 free; none like that in the cluster"
 
 
+def test_reason_for_more_gpus_than_any_host_has_says_how_many_there_are(world: World) -> None:
+    world.do(cpu_host("x", gpus=2.0))
+    world.submit_tasks("job", 1, resources={"GPU": 4.0})
+    assert "waiting for 1 host with 4 GPU a task (any); 0 free; host 10.0.0.9: host x has 2 GPU, a task needs 4" in (
+        world.why("job")
+    )
+
+
+def test_tasks_without_gpus_leave_the_hosts_with_gpus_to_others(world: World) -> None:
+    world.do(cpu_host("a", gpus=2.0))
+    world.do(cpu_host("b"))
+    world.start_tasks("none", 1, resources={"CPU": 1.0})
+    world.start_tasks("two", 2, resources={"GPU": 1.0})
+    assert [task.node_id for job in world.state.jobs.values() for task in job.tasks] == ["b", "a", "a"]
+    world.check()
+
+
 def test_reason_tells_how_many_are_free_of_how_many(world: World) -> None:
     add_slices(world, "a")
     world.submit(slices=(3,))

@@ -22,11 +22,12 @@ def environment(
     multislice: MultisliceInfo = SINGLE,
     num_cpus: float | None = None,
     host_env: dict[str, str] | None = None,
+    num_gpus: float = 0.0,
 ) -> dict[str, str]:
     """The task's whole environment, after the changes."""
     inherited, user_env = inherited or {}, user_env or {}
     place = info(multislice.slice_id, multislice.num_slices)
-    changes = task_environment(inherited, host_env or {}, user_env, place, multislice, num_cpus)
+    changes = task_environment(inherited, host_env or {}, user_env, place, multislice, num_cpus, num_gpus)
     result = inherited | changes
     return {name: value for name, value in result.items() if value is not None}
 
@@ -67,6 +68,17 @@ def test_inherited_chip_visibility_is_removed() -> None:
 def test_chip_visibility_of_the_raylet_replaces_what_ray_has_set() -> None:
     env = environment({"TPU_VISIBLE_CHIPS": "0", "TPU_HOST_BOUNDS": "1,1,1"}, host_env={"TPU_VISIBLE_CHIPS": "2,3"})
     assert {name: env.get(name) for name in env if name.startswith("TPU_")} == {"TPU_VISIBLE_CHIPS": "2,3"}
+
+
+def test_task_without_gpus_sees_none_unless_its_user_says_otherwise() -> None:
+    env = environment({"CUDA_VISIBLE_DEVICES": "0,1"})
+    assert (env["CUDA_VISIBLE_DEVICES"], env["HIP_VISIBLE_DEVICES"]) == ("", "")
+    assert environment(user_env={"CUDA_VISIBLE_DEVICES": "1"})["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+def test_task_with_gpus_sees_those_that_ray_has_given_to_its_process() -> None:
+    env = environment({"CUDA_VISIBLE_DEVICES": "1"}, num_gpus=1.0)
+    assert (env["CUDA_VISIBLE_DEVICES"], "HIP_VISIBLE_DEVICES" in env) == ("1", False)
 
 
 def test_unrelated_inherited_variable_is_kept() -> None:

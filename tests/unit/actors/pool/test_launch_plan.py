@@ -58,6 +58,12 @@ def test_tasks_of_racks_are_numbered_rack_by_rack_and_know_no_slice_and_no_megas
     assert str(where) == "10.0.0.0, 10.0.0.1, 10.0.1.0, 10.0.1.1 (4 hosts)"
 
 
+def test_task_knows_how_many_gpus_it_claims() -> None:
+    spec = tasks_spec("job", 1, resources={"GPU": 2.0})
+    ((launch,),) = launch_plan(request(spec), place(AttemptId("job", 1), "job/task-0", hosts=1), PORTS).values()
+    assert launch.num_gpus == 2.0
+
+
 def test_task_by_itself_has_its_own_index_and_no_slice() -> None:
     spec = tasks_spec("job", 5)
     where = place(AttemptId("job", 1, 3), "job/task-3", hosts=1, chips=False)

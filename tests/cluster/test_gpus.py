@@ -1,0 +1,99 @@
+"""GPUs are a resource like others, on real Ray nodes that believe to have some."""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray import Constraint, ConstraintOp, CoschedulingConfig, IrisClient, ResourceSpec
+from iris_ray.errors import TaskCrashedError
+from iris_ray.testing import SimulatedCluster
+from tests.support.command_line import iris
+from tests.support.gangs import Trace
+from tests.support.waiting import wait_until
+
+ONE = ResourceSpec(gpu=1, replicas=2)
+ON_A_GPU_HOST = (Constraint("gpus", ConstraintOp.EXISTS),)
+
+
+@pytest.fixture
+def gpus(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
+    """A host with two GPUs, beside the head, which has none."""
+    with SimulatedCluster(quiet=True) as cluster:
+        cluster.add_hosts(1, gpus=2, labels={"gpus": "yes", "rack": "a"})
+        yield cluster
+
+
+def visible(directory: Path) -> Any:
+    """A function that returns which GPUs its task sees, once all may return."""
+
+    def see(_facts: dict[str, Any]) -> str | None:
+        while not (directory / "finish").exists():
+            time.sleep(0.02)
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    return see
+
+
+def test_tasks_on_one_host_have_different_gpus_and_others_see_none(gpus: SimulatedCluster, trace: Trace) -> None:
+    client = IrisClient()
+    two = client.submit(trace.gang(visible(trace.directory)), resources=ONE)
+    trace.wait_for_tasks(2)
+    third = client.submit(os.getpid, resources=ResourceSpec(gpu=1))
+    wait_until(lambda: f"in use by {two.job_id}" in client.explain(third))
+    (host,) = (worker for worker in client.list_workers() if worker.resources.get("GPU"))
+    assert (host.resources["GPU"], host.free["GPU"]) == (2.0, 0.0)
+    table = iris(gpus, "workers", "--hosts").stdout
+    assert "0/2 free" in table
+    none = client.submit(
+        lambda: os.environ.get("CUDA_VISIBLE_DEVICES"), resources=ResourceSpec(cpu=1), constraints=ON_A_GPU_HOST
+    )
+    assert none.results(60) == [""]
+    trace.finish()
+    assert sorted(two.results(60)) == ["0", "1"]
+    assert len(third.results(60)) == 1
+
+
+def test_job_that_asks_for_more_gpus_than_any_host_has_is_told_so(gpus: SimulatedCluster) -> None:
+    client = IrisClient()
+    job = client.submit(os.getpid, resources=ResourceSpec(gpu=3))
+    address = next(worker.address for worker in client.list_workers() if worker.resources.get("GPU"))
+    said = wait_until(lambda: (s := client.explain(job)).startswith("waiting") and s)
+    assert said.startswith("waiting for 1 host with 3 GPU a task (any); 0 free; ")
+    assert "has 2 GPU, a task needs 3" in said
+    assert f"host {address}: " in said
+    assert job.cancel()
+
+
+def test_task_that_crashes_gets_its_gpus_again(gpus: SimulatedCluster) -> None:
+    @ray.remote(num_gpus=2)
+    def crash_once() -> str | None:
+        from iris_ray import get_job_info
+
+        me = get_job_info()
+        assert me is not None
+        if me.attempt == 1:
+            os._exit(3)
+        return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    client = IrisClient()
+    assert client.submit(crash_once, max_retries_failure=1).results(60) == ["0,1"]
+    with pytest.raises(TaskCrashedError, match="code 3"):
+        client.submit(lambda: os._exit(3), resources=ONE).results(60)
+
+
+def test_gang_by_rack_has_the_gpus_of_its_hosts(gpus: SimulatedCluster) -> None:
+    gpus.add_hosts(1, gpus=2, labels={"rack": "a"})
+    need = ResourceSpec(gpu=2, replicas=2)
+    job = IrisClient().submit(
+        lambda: (os.environ["IRIS_RAY_HOST_DIR"], os.environ.get("CUDA_VISIBLE_DEVICES")),
+        resources=need,
+        coscheduling=CoschedulingConfig("rack"),
+    )
+    results = job.results(60)
+    assert len({directory for directory, _ in results}) == 2
+    assert [visible_there for _, visible_there in results] == ["0,1", "0,1"]
