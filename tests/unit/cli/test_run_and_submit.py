@@ -164,7 +164,8 @@ def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
     for rack, number in (("a", 0), ("b", 0), ("b", 1)):
         world.add_node(f"{rack}-{number}", f"10.9.{number}.1", {"CPU": 8.0}, {"rack": rack})
     job = world.iris("submit", script, "--cpu", "1", "--replicas", "2", "--group-by", "rack").stdout.strip()
-    wait_until(lambda: [task["group"] for task in world.json("tasks", job)] == ["b", "b"])
+    world.wait_for_attempt(job, 1)
+    assert [task["group"] for task in world.json("tasks", job)] == ["b", "b"]
     world.succeed(job)
     large = world.iris("submit", script, "--replicas", "3", "--group-by", "rack")
     assert "can't run on the cluster as it is: waiting for 1 group by rack" in large.stderr
@@ -174,7 +175,8 @@ def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
 def test_submitted_tasks_get_the_gpus_that_they_ask_for(world: ControllerInProcess, script: str) -> None:
     world.add_node("gpus", "10.9.0.1", {"CPU": 8.0, "GPU": 4.0}, {})
     job = world.iris("submit", script, "--gpu", "2", "--replicas", "2").stdout.strip()
-    wait_until(lambda: [task["address"] for task in world.json("tasks", job)] == ["10.9.0.1"] * 2)
+    world.wait_for_attempt(job, 1)
+    assert [task["address"] for task in world.json("tasks", job)] == ["10.9.0.1"] * 2
     hosts = world.iris("workers", "--hosts").stdout.splitlines()
     assert ["0/4", "free"] in [line.split()[6:8] for line in hosts if "10.9.0.1" in line]
     assert any("4 GPU" in line for line in world.iris("workers").stdout.splitlines())
