@@ -163,16 +163,6 @@ class AttemptEnds:
         elif self._allocations.end(job, attempt):
             self._table.gang_changed(job, gang)
 
-    def complete_end(self, job: Job, change: Change) -> None:
-        """Kill those gangs of a job that its record has from before the job's end, since its writer died meanwhile."""
-        left = [gang for gang in job.gangs if gang.placed or gang.pending] if job.state.finished else ()
-        for gang in left:
-            gang.notice, gang.eviction, gang.end_confirmed = None, None, False
-            move_all(job, gang, TaskState.KILLED, job.error)
-        if left:
-            job.pending.clear()
-            change.instructions.finished.append(job.spec.job_id)
-
     # -- shared --------------------------------------------------------------------------------------------------
 
     def member_ended(

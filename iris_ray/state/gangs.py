@@ -184,7 +184,6 @@ class Gangs:
         job = record.job
         if job.spec.job_id in self._table.jobs:
             return
-        self._ends.complete_end(job, change)
         self._table.restore(job)
         self._kept.restored(job, self._fleet.workers)
         if job.spec.spare_for is not None:

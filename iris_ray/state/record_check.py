@@ -45,10 +45,13 @@ def _problem_of(record: Any, job_id: str) -> str | None:
             _fields_of_task(task)
     if job.spec.job_id != job_id:
         return f"it is that of {job.spec.job_id}"
-    if [task.index for task in job.tasks] != list(range(len(job.tasks))) or not job.gangs:
+    gangs = 1 if job.spec.coscheduling else job.spec.replicas
+    if len(job.gangs) != gangs or [task.index for task in job.tasks] != list(range(len(job.tasks))):
         return "some of its tasks are missing"
     if job.counts != Counter(task.state for task in job.tasks):
         return "its counts are not those of its tasks"
+    if job.state.finished and any(gang.placed or gang.pending for gang in job.gangs):
+        return "it is over, and some of its tasks are not"
     return _problem_of_allocations(record)
 
 

@@ -100,15 +100,16 @@ class JobRecord:
             yield number, _packed(self._part(gangs, held[number])) if there else None
 
     @staticmethod
-    def joined(head: bytes, chunks: Mapping[int, bytes]) -> "JobRecord | None":
-        """Return the record that `head` and `chunks` wrote; None if a chunk is missing.
+    def joined(head: bytes, chunks: Iterable[bytes]) -> "JobRecord":
+        """Return the record that `head` and `chunks` wrote.
+
+        Args:
+            head, chunks: what they wrote; the chunks in the order of their numbers.
 
         Raises:
             UnknownRecordError: another version of iris_ray wrote it.
         """
-        record = _restored(head, [chunks[number] for number in sorted(chunks)])
-        gangs = 1 if record.job.spec.coscheduling else record.job.spec.replicas
-        return record if len(record.job.gangs) == gangs else None
+        return _restored(head, chunks)
 
     def _part(self, gangs: Iterable[Gang], allocations: Mapping[AttemptId, Allocation]) -> tuple[list[Any], list[Any]]:
         values = [(list(map(_values_of_task, gang.tasks)), *_values_of_gang(gang)) for gang in gangs]

@@ -20,6 +20,7 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection, fin
 from iris_ray.actors.wire.messages import JobView
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.testing import SimulatedCluster
+from tests.support.proofs import a_seed
 from tests.support.waiting import wait_until
 
 
@@ -120,7 +121,7 @@ class Crowd:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.seed = random.randrange(10**6)
+        self.seed = a_seed(11)
         self.chance = random.Random(self.seed)
         self._started = 0
         self._seen = 0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from iris_ray.state import ControllerState
+from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord
 
 Part = tuple[str, int | None]
@@ -44,5 +45,5 @@ class Recorded:
         for (job_id, number), head in self.parts.items():
             if number is None:
                 chunks = {n: value for (of, n), value in self.parts.items() if of == job_id and n is not None}
-                found.append(JobRecord.joined(head, chunks))
-        return sorted(filter(None, found), key=lambda record: record.job.number)
+                found.append(require_whole(JobRecord.joined(head, [chunks[n] for n in sorted(chunks)]), job_id))
+        return sorted(found, key=lambda record: record.job.number)

@@ -44,7 +44,7 @@ from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.actors.controller.write_ahead_log import WriteAheadLog
 from iris_ray.actors.wire.ray_internals import ClusterStore
-from iris_ray.actors.wire.shared_names import endpoint_key
+from iris_ray.actors.wire.shared_names import is_endpoint_of
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
 from iris_ray.model.plain import plain
@@ -97,7 +97,7 @@ class Journal:
         self._pending: dict[str, bytes | None] = {}  # what is to be written; None is to be deleted
         self._log = WriteAheadLog(self._store, 0)
         self._unrecordable: dict[str, Exception] = {}
-        self._forgotten: set[str] = set()  # jobs whose endpoints are to be deleted
+        self._forgotten = 0  # jobs whose endpoints were not deleted yet
 
     def begin(self) -> tuple[list[JobRecord], list[Event]]:
         """Take an epoch, and only then read what is left: from now on an earlier Controller acknowledges nothing.
@@ -190,6 +190,7 @@ class Journal:
             for number in self._numbers(f"{kind}/"):
                 if number < self.epoch - kept:
                     self._store.delete(f"{kind}/{number}")
+        self._delete_endpoints(state)  # an earlier Controller may have ended before it did
 
     async def write(self, state: ControllerState) -> None:
         """Record everything that has changed since the last time, as a whole; try until it is done.
@@ -236,7 +237,7 @@ class Journal:
             table = [(user, band.name, dict(limits.items())) for (user, band), limits in state.limits.table.items()]
             self._pending[f"limits/{self.epoch}"] = json.dumps(table).encode()
             self._limits = state.limits.version
-        if len(self._forgotten) > FORGOTTEN_AT_ONCE:
+        if self._forgotten > FORGOTTEN_AT_ONCE:
             self._delete_endpoints(state)
         if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
             self._clock_recorded_at = self.clock.now()  # no time in these records is later
@@ -258,14 +259,13 @@ class Journal:
         parts = dict.fromkeys(chunks) if record is None else dict(record.chunks(chunks))
         self._pending |= {f"gangs/{self.epoch}/{number}/{job_id}": part for number, part in parts.items()}
         if record is None:
-            self._forgotten.add(job_id)
+            self._forgotten += 1
 
     def _delete_endpoints(self, state: ControllerState) -> None:
         """Delete the endpoints of forgotten jobs. They are never looked up again, so it may fail."""
-        prefixes = tuple(endpoint_key(job_id, "") for job_id in self._forgotten - state.jobs.keys())
-        self._forgotten.clear()
+        self._forgotten = 0
         with contextlib.suppress(Exception):
-            self._pending |= {key: None for key in self._store.keys("endpoint/") if key.startswith(prefixes)}
+            self._pending |= {k: None for k in self._store.keys("endpoint/") if not is_endpoint_of(state.jobs, k)}
 
     def take_unrecordable(self) -> dict[str, Exception]:
         """Return the jobs of which no record could be made since the last call, by id, each with its error."""
@@ -349,14 +349,10 @@ def _by_job(jobs: Mapping[str, bytes], gangs: Mapping[str, bytes]) -> dict[str, 
     return found
 
 
-def _joined(job_id: str, values: Mapping[str, bytes]) -> JobRecord | None:
-    """Put the values of a job's record together; None if a chunk is missing, because it was never acknowledged."""
+def _joined(job_id: str, values: Mapping[str, bytes]) -> JobRecord:
+    """Put the values of a job's record together."""
     head, *chunks = values.values()
-    record = JobRecord.joined(head, dict(enumerate(chunks)))
-    if record is None:
-        logger.warning("%s was being submitted or forgotten when its Controller ended; it is left out", job_id)
-        return None
-    return require_whole(record, job_id)
+    return require_whole(JobRecord.joined(head, chunks), job_id)
 
 
 def _taints(recorded: bytes) -> list[TaintedEvent]:

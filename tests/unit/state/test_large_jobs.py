@@ -1,19 +1,16 @@
-"""Jobs of many tasks: what is recorded of them, and what a successor makes of records from different moments."""
-
-from collections.abc import Callable
-from itertools import chain, combinations
+"""Jobs of many tasks: what is recorded of them, and what a successor makes of it."""
 
 import pytest
 
-from iris_ray.model.ids import AttemptId
+from iris_ray.errors import CorruptRecordError
 from iris_ray.model.jobs import Job
-from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.lifecycle import TaskState
 from iris_ray.state import records
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent
 from iris_ray.state.records import GANGS_PER_CHUNK
-from tests.support.recorded import Part, Recorded, changed_parts
-from tests.support.worlds import World, cpu_host, task_states
+from tests.support.recorded import Recorded, changed_parts
+from tests.support.worlds import World, cpu_host
 
 S = TaskState
 
@@ -163,62 +160,7 @@ def test_finished_jobs_are_forgotten_by_what_they_take_of_memory(world: World, m
     new.state.check()
 
 
-def fails(world: World) -> None:
-    world.schedule()
-    world.report(world.state.jobs["job"], S.RUNNING, 1)
-    world.report(world.state.jobs["job"], S.FAILED, 1)
-
-
-STORIES: dict[str, Callable[[World], object]] = {
-    "the plan is carried out": lambda w: w.schedule(),
-    "cancelled": lambda w: w.do(JobCancelledEvent("job", "enough")),
-    "failed": fails,
-    "cancelled while it runs": lambda w: (w.schedule(), w.do(JobCancelledEvent("job", "enough"))),
-}
-
-
-@pytest.mark.parametrize("story", STORIES)
-def test_successor_comes_to_a_legal_state_from_values_of_different_moments(
-    world: World, monkeypatch: pytest.MonkeyPatch, story: str
-) -> None:
-    """Its predecessor died when some of the values were written. The head always comes before the chunks."""
-    monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
-    before = Recorded()
-    submit(world, 10)
-    before.write_all(world.state)
-    STORIES[story](world)
-    parts = changed_parts(world.state)
-    head, *chunks = parts
-    assert head == ("job", None)
-    some = chain.from_iterable(combinations(chunks, count) for count in range(len(chunks) + 1))
-    states = {came_to(before, {part: parts[part] for part in (head, *written)}) for written in some}
-    if (end := world.state.jobs["job"].state).finished:
-        assert states == {end}
-    else:
-        assert states == {JobState.PENDING, JobState.RUNNING}
-    world.state.check()
-
-
-def came_to(before: Recorded, written: dict[Part, bytes | None]) -> JobState:
-    """Return the state of the job as a successor finds it, which then goes on until nothing waits or runs."""
-    recorded = Recorded(dict(before.parts))
-    for part, value in written.items():
-        recorded.write(part, value)
-    new = successor(recorded)
-    job = new.state.jobs["job"]
-    found = job.state
-    new.schedule()
-    new.do(JobCancelledEvent("job", "that is all"))
-    for gang in job.gangs:
-        new.confirm(job, gang.attempt, gang.position)
-    assert job.state.finished
-    assert new.busy() == set()
-    assert not new.state.usage
-    new.state.check()
-    return found
-
-
-def test_job_whose_end_was_written_in_part_is_at_its_end_and_its_pool_is_told(
+def test_record_of_a_job_that_is_over_with_a_chunk_from_before_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
@@ -230,25 +172,20 @@ def test_job_whose_end_was_written_in_part_is_at_its_end_and_its_pool_is_told(
     parts = changed_parts(world.state)
     for part in (("job", None), ("job", 1)):
         recorded.write(part, parts[part])
-    new = World()
-    new.do(cpu_host("h"))
-    instructions = apply_all(new.state, map(JobRestoredEvent, recorded.records()))
-    assert instructions.finished == ["job"]
-    assert [stop.attempt for stop in instructions.stop] == [AttemptId("job", 1, index) for index in range(8)]
-    assert set(task_states(new.state.jobs["job"])) == {S.KILLED}
-    assert new.state.pending() == []
-    new.state.check()
+    with pytest.raises(CorruptRecordError, match="it is over, and some of its tasks are not"):
+        recorded.records()
+    world.state.check()
 
 
 @pytest.mark.parametrize("missing", [0, 1, 3])
-def test_job_of_which_a_chunk_is_missing_is_left_out(
+def test_record_without_one_of_its_chunks_is_refused(
     world: World, monkeypatch: pytest.MonkeyPatch, missing: int
 ) -> None:
-    """It was never acknowledged, or is being forgotten. A finished one must not begin again."""
     monkeypatch.setattr(records, "GANGS_PER_CHUNK", 3)
     recorded = Recorded()
     submit(world, 10)
     recorded.write_all(world.state)
     del recorded.parts["job", missing]
-    assert recorded.records() == []
+    with pytest.raises(CorruptRecordError, match="some of its tasks are missing"):
+        recorded.records()
     world.state.check()

@@ -156,6 +156,24 @@ def test_endpoints_of_forgotten_jobs_are_deleted_many_together(monkeypatch: pyte
     assert store.keys("endpoint/") == ["endpoint/there:0"]
 
 
+def test_endpoints_of_jobs_that_an_earlier_controller_forgot_are_deleted_by_its_successor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
+    store, world = SharedStore(), World()
+    names = "there", "there: too"
+    for name in names:
+        world.submit(name)
+    asyncio.run(begun_on(store, monkeypatch).write(world.state))
+    for name in (*names, "forgotten"):
+        store.values[f"endpoint/{name}:0"] = b""
+    journal = Journal()
+    journal.begin()
+    asyncio.run(journal.take_over(world.state))
+    asyncio.run(journal.write(world.state))
+    assert store.keys("endpoint/") == [f"endpoint/{name}:0" for name in names]
+
+
 def test_checkpoint_puts_what_the_log_says_into_records_and_shortens_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
