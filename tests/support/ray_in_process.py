@@ -259,7 +259,8 @@ class RayInProcess:
 
     def kill(self, handle: Handle, no_restart: bool = True) -> None:
         assert no_restart
-        self._named = {name: actor for name, actor in self._named.items() if actor is not handle}
+        for name in [name for name, actor in list(self._named.items()) if actor is handle]:
+            self._named.pop(name)
         self._loop.call_soon_threadsafe(handle._die)
 
     def current_actor(self) -> Handle | None:
@@ -280,16 +281,16 @@ class RayInProcess:
             except ValueError:
                 pass
 
-        async def made() -> Handle:  # Ray makes async actors in their event loop
-            return Handle(self, actor_class, lambda: self._make(actor_class, args, options))
-
-        if threading.current_thread() is self._thread:
+        def make() -> Handle:
             handle = Handle(self, actor_class, lambda: self._make(actor_class, args, options))
-        else:
-            handle = self.in_loop(made()).result(60)
-        if name is not None:
-            self._named[name] = handle
-        return handle
+            if name is not None:
+                self._named[name] = handle  # before it does anything, such as ending
+            return handle
+
+        async def made() -> Handle:  # Ray makes async actors in their event loop
+            return make()
+
+        return make() if threading.current_thread() is self._thread else self.in_loop(made()).result(60)
 
     def is_alive(self, handle: Handle, actor_class: type) -> bool:
         """Return whether it is an actor of that class, or of its stand-in, and lives."""

@@ -187,9 +187,8 @@ def test_pool_that_fails_at_its_order_is_a_launch_that_failed(world: ControllerI
     defect.in_method(SlicePoolManager, "assign", lambda _, order: order.attempt.job_id == POISON)
     world.start("earlier")
     submit_poison(world)
-    wait_until(lambda: world.status(POISON).error)
+    wait_until(lambda: "the job's pool failed: TypeError: a defect" in str(world.status(POISON).error))
     others_go_on(world)
-    assert "the job's pool failed: TypeError: a defect" in str(world.status(POISON).error)
 
 
 # -- when only a new process helps ---------------------------------------------------------------------------------

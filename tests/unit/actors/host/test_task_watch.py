@@ -1,6 +1,7 @@
 """What a host does with a task's process: it tells it of notices, looks how far it is, and ends what it leaves."""
 
 import asyncio
+import json
 import os
 import time
 from pathlib import Path
@@ -91,6 +92,7 @@ def test_host_asked_after_the_deadline_answers_in_bounded_time(
 
     async def ask_twice(watch: TaskWatch) -> list[bool]:
         first = await watch.notify(passed)
+        monkeypatch.setattr(notice_delivery, "LATE_ANSWER_S", PATIENCE_S)
         child.start()
         while not TaskFiles.of_process(tmp_path, child.process.pid).saved.exists():
             await asyncio.sleep(0.01)
@@ -206,9 +208,12 @@ def test_children_of_a_task_that_crashes_are_ended_with_it(
     """)
 
     async def crash(watch: TaskWatch) -> list[bool]:
+        child.start()  # only now: the watch has had its first look, and seen nobody
         assert child.process.stdout is not None
         children = [psutil.Process(int(pid)) for pid in child.process.stdout.readline().split()]
-        await asyncio.sleep(0.5)
+        record = tmp_path / "tasks" / f"{child.process.pid}.json"
+        while noted and len(json.loads(record.read_text())["descendants"]) < len(children):
+            await asyncio.sleep(0.01)
         child.process.kill()
         child.process.wait()
         await watch.how_it_ended()
@@ -220,5 +225,5 @@ def test_children_of_a_task_that_crashes_are_ended_with_it(
                 one.kill()
         return left
 
-    left = watched(child, tmp_path, started(child, crash))
+    left = watched(child, tmp_path, crash)
     assert left == [False, False, not noted], "who left the group at once, before anybody saw it, can't be known"
