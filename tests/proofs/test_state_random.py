@@ -12,7 +12,7 @@ from tests.support.proofs import EXAMPLES, in_proofs
 
 
 @pytest.mark.timeout(900 * EXAMPLES)
-@pytest.mark.parametrize(("part", "sequences"), [("some", 80), *in_proofs(*((f"part {n}", 400) for n in range(4)))])
+@pytest.mark.parametrize(("part", "sequences"), [("some", 80), *in_proofs(*((f"part {n}", 250) for n in range(4)))])
 def test_random_events_break_no_invariant(part: str, sequences: int) -> None:
     machine = type(f"RandomEvents of {part}", (RandomEvents,), {})  # fixed seeds come from the name
     run_state_machine_as_test(machine, settings=settings(max_examples=sequences * EXAMPLES, stateful_step_count=25))
