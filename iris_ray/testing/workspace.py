@@ -70,8 +70,10 @@ class Workspace:
                 except TimeoutError as error:
                     errors.append(error)
             self._machines.clear()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._janitor.wait(_JANITOR_TIMEOUT_S)  # it continues by itself if it needs longer
+        try:
+            self._janitor.wait(_JANITOR_TIMEOUT_S)
+        except subprocess.TimeoutExpired:  # it goes on by itself; it is only to be reaped
+            threading.Thread(target=self._janitor.wait, name="reap the janitor", daemon=True).start()
         if errors:
             raise errors[0]
 
