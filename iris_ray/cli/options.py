@@ -144,7 +144,7 @@ _JOB_OPTIONS = (
     click.option("--tolerate", "tolerations", multiple=True, metavar="NAME",
                  help="Also where this taint keeps others away; may be repeated."),
     click.option("--scheduling-timeout", type=float, metavar="SECONDS",
-                 help="Give the job up if no task of it has run by then."),
+                 help="Give the job up if no task of it has run by then.  [default: never, and so are 0 and less]"),
     click.option("--env", "-e", multiple=True, callback=environment_variables, metavar="NAME[=VALUE]",
                  help="An environment variable of the tasks; may be repeated."),
     click.option("--working-dir", type=click.Path(exists=True, file_okay=False), metavar="DIR",

@@ -109,12 +109,22 @@ def _unknown_option(function: str, name: str, known: Sequence[str]) -> str:
     return f"{what}; it takes {', '.join(known)}"
 
 
+_SEVERAL = {
+    "constraints": '[Constraint("zone", ConstraintOp.EQ, "us-a")]',
+    "preferences": '[Constraint("zone", ConstraintOp.EQ, "us-a")]',
+    "tolerations": '["spot"]',
+}
+
+
 def require_valid(options: JobOptions) -> None:
-    """Refuse options that never reach the `JobSpec`, which checks the others itself.
+    """Refuse options that never reach the `JobSpec`, or not as they are; it checks the others itself.
 
     Raises:
         InvalidRequestError: the first one that makes no sense, with what to give instead.
     """
+    for name, example in _SEVERAL.items():
+        if not isinstance(value := options[name], (list, tuple)):  # type: ignore[literal-required]
+            raise InvalidRequestError(f"{name} is {value!r}; give a list, such as {example}")
     keep_warm, stall_timeout = options["keep_warm"], options["stall_timeout"]
     if isinstance(keep_warm, bool) or not isinstance(keep_warm, (int, float)) or not keep_warm >= 0:
         raise InvalidRequestError(f"keep_warm is {keep_warm!r}; give seconds, 0 or more")

@@ -80,7 +80,8 @@ class ControllerInProcess(ClusterInProcess):
     # -- its Controller --------------------------------------------------------------------------------------------
 
     def new_controller(self) -> Controller:
-        return self.makes_controller()
+        self._latest_controller = self.makes_controller()
+        return self._latest_controller
 
     def controller_of(self, version: str, protocol: int = PROTOCOL_VERSION) -> Controller:
         return ControllerOf(self.read_nodes, self.restart_controller, version, protocol)
@@ -147,6 +148,10 @@ class ControllerInProcess(ClusterInProcess):
     def status(self, job_id: str) -> JobStatus:
         found: JobStatus = self._ask("job_status", job_id)
         return found
+
+    def spec(self, job_id: str) -> JobSpec:
+        """Return what the Controller was asked for."""
+        return self._latest_controller._state.jobs[job_id].spec
 
     def state(self, job_id: str) -> JobState:
         return self.status(job_id).state

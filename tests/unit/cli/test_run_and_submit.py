@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.constraints import Constraint, ConstraintOp
+from iris_ray.model.job_spec import JobSpec, PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.command_line import CTRL_C, Terminal
 from tests.support.controller_in_process import ControllerInProcess
@@ -156,6 +157,26 @@ def test_submitting_for_what_the_cluster_has_not_says_what_it_has(
     assert f"{job} can't run on the cluster as it is: " in done.stderr
     assert said in done.stderr
     assert world.json("status", job)["state"] == "PENDING"
+
+
+@pytest.mark.parametrize("command", [("run", "v4-16"), ("submit", "--tpu=v4-16")], ids=str)
+@pytest.mark.parametrize(("written", "timeout"), [("60", 60.0), ("0", None), ("-1", None)])
+def test_what_a_job_asks_of_hosts_and_of_the_queue_arrives_by_both_commands(
+    world: ControllerInProcess, script: str, command: tuple[str, str], written: str, timeout: float | None
+) -> None:
+    def ends() -> None:
+        wait_until(world.has_running_job)
+        specs.append(world.spec(world.only_job()))
+        world.succeed(world.only_job())
+
+    specs: list[JobSpec] = []
+    chosen = ("--constraint", "tpu-worker-id<4", "--prefer", "spot=true", "--tolerate", "hot", "--priority", "batch")
+    with world.meanwhile(ends):
+        world.iris(command[0], script, *command[1:], *chosen, "--scheduling-timeout", written)
+    (spec,) = specs
+    assert Constraint("tpu-worker-id", ConstraintOp.LT, 4) in spec.constraints
+    assert (spec.preferences, spec.tolerations) == ((Constraint("spot", ConstraintOp.EQ, True),), ("hot",))
+    assert (spec.priority, spec.scheduling_timeout) == (PriorityBand.BATCH, timeout)
 
 
 def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
