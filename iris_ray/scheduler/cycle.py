@@ -89,7 +89,7 @@ class Cycle:
                 queue.granted(job, granted)
         going = {attempt.job_id for attempt in self._evictor.going()} if self._evictor is not None else set()
         idle = (spare for spare in spares if spare.spec.job_id not in going)
-        given_back = GivenBack(idle, self._fleet, self._deadlines, self._plan).choose(self._unplaced)
+        given_back = GivenBack(idle, self._fleet, self._deadlines, self._allowances, self._plan).choose(self._unplaced)
         self._result.given_back = list(map(SpareGivenBackEvent, given_back))
         for unplaced in self._unplaced:
             self._result.pending_reasons[unplaced.job.spec.job_id] = self._explainer.reason(unplaced)
@@ -204,7 +204,7 @@ class Cycle:
             taken_from = self._evictor.taken_from(job) if kept else ()
         to_all = available.to_all
         ahead, avoided = len(to_all.unplaced), available.impaired
-        self._unplaced.append(Unplaced(job, to_all, free, ahead, kept, avoided, taken_from, protected))
+        self._unplaced.append(Unplaced(job, available, free, ahead, kept, avoided, taken_from, protected))
         to_all.unplaced.append(job_id)
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:

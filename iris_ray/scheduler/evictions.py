@@ -24,7 +24,7 @@ from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU, Worker, accelerators, rounded
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status
-from iris_ray.scheduler.limits import Allowances, chips_per_group
+from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected
 from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
@@ -155,7 +155,7 @@ class Evictor:
             if not available.impaired:
                 self._hopeless.add(_key(job))  # a plan takes nothing back
             return self._protected(search, room, available)
-        if not self._allowances.may_take(job, search.chips(found)):
+        if not self._allowances.may_take(job, most_chips_of(found, available)):
             return None
         victims = frozenset[AttemptId]().union(*found.values())
         self._going.update(dict.fromkeys(victims, job.spec.job_id))
@@ -390,14 +390,6 @@ class _Search:
     def _total(self, victims: Collection[AttemptId]) -> Cost:
         costs = [cost for victim in victims if (cost := self.cost_of(victim)) is not None]
         return tuple(map(sum, zip(*costs, strict=True))) or (0.0,) * 5
-
-    def chips(self, room: Room) -> float:
-        """Return how many chips the job would have there: on hosts with more chips than it expects, more."""
-        found = 0.0
-        for name in room:
-            demands = sorted(accelerators(self._need.demand(host)) for host in self._hosts(name))
-            found += sum(demands[-self._available.tasks(name) :])
-        return found
 
     # -- one group -------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class Explainer:
 
     def reason(self, unplaced: Unplaced) -> PendingReason:
         """Return why a job waits."""
-        job, available = unplaced.job, unplaced.available
+        job, available = unplaced.job, unplaced.available.to_all
         shortage, wanted, avoided = self._shortage(available), num_groups(job), unplaced.avoided
         kind, suitable = self._cause(job, available, shortage, wanted)
         return PendingReason(

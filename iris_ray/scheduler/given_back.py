@@ -2,21 +2,24 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from iris_ray.model.jobs import Job
-from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import Worker
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.explanation import Unplaced
 from iris_ray.scheduler.fair_queue import comes_last
-from iris_ray.scheduler.placement import buckets_for, num_groups
+from iris_ray.scheduler.limits import Allowances, most_chips_of
+from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.state.fleet import Fleet
 
 KINDS_LOOKED_AT = 64
 """For so many kinds of jobs that wait, the first in the queue, a plan looks for spares."""
+
+_Kind = tuple[object, ...]
 
 
 class GivenBack:
@@ -25,11 +28,15 @@ class GivenBack:
     Args:
         spares: those that hold slices. A replacement is no spare in this sense: its gang is about to lose a slice.
         fleet, deadlines, plan: what the plan was made from, and the plan.
+        allowances: what each user may still get.
     """
 
-    def __init__(self, spares: Iterable[Job], fleet: Fleet, deadlines: Deadlines, plan: Plan) -> None:
+    def __init__(
+        self, spares: Iterable[Job], fleet: Fleet, deadlines: Deadlines, allowances: Allowances, plan: Plan
+    ) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
+        self._allowances = allowances
         self._plan = plan
         self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
         for spare in spares:
@@ -41,9 +48,9 @@ class GivenBack:
     def choose(self, unplaced: Iterable[Unplaced]) -> list[str]:
         """Return the ids of spares whose slices let jobs run, of as few as will do, for the first jobs in the queue."""
         chosen: dict[str, None] = {}
-        hopeless: set[tuple[Requirement, tuple[int, ...]]] = set()
+        hopeless: set[_Kind] = set()
         for one in unplaced if self._on else ():
-            kind = one.job.requirement, num_groups(one.job)
+            kind = self._kind(one)
             if comes_last(one.job) or one.taken_from or (kind in hopeless and not one.kept):
                 continue
             found = self._for(one)
@@ -55,25 +62,27 @@ class GivenBack:
                 break
         return list(chosen)
 
+    def _kind(self, one: Unplaced) -> _Kind:
+        job = one.job
+        hopes = self._deadlines.hopes_for_more(job.gang)
+        return job.requirement, num_groups(job), one.avoided, hopes, job.spec.user, job.spec.priority
+
     def _for(self, one: Unplaced) -> list[str]:
         """Return the spares with which a job has enough groups; none if they are too few, or it needs none."""
         available = one.available
         available.catch_up()
         if self._waits_for_more(one.job, available):
             return []
-        needed = num_groups(one.job)[0] - len(self._own(one))
-        if self._is_first:  # what is free is counted once
-            needed -= sum(map(available.free, buckets_for(one.job, available)))
-        spares: dict[str, None] = {}
-        for name in self._groups(one):
-            if needed <= 0:
-                break
-            spares |= dict.fromkeys(self._on[i] for i in available.group(name).node_ids if i in self._on)
-            needed -= 1
-        if needed > 0 or not spares:
+        names, least = self._own(one), num_groups(one.job)[0]
+        if self._is_first and len(names) < least:  # what is free is counted once
+            names += best_free(least - len(names), available, buckets_for(one.job, available), ())
+        room = list(islice(self._groups(one), max(0, least - len(names))))
+        names += room
+        if not room or len(names) < least or not self._allowances.may_take(one.job, most_chips_of(names, available)):
             return []
         self._is_first = False
-        return list(spares)
+        node_ids = (node_id for name in room for node_id in available.group(name).node_ids)
+        return list(dict.fromkeys(self._on[node_id] for node_id in node_ids if node_id in self._on))
 
     def _waits_for_more(self, job: Job, available: Availability) -> bool:
         """Return whether a gang might leave alone what is given back, since more groups are about to be free."""
@@ -104,7 +113,8 @@ class GivenBack:
             available.requirement.has_room,
             self._plan.taken,
         )
-        free = sum(has_room(self._without_spares(worker), taken.get(worker.node_id)) for worker in found.eligible)
+        hosts = (worker for worker in found.eligible if not available.avoids(worker))
+        free = sum(has_room(self._without_spares(worker), taken.get(worker.node_id)) for worker in hosts)
         return found.status is Status.IN_USE and free >= available.tasks(name)
 
     def _without_spares(self, worker: Worker) -> Worker:

@@ -1,8 +1,9 @@
 """Limits by user while a plan is made: what the plan itself hands out counts at once, so no plan exceeds a limit."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators, rounded
@@ -156,6 +157,16 @@ def chips_of(names: Sequence[str], available: Availability) -> float:
     """Return how many chips a gang would take of these groups."""
     demand = available.requirement.demand
     return sum(accelerators(demand(worker)) for name in names for worker in available.members(name))
+
+
+def most_chips_of(names: Iterable[str], available: Availability) -> float:
+    """Return how many chips a gang might take of these groups once they are free: of the hosts that have most."""
+    return sum(sum(nlargest(available.tasks(name), _chips_in(name, available))) for name in names)
+
+
+def _chips_in(name: str, available: Availability) -> Iterator[float]:
+    hosts, demand = available.candidates.evaluations[name].eligible, available.requirement.demand
+    return (accelerators(demand(host)) for host in hosts if not available.avoids(host))
 
 
 def _account(job: Job) -> Account:

@@ -62,6 +62,7 @@ from tests.proofs.random_worlds.pools import Pools
 
 TIMINGS = Timings(launch=5.0, warm_launch=0.5, failed_launch=10.0, stop=3.0, exit=1.0, reclaim=1.0, keep_warm=60.0)
 HOUR = 3600.0
+MOST_PLANS_AT_ONCE = 200
 READ_ANEW = (
     WorkerRegisteredEvent, WorkerFailedEvent, WorkerDrainedEvent, MaintenanceCalledOffEvent, WorkerSuspectedEvent,
     PoolRestartedEvent, SliceReleasedEvent, TimePassedEvent,
@@ -102,6 +103,7 @@ class RandomWorld(Simulation):
         self._sent = self._named = 0
         self._quiet = False  # nothing goes wrong any more
         self._look_soon = False
+        self._plans_at = Counter[float]()  # how many plans the present moment has seen
         self._struck = False  # whether something has gone wrong since the latest plan
         self._owners: dict[str, list[str]] = {}  # pool → ids of its jobs
         self._check_after = self.chance.choice((5, 25, 100))
@@ -323,6 +325,8 @@ class RandomWorld(Simulation):
         """Plan, commit, write, carry out; the Controller may be killed before any write, and after the last one."""
         self.apply(())
         self.history.plans += 1
+        self._plans_at = Counter({self.now: self._plans_at[self.now] + 1})
+        assert self._plans_at[self.now] < MOST_PLANS_AT_ONCE, "plan follows plan, and nothing comes of it"
         placements = self._planner.plan(self.now, self._instructions)
         self._require_no_defect()
         orders = [(self._orders.order(one.job, one.gang), one) for one in placements]

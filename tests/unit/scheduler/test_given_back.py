@@ -6,9 +6,10 @@ import pytest
 
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.limits import Limits
 from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.planner import Planner
-from iris_ray.state.events import SpareGivenBackEvent
+from iris_ray.state.events import LimitsSetEvent, SpareGivenBackEvent, TaskDispatchFailedEvent
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World
 
@@ -60,6 +61,34 @@ def test_nothing_is_given_back_to_a_job_that_could_not_run_anyway(world: World) 
     world.submit("elsewhere", tpu_type="v4-32")
     assert given_back(world) == []
     assert plan(world)[0] == []
+
+
+def test_nothing_is_given_back_of_hosts_that_the_job_avoids(world: World) -> None:
+    """Otherwise the next spare took it, and gave it back again, plan after plan."""
+    other = world.submit("other", user="other", max_retries_failure=5)
+    for slice_name in "bc":
+        assert plan(world)[0] == ["other"]
+        assert other.gang.groups == (slice_name,)
+        attempt = other.current_attempt(other.gang)
+        world.do(TaskDispatchFailedEvent(attempt, "no answer", world.now, (slice_name,)))
+        world.confirm(other)
+        world.schedule()  # a spare takes the slice
+        world.now = other.gang.not_before
+    assert given_back(world) == []
+    assert "it avoids" in world.why("other")
+
+
+def test_nothing_is_given_back_that_has_more_chips_than_the_limit_of_the_user_allows(world: World) -> None:
+    world.do(LimitsSetEvent("other", PriorityBand.INTERACTIVE, Limits(chips=1)))
+    world.submit_tasks("task", replicas=1, user="other", resources={"TPU": 1.0})
+    assert given_back(world) == []
+
+
+def test_job_that_gets_nothing_does_not_keep_others_of_its_kind_from_spares(world: World) -> None:
+    world.do(LimitsSetEvent("limited", PriorityBand.INTERACTIVE, Limits(chips=1)))
+    world.submit_tasks("limited", replicas=1, user="limited", resources={"TPU": 1.0})
+    world.submit_tasks("task", replicas=1, user="other", resources={"TPU": 1.0})
+    assert given_back(world) == ["job/spare-1"]
 
 
 def test_jobs_of_one_plan_get_different_spares(world: World) -> None:
