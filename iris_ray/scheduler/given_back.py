@@ -64,15 +64,14 @@ class GivenBack:
 
     def _kind(self, one: Unplaced) -> _Kind:
         job = one.job
-        hopes = self._deadlines.hopes_for_more(job.gang)
-        return job.requirement, num_groups(job), one.avoided, hopes, job.spec.user, job.spec.priority
+        return job.requirement, num_groups(job), one.avoided, self._hopes(job), job.spec.user, job.spec.priority
 
     def _for(self, one: Unplaced) -> list[str]:
         """Return the spares with which a job has enough groups; none if they are too few, or it needs none."""
         available = one.available
         available.catch_up()
-        if self._waits_for_more(one.job, available):
-            return []
+        if self._hopes(one.job) and any(map(available.free_soon, buckets_for(one.job, available))):
+            return []  # it might leave alone what is given back
         names, least = self._own(one), num_groups(one.job)[0]
         if self._is_first and len(names) < least:  # what is free is counted once
             names += best_free(least - len(names), available, buckets_for(one.job, available), ())
@@ -84,10 +83,9 @@ class GivenBack:
         node_ids = (node_id for name in room for node_id in available.group(name).node_ids)
         return list(dict.fromkeys(self._on[node_id] for node_id in node_ids if node_id in self._on))
 
-    def _waits_for_more(self, job: Job, available: Availability) -> bool:
-        """Return whether a gang might leave alone what is given back, since more groups are about to be free."""
-        can_use_more = len(num_groups(job)) > 1 and self._deadlines.hopes_for_more(job.gang)
-        return can_use_more and any(map(available.free_soon, buckets_for(job, available)))
+    def _hopes(self, job: Job) -> bool:
+        """Return whether a gang waits for more groups than it needs if some are about to be free."""
+        return len(num_groups(job)) > 1 and self._deadlines.hopes_for_more(job.gang)
 
     def _own(self, one: Unplaced) -> list[str]:
         """Return the groups of a job's room that are free already."""

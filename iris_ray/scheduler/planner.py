@@ -141,36 +141,44 @@ class Planner:
         self, now: float, still_waiting: Mapping[str, PendingReason] | None, spares: Sequence[Job]
     ) -> SchedulingResult:
         """Return a plan of all jobs that can be planned."""
-        state = self._state
         while True:
-            pending = self._unplannable.without(state.pending(), now)
+            pending = self._unplannable.without(self._state.pending(), now)
             try:
-                return self._scheduler.find_assignments(
-                    pending,
-                    state.fleet,
-                    state.usage,
-                    now,
-                    still_waiting,
-                    self._most_placed,
-                    state.past_usage,
-                    running(state),
-                    spares,
-                    state.limits,
-                )
+                return self._find(pending, now, still_waiting, spares)
             except Exception:
                 if not pending:
                     raise  # no job is to blame
                 logger.exception("making a plan failed; looking for the jobs that can't be planned")
                 still_waiting = None
-                self._leave_out_some(pending, now)
+                self._leave_out_some(pending, now, spares)
 
-    def _leave_out_some(self, pending: list[Job], now: float) -> None:
+    def _find(
+        self,
+        jobs: Sequence[Job],
+        now: float,
+        still_waiting: Mapping[str, PendingReason] | None,
+        spares: Sequence[Job],
+    ) -> SchedulingResult:
+        state = self._state
+        return self._scheduler.find_assignments(
+            jobs,
+            state.fleet,
+            state.usage,
+            now,
+            still_waiting,
+            self._most_placed,
+            state.past_usage,
+            running(state),
+            spares,
+            state.limits,
+        )
+
+    def _leave_out_some(self, pending: list[Job], now: float, spares: Sequence[Job]) -> None:
+        """Find the jobs to blame in plans made of the same as the one that failed: else it would fail again."""
+
         def plan(jobs: Sequence[Job]) -> None:
             self._scheduler.forget()
-            state = self._state
-            self._scheduler.find_assignments(
-                jobs, state.fleet, state.usage, now, running=running(state), limits=state.limits
-            )
+            self._find(jobs, now, None, spares)
 
         for job, error in unplannable(pending, plan):
             self._leave_out(job, error, now)

@@ -8,6 +8,8 @@ from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
+from iris_ray.scheduler.explanation import Unplaced
+from iris_ray.scheduler.given_back import GivenBack
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import LimitsSetEvent, SpareGivenBackEvent, TaskDispatchFailedEvent
 from iris_ray.state.instructions import Instructions
@@ -154,3 +156,16 @@ def test_spare_that_is_gone_is_not_given_back_twice(world: World) -> None:
     for _ in range(2):
         world.do(SpareGivenBackEvent("job/spare-1"))
     assert [job.spec.job_id for job in world.state.spares()] == ["job/spare-2"]
+
+
+def test_job_that_makes_the_choice_of_spares_fail_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner once looked for it among plans without spares, for ever."""
+
+    def fails(_: GivenBack, one: Unplaced) -> list[str]:
+        raise ValueError(f"a defect, met by {one.job.spec.job_id}")
+
+    monkeypatch.setattr(GivenBack, "_for", fails)
+    world.submit("other")
+    planner = Planner(world.state, look_again_s=0.5)
+    assert planner.plan(world.now, Instructions()) == []
+    assert "a defect, met by other" in planner.left_out["other"]
