@@ -268,4 +268,5 @@ class Availability:
         large = [w for w in found.eligible if fits(w.resources, self._needs) and w.node_id not in self._avoided]
         lacks = [self.requirement.shortfall(worker, taken.get(worker.node_id)) for worker in large]
         full = [lack for lack in lacks if lack > 0]
-        return self.tasks(name) - len(large) + len(full), sum(full), name
+        missing = self.tasks(name) - len(large) + len(full)
+        return missing, sum(heapq.nsmallest(missing, full)), name

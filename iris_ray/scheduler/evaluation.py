@@ -7,6 +7,7 @@ adds to the findings and passes the group on. A group that passes all steps is f
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from heapq import nsmallest
 
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.requirement import Requirement
@@ -275,8 +276,8 @@ def _check_occupancy(found: _Findings) -> Evaluation | None:
         found.bucket,
         eligible=eligible,
         later=found.later,
-        hosts_missing=tasks - len(eligible) + len(full),
-        shortfall=sum(map(need.shortfall, full)),
+        hosts_missing=(missing := tasks - len(eligible) + len(full)),
+        shortfall=sum(nsmallest(missing, map(need.shortfall, full))),
         free_soon=free_soon,
         obstacle=_use_in_words(full, len(found.group.workers), used_by, free_soon),
         used_by=used_by,

@@ -407,9 +407,10 @@ class ReferencePlan:
         return int(uses_chips(spec) and any(value_of(worker, TPU_NAME) in self.holders for worker in option.hosts))
 
     def distance(self, spec: JobSpec, option: Option) -> tuple[int, float, str]:
-        """How far a group is from being free: hosts short, what they lack, name."""
-        full = [worker for worker in option.good if worker not in option.ready]
-        return option.wanted - len(option.ready), sum(lack(spec, w, self.free(w)) for w in full), option.name
+        """How far a group is from being free: hosts short, what the best of these lack, name."""
+        short = option.wanted - len(option.ready)
+        lacks = sorted(lack(spec, w, self.free(w)) for w in option.good if w not in option.ready)
+        return short, sum(lacks[:short]), option.name
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------

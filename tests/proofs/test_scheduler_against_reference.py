@@ -402,6 +402,27 @@ def test_scheduler_in_many_random_worlds_plans_what_the_reference_plans(part: in
     check_random_world(drawn)
 
 
+def test_room_is_kept_where_least_is_missing_also_for_a_job_that_avoids_a_host() -> None:
+    kind: dict[str, Any] = {
+        "typed": False,
+        "constraints": (),
+        "preferences": (),
+        "tolerations": (),
+        "owner": "pool-a",
+        "priority": PriorityBand.INTERACTIVE,
+        "scheduling_timeout": None,
+        "spares": 0,
+        "grow_after": None,
+    }
+    kinds = [kind | {"shape": Shape("gang", device, (1,), 4.0, 0.0)} for device in ("v4-16", "v4-8")]
+    slices = [{"tpu_type": "v4-16", "rack": "r1", "pool": None, "flaw": None, "at": 0}] * 6
+    jobs = [*[(0, "ann", 0.0)] * 6, (1, "cem", LONG)]
+    cycles = [[("submit", 0), ("blame", 8)]]  # e-0
+    check_random_world(
+        {"slices": slices, "cpu_hosts": [], "kinds": kinds, "jobs": jobs, "at_first": 6, "limits": [], "cycles": cycles}
+    )
+
+
 # -- all small worlds --------------------------------------------------------------------------------------------------
 
 FREE, BUSY, MISSING, DRAINING = "free", "busy", "missing", "draining"
