@@ -36,6 +36,7 @@ from iris_ray.state.events import (
     PoolRestartedEvent,
     SliceHeldEvent,
     SliceReleasedEvent,
+    SpareGivenBackEvent,
     TaintedEvent,
     TaintLiftedEvent,
     TaskDispatchFailedEvent,
@@ -151,7 +152,7 @@ class RandomEvents(RuleBasedStateMachine):
         assert self.world.plan() == plan, "the same snapshot gives the same plan"
         self.oracle.check_plan_after_the_latest(plan)
         decided: list[Event] = [
-            *plan.assignments, *plan.rooms, *plan.evictions, *plan.timed_out, *plan.unschedulable,
+            *plan.assignments, *plan.rooms, *plan.evictions, *plan.given_back, *plan.timed_out, *plan.unschedulable,
         ]  # fmt: skip
         if when == "later":
             self.unsent += decided
@@ -160,7 +161,8 @@ class RandomEvents(RuleBasedStateMachine):
         for event in decided:
             queue_version = self.state.queue_version
             assert self.apply(event) is not None, "what was just planned fits"
-            spares_changed |= isinstance(event, AssignedEvent) and self.state.queue_version != queue_version
+            may_change_spares = isinstance(event, AssignedEvent | SpareGivenBackEvent)
+            spares_changed |= may_change_spares and self.state.queue_version != queue_version
             if when == "twice":
                 is_assigned = isinstance(event, AssignedEvent)
                 assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
@@ -198,19 +200,7 @@ class RandomEvents(RuleBasedStateMachine):
     )
     def a_lower_band_gives_way(self, shapes: list[Any], taker: tuple[Any, Any], pauses: list[float], pick: int) -> None:
         """Gangs of the lowest band run for long, then a job of a higher one comes; they move, or end, or go on."""
-        for job in self.own_jobs():
-            self.apply(JobCancelledEvent(job.spec.job_id, "enough"))
-        self.confirm_all_that_is_over()
-        self.repair()
-        owner = OWNERS[pick % 2]
-        terms = {"priority": PriorityBand.BATCH, "constraints": (), "owner": owner, "max_retries_preemption": 30}
-        for number, shape in enumerate(shapes):
-            spares = {"spares": (pick + number) % 3, "grow_after": (None, 0.0)[pick % 2]}
-            self.submit((shape, terms | spares))
-        self.schedule(0.0)
-        for job, gang in list(self.live()):
-            self.report_all(job, gang, S.RUNNING)
-        self.schedule(0.0)
+        self.only_these_run(shapes, pick)
         self.schedule(500.0)
         higher = {"priority": PriorityBand(pick % 2), "constraints": (), "scheduling_timeout": None}
         self.submit((taker[0], taker[1] | higher))
@@ -230,6 +220,31 @@ class RandomEvents(RuleBasedStateMachine):
                     self.confirm_all_that_is_over()
             if (pick + number) % 3 == 0:
                 self.confirm_all_that_is_over()
+
+    @rule(comers=st.lists(JOBS, min_size=1, max_size=2), pick=PICK, pauses=st.lists(SECONDS, min_size=1, max_size=3))
+    def jobs_come_while_spares_are_held(self, comers: list[tuple[Any, Any]], pick: int, pauses: list[float]) -> None:
+        """A gang of the lowest band holds what others of that band want."""
+        self.only_these_run([GANGS[pick % 3]], 2 * pick + 1)
+        for shape, terms in comers:
+            self.submit((shape, terms | {"priority": PriorityBand.BATCH, "constraints": ()}))
+        for seconds in pauses:
+            self.schedule(seconds)
+
+    def only_these_run(self, shapes: list[Any], pick: int) -> None:
+        """Gangs of the lowest band have all the hosts, for themselves or their spares."""
+        for job in self.own_jobs():
+            self.apply(JobCancelledEvent(job.spec.job_id, "enough"))
+        self.confirm_all_that_is_over()
+        self.repair()
+        owner = OWNERS[pick % 2]
+        terms = {"priority": PriorityBand.BATCH, "constraints": (), "owner": owner, "max_retries_preemption": 30}
+        for number, shape in enumerate(shapes):
+            spares = {"spares": (pick + number) % 3, "grow_after": (None, 0.0)[pick % 2]}
+            self.submit((shape, terms | spares))
+        self.schedule(0.0)
+        for job, gang in list(self.live()):
+            self.report_all(job, gang, S.RUNNING)
+        self.schedule(0.0)
 
     @precondition(lambda self: any(self.live()))
     @rule(pick=PICK, victims=st.lists(PICK, min_size=1, max_size=3), seconds=SECONDS)

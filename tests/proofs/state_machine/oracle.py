@@ -23,6 +23,7 @@ from iris_ray.state.events import (
     JobSubmittedEvent,
     MaintenanceCalledOffEvent,
     PoolRestartedEvent,
+    SpareGivenBackEvent,
     TaskAssignedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
@@ -71,6 +72,13 @@ def job_of(event: Event, default: str) -> str:
     return attempt.job_id if attempt is not None else getattr(event, "job_id", default)
 
 
+def spares_given_by(event: Event) -> set[str]:
+    """The ids of the spares that an event asks for, and of other victims."""
+    if isinstance(event, SpareGivenBackEvent):
+        return {event.job_id}
+    return {attempt.job_id for attempt in event.victims} if isinstance(event, EvictionEvent) else set()
+
+
 def counts_of(job: Job) -> tuple[int, ...]:
     return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
@@ -113,7 +121,7 @@ class Oracle(Bookkeeper):
         self.book(event, before, instructions)
         self.book_ends(event, before, after, charged)
         self.check_notices(event, before, instructions)
-        given = {attempt.job_id for attempt in event.victims} if isinstance(event, EvictionEvent) else set()
+        given = spares_given_by(event)
         self.check_spares({job_id: spare for job_id, spare in spares_before.items() if job_id not in given})
         stops: Counter[AttemptId] = Counter()
         finished = []
