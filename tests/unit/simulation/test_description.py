@@ -49,8 +49,9 @@ def test_the_example_is_read() -> None:
     assert tries.num_slices == (((1,), 8.0), ((2,), 2.0))
     (backlog,) = study.backlogs
     assert (backlog.user, backlog.waiting, backlog.stream.band) == ("carl", 4, PriorityBand.BATCH)
-    assert [(policy.name, policy.spares, policy.heed_notices) for policy in study.policies] == [
-        ("as it is", 0, True), ("notices ignored", 0, False), ("one spare", 1, True),
+    assert [(policy.name, policy.spares, policy.heed_notices, policy.evictions) for policy in study.policies] == [
+        ("as it is", 0, True, True), ("notices ignored", 0, False, True), ("one spare", 1, True, True),
+        ("no evictions", 0, True, False),
     ]  # fmt: skip
 
 
