@@ -162,10 +162,10 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
                     " iris_ray, or its hosts are going away"
                 )
             return await self._started(held, silence_s)  # reserved; the rest is a matter of starting processes
-        except asyncio.CancelledError as cancelled:
+        except asyncio.CancelledError:
             if not held.ready.cancelled():
                 raise  # it is we who are cancelled
-            return cancelled
+            return NotReserved(f"{held.name} was given back while its processes started")
         except Exception as error:
             return error
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
-from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
 from tests.support import virtual_time
 
@@ -14,15 +14,33 @@ async def never(*_: object) -> None:
     await asyncio.Event().wait()
 
 
+def slices_with(ready: "asyncio.Future[Any]") -> ReservedSlices:
+    """One slice, a, whose actor does not answer."""
+    actor: Any = SimpleNamespace(healthy=SimpleNamespace(remote=never))
+    hosts = (HostPlace("node", "10.0.0.1", "a", 0),)
+    slices = ReservedSlices("pool")
+    group: Any = SimpleNamespace()
+    slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, actor, (), [], ready)
+    return slices
+
+
 def test_idle_slice_whose_actor_is_silent_for_5_s_is_lost() -> None:
     async def looked_at() -> tuple[tuple[str, ...], float]:
-        actor: Any = SimpleNamespace(healthy=SimpleNamespace(remote=never))
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         ready.set_result((1, 2, 3))
-        hosts = (HostPlace("node", "10.0.0.1", "a", 0),)
-        slices = ReservedSlices("pool")
-        group: Any = SimpleNamespace()
-        slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, actor, (), [], ready)
-        return await slices.lost_while_idle(), virtual_time.now()
+        return await slices_with(ready).lost_while_idle(), virtual_time.now()
 
     assert virtual_time.run(looked_at()) == (("a",), 5.0)
+
+
+def test_slice_that_is_given_back_while_it_starts_says_so() -> None:
+    async def said() -> str:
+        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answers = asyncio.ensure_future(slices_with(ready).all_ready(["a"], 5.0))
+        await asyncio.sleep(0.1)
+        ready.cancel()
+        found = await answers
+        assert all(map(is_broken, found.values()))
+        return in_words(found)
+
+    assert virtual_time.run(said()) == "a was given back while its processes started"
