@@ -60,7 +60,8 @@ class Crowd:
         return simulation
 
     def gang(self, job_id: str, user: str, size: int, run_s: float, priority: PriorityBand) -> SimulatedJob:
-        return SimulatedJob(slice_spec(job_id, self.tpu_type, size, user=user, priority=priority), run_s)
+        spec = slice_spec(job_id, self.tpu_type, size, user=user, priority=priority)
+        return SimulatedJob(spec, run_s, heeds_notices=int(run_s) % 2 == 0)
 
     def _jobs(self, user: str, priority: PriorityBand) -> Iterator[SimulatedJob]:
         chance = Random(f"{self.seed} {user}")
