@@ -1,0 +1,36 @@
+"""Spares are given back, and limits hold, in virtual time."""
+
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.limits import Limits
+from iris_ray.state.events import LimitsSetEvent
+from tests.support.simulations import HOUR, MINUTE, gang, slices, waited
+
+
+def test_slice_that_a_spare_holds_goes_to_a_job_that_comes() -> None:
+    simulation = slices(2)
+    simulation.submit(gang("first", spares=1, run_s=2 * HOUR))
+    simulation.submit(gang("other", user="other"), at=1000.0)
+    simulation.run_until(HOUR)
+    assert waited(simulation, "other") == 0.0
+
+
+def test_slice_of_a_spare_is_not_given_back_to_a_job_that_avoids_it() -> None:
+    """It once was, again and again, and no time passed any more."""
+    simulation = slices(2)
+    simulation.submit(gang("first", spares=1, run_s=2 * HOUR))
+    simulation.submit(gang("other", user="other", launch_fails=True), at=1000.0)
+    simulation.run_until(1000.0 + 4 * MINUTE)
+    assert simulation.history.plans < 100
+
+
+def test_job_over_the_limit_of_its_user_lets_others_pass_and_says_why_it_waits() -> None:
+    simulation = slices(2)
+    simulation.apply([LimitsSetEvent("ann", PriorityBand.INTERACTIVE, Limits(chips=8))])
+    for name in ("first", "second"):
+        simulation.submit(gang(name, user="ann"))
+    simulation.submit(gang("other", user="bob"))
+    simulation.run_until(0.5 * HOUR)
+    assert "limit" in simulation.why("second")
+    assert waited(simulation, "other") == 0.0
+    simulation.run_until(1.5 * HOUR)
+    assert HOUR <= waited(simulation, "second") <= HOUR + MINUTE
