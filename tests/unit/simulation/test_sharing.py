@@ -15,9 +15,8 @@ def test_slice_that_a_spare_holds_goes_to_a_job_that_comes() -> None:
 
 
 def test_slice_of_a_spare_is_not_given_back_to_a_job_that_avoids_it() -> None:
-    """It once was, again and again, and no time passed any more."""
-    simulation = slices(2)
-    simulation.submit(gang("first", spares=1, run_s=2 * HOUR))
+    simulation = slices(3)
+    simulation.submit(gang("first", spares=2, run_s=2 * HOUR))
     simulation.submit(gang("other", user="other", launch_fails=True), at=1000.0)
     simulation.run_until(1000.0 + 4 * MINUTE)
     assert simulation.history.plans < 100
