@@ -10,7 +10,7 @@ import psutil
 import pytest
 import ray
 
-from iris_ray import release, run_on_pod
+from iris_ray import IrisClient, ResourceSpec, release, run_on_pod
 from iris_ray.errors import TaskCrashedError
 from tests.support.clusters import Clusters
 from tests.support.processes import alive
@@ -27,7 +27,8 @@ def plain_host(clusters: Clusters) -> Iterator[None]:
     """A slice of one host, as a raylet on a TPU VM describes it."""
     clusters.give_back_and_end()
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("IRIS_RAY_HOST_DIR", raising=False)
+        for name in ("IRIS_RAY_HOST_DIR", "JAX_PLATFORMS"):
+            patch.delenv(name, raising=False)
         for name, value in INJECTED.items():
             patch.setenv(name, value)
         ray.init(
@@ -56,6 +57,12 @@ def test_tmpdir_of_a_user_does_not_part_a_task_from_its_host(tmp_path: Path) -> 
 
 def test_task_knows_what_the_device_plugin_says_about_its_pods_chips() -> None:
     assert run_on_pod(lambda: {name: os.environ.get(name) for name in INJECTED}, "v4-8") == [INJECTED]
+
+
+def test_task_without_chips_on_a_tpu_host_keeps_off_them() -> None:
+    with IrisClient() as client:
+        job = client.submit(lambda: os.environ.get("JAX_PLATFORMS"), resources=ResourceSpec(cpu=1))
+        assert job.results() == ["cpu"]
 
 
 DRIVER = """

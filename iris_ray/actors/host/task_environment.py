@@ -16,6 +16,9 @@ _GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 # A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
+# What keeps JAX and PyTorch/XLA off the chips of the host on which a task without accelerators runs.
+_ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
+
 
 def split_by_start(user_env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Split a user's variables into those that act only when a process starts, and the rest.
@@ -47,7 +50,8 @@ def task_environment(
 
     Args:
         inherited: the variables that the process has now.
-        host_env: those of its raylet. On GKE the device plugin says there which chips the pod has.
+        host_env: those of its raylet. On GKE the device plugin says there which chips the pod has. What differs from
+            them was set by the user's Ray job.
         user_env: the user's variables.
         info: the task's place in its gang.
         multislice: the slice's place among the gang's slices.
@@ -62,6 +66,8 @@ def task_environment(
         changes["OMP_NUM_THREADS"] = None
     if not num_gpus:
         changes |= dict.fromkeys(_GPU_VISIBILITY, "")
+        if not info.slice_name:
+            changes |= {name: v for name, v in _ON_CPU.items() if inherited.get(name) == host_env.get(name)}
     changes |= user_env
 
     megascale = multislice.to_env()

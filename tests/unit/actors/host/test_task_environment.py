@@ -12,8 +12,8 @@ SINGLE = MultisliceInfo("10.0.0.1", 0, 1, 20_000, 20_001)
 SECOND_OF_TWO = MultisliceInfo("10.0.0.1", 1, 2, 20_000, 20_001)
 
 
-def info(slice_id: int = 0, num_slices: int = 1) -> JobInfo:
-    return JobInfo("j", "j/task-0", 0, 4, 1, slice_id, num_slices, "slice-a", 0, "10.0.0.1:20002")
+def info(slice_id: int = 0, num_slices: int = 1, slice_name: str = "slice-a") -> JobInfo:
+    return JobInfo("j", "j/task-0", 0, 4, 1, slice_id, num_slices, slice_name, 0, "10.0.0.1:20002")
 
 
 def environment(
@@ -23,10 +23,11 @@ def environment(
     num_cpus: float | None = None,
     host_env: dict[str, str] | None = None,
     num_gpus: float = 0.0,
+    slice_name: str = "slice-a",
 ) -> dict[str, str]:
     """The task's whole environment, after the changes."""
     inherited, user_env = inherited or {}, user_env or {}
-    place = info(multislice.slice_id, multislice.num_slices)
+    place = info(multislice.slice_id, multislice.num_slices, slice_name)
     changes = task_environment(inherited, host_env or {}, user_env, place, multislice, num_cpus, num_gpus)
     result = inherited | changes
     return {name: value for name, value in result.items() if value is not None}
@@ -79,6 +80,24 @@ def test_task_without_gpus_sees_none_unless_its_user_says_otherwise() -> None:
 def test_task_with_gpus_sees_those_that_ray_has_given_to_its_process() -> None:
     env = environment({"CUDA_VISIBLE_DEVICES": "1"}, num_gpus=1.0)
     assert (env["CUDA_VISIBLE_DEVICES"], "HIP_VISIBLE_DEVICES" in env) == ("1", False)
+
+
+@pytest.mark.parametrize("of_host", [{}, {"JAX_PLATFORMS": "tpu,cpu", "PJRT_DEVICE": "TPU"}])
+def test_task_without_accelerators_keeps_off_the_chips_of_its_host(of_host: dict[str, str]) -> None:
+    env = environment(of_host, host_env=of_host, slice_name="")
+    assert (env["JAX_PLATFORMS"], env["PJRT_DEVICE"]) == ("cpu", "CPU")
+
+
+@pytest.mark.parametrize("source", ["inherited", "user_env"])
+def test_user_decides_what_jax_uses_in_a_task_without_accelerators(source: str) -> None:
+    """The user's Ray job may have set the variable for all its processes, so that the raylet has another value."""
+    variables: dict[str, Any] = {source: {"JAX_PLATFORMS": "tpu"}}
+    assert environment(**variables, host_env={"JAX_PLATFORMS": "tpu,cpu"}, slice_name="")["JAX_PLATFORMS"] == "tpu"
+
+
+@pytest.mark.parametrize("of_task", [{"num_gpus": 1.0, "slice_name": ""}, {"slice_name": "slice-a"}])
+def test_task_with_accelerators_leaves_the_platform_to_jax(of_task: dict[str, Any]) -> None:
+    assert not {"JAX_PLATFORMS", "PJRT_DEVICE"} & environment(**of_task).keys()
 
 
 def test_unrelated_inherited_variable_is_kept() -> None:
