@@ -105,10 +105,15 @@ class Pools(SimulatedPools):
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
-    def check(self, on_their_way: set[AttemptId]) -> None:
-        """The Controller knows of everything that runs, and holds nothing for what does not."""
+    def check(self, on_their_way: set[AttemptId], to_be_dropped: set[str]) -> None:
+        """The Controller knows of everything that runs, and holds nothing for what does not.
+
+        Args:
+            on_their_way: attempts whose ends the pools have reported, and the Controller has not heard of.
+            to_be_dropped: spares that the Controller will have dropped with its next orders, and takes for gone.
+        """
         for attempt, held in self.running.items():
-            for node_id in held:
+            for node_id in held if attempt.job_id not in to_be_dropped else ():
                 occupants = {one for _, one in self._state.workers[node_id].occupants}
                 assert attempt in occupants, f"{attempt} runs on {node_id}, which the Controller takes for free"
         believed = {attempt for worker in self._state.workers.values() for _, attempt in worker.occupants}

@@ -428,7 +428,8 @@ class RandomWorld(Simulation):
         """The state is whole, and agrees with what really is."""
         self.state.check()
         assert self.state.workers.keys() == self._registered.keys()
-        self.pools.check({found for event in self._late.values() if (found := _attempt_of(event)) is not None})
+        on_their_way = {found for event in self._late.values() if (found := _attempt_of(event)) is not None}
+        self.pools.check(on_their_way, {one.job_id for one in self._instructions.dropped})
 
     def _run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         self._loop.run_until_complete(coroutine)
