@@ -12,6 +12,7 @@ import ray
 from iris_ray import Constraint, ConstraintOp, CoschedulingConfig, IrisClient, ResourceSpec
 from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
+from tests.support.clusters import Clusters
 from tests.support.command_line import iris
 from tests.support.gangs import Trace
 from tests.support.waiting import wait_until
@@ -20,9 +21,13 @@ ONE = ResourceSpec(gpu=1, replicas=2)
 ON_A_GPU_HOST = (Constraint("gpus", ConstraintOp.EXISTS),)
 
 
-@pytest.fixture
-def gpus(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
+pytestmark = pytest.mark.usefixtures("no_shared_cluster")
+
+
+@pytest.fixture(scope="module")
+def gpus(clusters: Clusters) -> Iterator[SimulatedCluster]:
     """A host with two GPUs, beside the head, which has none."""
+    clusters.give_back_and_end()
     with SimulatedCluster(quiet=True) as cluster:
         cluster.add_hosts(1, gpus=2, labels={"gpus": "yes", "rack": "a"})
         yield cluster
