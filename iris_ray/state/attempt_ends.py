@@ -58,12 +58,8 @@ class AttemptEnds:
         if (found := self._table.live(event.attempt)) is None:
             return
         job, gang = found
-        retry_budget.returns_after_failed_launch(gang, event.now)
         avoided_hosts.avoid(job, gang, event.groups, self._fleet, event.now)
-        self._requeue(job, gang, event.error, event.now)
-        if retry_budget.can_not_be_launched(job, gang):
-            failed = f"{gang.dispatch_failures} launches in a row failed; the last one: {event.error}"
-            self._give_up(job, gang, failed, change)
+        self._launch_failed(job, gang, event.error, change)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
         """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
@@ -122,7 +118,8 @@ class AttemptEnds:
         The cause of the death is unknown. The process ran beside the driver, not on the gang's hosts, so each gang is
         charged a preemption. A gang whose results had arrived is charged as well: otherwise a job whose results don't
         fit into memory would be tried for ever. If this happens to a gang several times in a row, each time within
-        seconds after its start, it is charged failures instead, like a gang that loses tasks on sound hosts.
+        seconds after its start, it is charged failures instead, like a gang that loses tasks on sound hosts. A gang of
+        which nobody has said that it runs has had a launch that failed.
         """
         reason = "the process of its SlicePoolManager died"
         for attempt in self._allocations.of_owner(self._table.jobs, owner):
@@ -131,9 +128,12 @@ class AttemptEnds:
                 continue  # it is dropped with its job's attempt
             if (found := self._table.live(attempt)) is not None:
                 _, gang = found
-                started = any(task.state is not TaskState.ASSIGNED for task in gang.tasks)
                 cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
-                self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, reason, change, started)
+                if all(task.state is TaskState.ASSIGNED for task in gang.tasks):
+                    change.instructions.stop.append(StopAttempt(attempt, reason))
+                    self._launch_failed(job, gang, reason, change)
+                else:
+                    self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, reason, change, started=True)
                 self._spares.look_at(job)
             self.confirmed(attempt)
         for job in [job for job in self._table.jobs.values() if job.spec.owner == owner and not job.state.finished]:
@@ -216,6 +216,14 @@ class AttemptEnds:
         if gang.end_confirmed:
             gang.end_confirmed = False
             self._allocations.end(job, job.current_attempt(gang))
+
+    def _launch_failed(self, job: Job, gang: Gang, error: str, change: Change) -> None:
+        """Requeue a gang that could not be started, uncharged and after a pause; after many in a row its job ends."""
+        retry_budget.returns_after_failed_launch(gang, change.now)
+        self._requeue(job, gang, error, change.now)
+        if retry_budget.can_not_be_launched(job, gang):
+            failed = f"{gang.dispatch_failures} launches in a row failed; the last one: {error}"
+            self._give_up(job, gang, failed, change)
 
     def _give_up(self, job: Job, gang: Gang, reason: str, change: Change) -> None:
         """End a job because one of its gangs, which waits, can't be started."""

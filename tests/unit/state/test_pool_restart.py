@@ -13,7 +13,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.state.events import PoolRestartedEvent, SliceHeldEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import DropSpare, Instructions, StopAttempt
-from iris_ray.state.retry_budget import QUICK_ENDS_ARE_FAILURES, RETURNING_S
+from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES, QUICK_ENDS_ARE_FAILURES, RETURNING_S
 from tests.support.worlds import World, charged, task_states, tasks_spec
 
 S = TaskState
@@ -59,14 +59,26 @@ def test_gang_of_which_one_task_runs_or_has_returned_has_started(world: World) -
         assert (charged(job), task_states(job)) == ((0, 1), [S.PENDING] * 2)
 
 
-def test_gang_that_had_not_started_is_not_charged_and_waits_as_if_it_had_not_left_the_queue(world: World) -> None:
+def test_gang_that_nobody_said_runs_is_not_charged_but_pauses_as_after_any_launch_that_failed(world: World) -> None:
     job = world.submit()
     world.now += 5
     world.schedule()
     world.now += 5
     restart(world)
     assert (job.state, charged(job), world.busy()) == (JobState.PENDING, (0, 0), set())
-    assert (job.gang.waiting_since, job.gang.not_before) == (100.0, 0.0)
+    assert (job.gang.waiting_since, job.gang.not_before, job.avoided) == (world.now, world.now + 0.5, ())
+
+
+def test_job_whose_pool_dies_at_each_launch_ends_after_ten(world: World) -> None:
+    """Whether any user code had run, nobody knows; else a result that kills its pool would be returned for ever."""
+    job = world.submit(max_retries_preemption=99, max_retries_failure=99)
+    for _ in range(MOST_FAILED_LAUNCHES):
+        assert job.state is JobState.PENDING
+        world.now = max(world.now, job.gang.not_before)
+        world.schedule()
+        instructions = restart(world)
+    assert (job.state, charged(job), instructions.finished) == (JobState.UNSCHEDULABLE, (0, 0), ["job"])
+    assert job.error == f"10 launches in a row failed; the last one: {REASON}"
 
 
 def test_gang_that_had_not_started_is_not_charged_whatever_its_earlier_attempts_came_to(world: World) -> None:
