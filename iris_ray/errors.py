@@ -21,6 +21,7 @@
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
+    │   └── TaskOutOfMemoryError             the kernel or Ray killed it, because its host's memory was used up
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
     ├── PreemptedTooManyTimesError (RuntimeError)
     ├── ResultsLostError (RuntimeError)      it succeeded, but the process that had its results died
@@ -114,6 +115,10 @@ class TaskSetupError(IrisError, RuntimeError):
 
 class TaskCrashedError(IrisError, RuntimeError):
     """A task process ended by a signal or an exit code, without returning or raising."""
+
+
+class TaskOutOfMemoryError(TaskCrashedError):
+    """The kernel or Ray killed a task process, because the memory of its host was used up."""
 
 
 class RemoteUserError(IrisError, RuntimeError):

@@ -138,11 +138,13 @@ class HostEvidence:
         lost: why the host counts as lost, or None if it answers.
         draining: the notice that the host had, in words, or None.
         provider: what the provider says about a lost host's slice; None if it was not asked.
+        out_of_memory: that Ray killed processes of iris_ray there, because its memory was nearly used up; or None.
     """
 
     lost: str | None = None
     draining: str | None = None
     provider: ProviderWord | None = None
+    out_of_memory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

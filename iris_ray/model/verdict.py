@@ -1,8 +1,9 @@
 """Judges a gang: from the facts about each task to one verdict, and which budget it charges.
 
 When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". So the
-gang is judged, not each task. A lost host, or a task that could not run, explains everything else; otherwise the
-earliest error does. The text of a message never counts: a user's error may say "timed out", too.
+gang is judged, not each task. Memory that is used up explains everything else, also that our own processes are gone.
+So does a lost host, or a task that could not run; otherwise the earliest error does. The text of a message never
+counts: a user's error may say "timed out", too.
 
 ============================================  ============  ====================
 the first cause                               outcome       charged
@@ -58,6 +59,11 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
     if end is not None and end.kind is EndKind.RETURNED:
         assert end.payload is not None
         return TpuSuccess(end.payload)
+    if not host.draining:
+        if end is not None and end.kind is EndKind.OUT_OF_MEMORY:
+            return TpuRunError(end.error, end.traceback, end.payload, RunErrorKind.OUT_OF_MEMORY)
+        if host.out_of_memory is not None:
+            return TpuRunError(host.out_of_memory, kind=RunErrorKind.OUT_OF_MEMORY)
     if host.lost is not None:
         return _judge_lost(host, host.lost)
     if end is not None and end.kind is EndKind.STOPPED:
@@ -68,10 +74,8 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
         return TpuFailed("the task's end was not reported, though its host answers")
     if end.kind in DID_NOT_RUN:
         return TpuFailed(end.error)
-    return TpuRunError(end.error, end.traceback, end.payload, _RUN_ERRORS.get(end.kind, RunErrorKind.APPLICATION))
-
-
-_RUN_ERRORS = {EndKind.CRASHED: RunErrorKind.CRASH, EndKind.OUT_OF_MEMORY: RunErrorKind.OUT_OF_MEMORY}
+    kind = RunErrorKind.CRASH if end.kind is EndKind.CRASHED else RunErrorKind.APPLICATION
+    return TpuRunError(end.error, end.traceback, end.payload, kind)
 
 
 def _judge_lost(host: HostEvidence, lost: str) -> TpuResult:
@@ -145,12 +149,14 @@ def judge_gang(
         """Return how likely a task is the first cause; the least value wins."""
         result, end, host = results[key], ends[key], hosts[key]
         ran = end is None or end.kind not in DID_NOT_RUN
-        if isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining or not ran):
+        if isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY:
             rank = 0
-        elif isinstance(result, TpuRunError) or key in by_notice:
+        elif isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining or not ran):
             rank = 1
+        elif isinstance(result, TpuRunError) or key in by_notice:
+            rank = 2
         else:
-            rank = 2 if isinstance(result, TpuFailed) else 3
+            rank = 3 if isinstance(result, TpuFailed) else 4
         return rank, end.ended_at if end else 0.0
 
     cause = min(suspects, key=suspicion)

@@ -14,7 +14,7 @@ class ProcessExit:
     Attributes:
         at: seconds since the epoch.
         had_started: whether user code had begun to run in it.
-        memory_was_short: whether the kernel killed any process of this host for lack of memory while it lived.
+        memory_was_short: whether the kernel killed any process of this host for lack of memory in the minute before.
         code: its exit code, or the negative number of the signal that killed it; None if the kernel can't tell.
         stopped_for: why iris_ray ended it, or None if it ended by itself.
     """

@@ -14,7 +14,7 @@ from iris_ray.actors.host.end_task import end_task
 from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
 from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.notice_delivery import NoticeDelivery
-from iris_ray.actors.host.oom_kills import oom_kills
+from iris_ray.actors.host.oom_kills import RecentOomKills
 from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree
@@ -69,7 +69,7 @@ class TaskWatch:
         self._files = TaskFiles.of_process(host_directory(), tree.pid)
         self._background = BackgroundTasks()
         self._notices = NoticeDelivery(process, self._files, self._has_started, self._background)
-        self._oom_kills_before = oom_kills()
+        self._oom_kills = RecentOomKills()
         self._stopped_for: str | None = None
         self._exit: asyncio.Task[ProcessExit] | None = None
         self._searched_at_exit: asyncio.Task[list[psutil.Process]] | None = None
@@ -156,13 +156,14 @@ class TaskWatch:
     async def _record_descendants(self) -> None:
         """Keep the record of the task's process tree up to date while its process lives."""
         while not self.ended:
+            self._oom_kills.look()
             if self._has_started():
                 with contextlib.suppress(OSError):  # the disk may be full now and have room later
                     await asyncio.to_thread(self._ledger.record_descendants, self._tree, self._token)
             await self._process.wait_at_most(DESCENDANTS_S)
 
     def _on_exit(self) -> None:
-        at, had_started, memory_was_short = time.time(), self._has_started(), oom_kills() > self._oom_kills_before
+        at, had_started, memory_was_short = time.time(), self._has_started(), self._oom_kills.found()
         search = asyncio.to_thread(self._tree.search, just_ended=True)
         self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")
         learning = self._learn_exit(at, had_started, memory_was_short)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Gone, Unreachable
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Gone, KilledForMemory, Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.model.outcomes import HostEvidence, ProviderWord, TaskKey
 
@@ -34,12 +34,13 @@ class Evidence:
 
     @property
     def lost_without_notice(self) -> set[TaskKey]:
-        return {key for key, host in self.hosts.items() if host.lost and not host.draining}
+        return {key for key, host in self.hosts.items() if (host.lost or host.out_of_memory) and not host.draining}
 
     @property
     def bad_slices(self) -> set[int]:
         """The slice is the unit of failure: one host lost or about to go, and it is worthless."""
-        return {key.slice_id for key, host in self.hosts.items() if host.lost or host.draining}
+        bad = (key for key, host in self.hosts.items() if host.lost or host.draining or host.out_of_memory)
+        return {key.slice_id for key in bad}
 
     @property
     def draining(self) -> TaskKey | None:
@@ -69,6 +70,7 @@ async def gather_evidence(
     )
     evidence = Evidence()
     unexplained: dict[TaskKey, str] = {}
+    killed: dict[TaskKey, str] = {}  # where Ray killed a process of ours for lack of memory; such a host is there
     for slice_id, (hosts, reply) in enumerate(zip(place.order.slices, replies, strict=True)):
         alone = None
         if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
@@ -78,14 +80,17 @@ async def gather_evidence(
             said = heard.get(node_id, HostEvidence())
             if not said.lost and (silence is None or isinstance(silence, Gone)):
                 evidence.reachable.add(key)
-            lost = said.lost or (None if silence is None else silence.reason)
+            for actor in (silence, alone if key.host_index == 0 else None):
+                if isinstance(actor, KilledForMemory):
+                    killed[key] = actor.reason
+            lost = said.lost or (None if silence is None or key in killed else silence.reason)
             if lost:
                 evidence.suspects[node_id] = lost
                 if not said.draining:
                     unexplained[key] = node_id
-            elif alone is not None and key.host_index == 0:
+            elif alone is not None and key.host_index == 0 and key not in killed:
                 lost = alone.reason
-            evidence.hosts[key] = HostEvidence(lost, said.draining)
+            evidence.hosts[key] = HostEvidence(lost, said.draining, out_of_memory=killed.get(key))
     words = await _provider_words(controller, list(unexplained.values()))
     for key, node_id in unexplained.items():
         evidence.hosts[key] = replace(evidence.hosts[key], provider=words.get(node_id))

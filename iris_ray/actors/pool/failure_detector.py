@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 Key = TypeVar("Key")
 
@@ -75,8 +75,8 @@ class FailureDetector(Generic[Key]):
             finally:
                 call.cancel()
             error = asyncio.CancelledError() if call.cancelled() else call.exception()
-            if isinstance(error, ActorDiedError):
-                self._lost(key, "is gone (ActorDiedError)")
+            if isinstance(error, (ActorDiedError, OutOfMemoryError)):
+                self._lost(key, f"is gone ({type(error).__name__})")
                 return
             if error is None:
                 heard = self._time()

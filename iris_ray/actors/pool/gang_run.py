@@ -25,11 +25,12 @@ from iris_ray.errors import (
     PreemptedTooManyTimesError,
     RemoteUserError,
     TaskCrashedError,
+    TaskOutOfMemoryError,
     TaskSetupError,
 )
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
-from iris_ray.model.outcomes import Fault, TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
+from iris_ray.model.outcomes import Fault, RunErrorKind, TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -314,4 +315,5 @@ class GangRun:
             where = f"{job.error}\n{result.traceback}"  # which task it was, then its own traceback
             error: Exception = RayTaskError(self._request.spec.name, where, PickledError(payload))
             return error
-        return TaskCrashedError(f"job {self._who} failed: {job.error}")
+        ended = isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY
+        return (TaskOutOfMemoryError if ended else TaskCrashedError)(f"job {self._who} failed: {job.error}")

@@ -87,14 +87,14 @@ class ReservedSlice:
         """Ask Ray for everything at once: the reservation, the slice's actor, its hosts' actors and their standbys.
 
         Returns at once; nothing has started yet. Bundle i is on worker i. The reservation's name says whose it is, so
-        that the Controller finds it again if its owner vanishes.
+        that the Controller finds it again if its owner vanishes. The standbys come last: if a host's memory is nearly
+        used up, Ray kills the newest process first, and the others can then say what became of the task.
         """
         group = placement_group(
             [bundle] * len(hosts),
             name=f"{reservations_of(owner)}{hosts[0].slice_name}/{secrets.token_hex(4)}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
-        standbys = [_start_standby(group, host, process, avoid_ports, bundle.get(GPU, 0.0)) for host in hosts]
         pool = ray.get_runtime_context().current_actor
         host_actors = tuple(
             _TPUHostActor.options(
@@ -105,6 +105,7 @@ class ReservedSlice:
         actor = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0)).remote(
             hosts[0].slice_name, host_actors
         )
+        standbys = [_start_standby(group, host, process, avoid_ports, bundle.get(GPU, 0.0)) for host in hosts]
         ready = _prepare(hosts, actor, standbys)
         return ReservedSlice(hosts, bundle, process, group, actor, host_actors, standbys, ready)
 

@@ -143,9 +143,9 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
             return await self._result(host, standby, pid, launch)
         except RayTaskError as error:  # what it sent can't be read here
             return TaskEnd(EndKind.RAISED, time.time(), None, str(error.cause), str(error))
-        except OutOfMemoryError as error:
+        except OutOfMemoryError:
             reason = "the task process was killed by Ray, because the host's memory was nearly used up"
-            return TaskEnd(EndKind.OUT_OF_MEMORY, time.time(), None, reason, str(error))
+            return TaskEnd(EndKind.OUT_OF_MEMORY, time.time(), error=reason)
         except RayError:
             facts = await self._hosts[host].how_it_ended(pid)
             return None if isinstance(facts, Unreachable) else facts

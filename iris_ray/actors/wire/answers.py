@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
 ANSWER_TIMEOUT_S = 5.0
 """How long a healthy actor may take to answer a call that needs no work."""
@@ -25,6 +25,11 @@ class Unreachable:
 @dataclass(frozen=True, slots=True)
 class Gone(Unreachable):
     """Ray says that the actor's process has ended, or can't be reached at the moment. Its host may still be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class KilledForMemory(Gone):
+    """Ray has killed the actor's process, because the memory of its host was nearly used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,8 @@ async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> An
         raise error.cause from None
     except RuntimeEnvSetupError:
         raise
+    except OutOfMemoryError:
+        return KilledForMemory(f"{name}: Ray killed processes there, because the host's memory was nearly used up")
     except RayError as error:  # the actor, or what it sent, is lost
         return Gone(f"{name} is gone ({type(error).__name__})")
     except TimeoutError:

@@ -41,10 +41,49 @@ def test_judge_task_names_the_kind_of_the_error(end: EndKind, kind: RunErrorKind
     assert result == TpuRunError("what happened", "where", b"pickled", kind)
 
 
-@pytest.mark.parametrize("end", [EndKind.RAISED, EndKind.CRASHED, EndKind.OUT_OF_MEMORY])
+@pytest.mark.parametrize("end", [EndKind.RAISED, EndKind.CRASHED])
 def test_judge_task_on_a_host_that_is_lost_or_has_notice_is_no_error_of_its_own(end: EndKind) -> None:
     assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), LOST), TpuFailed)
     assert isinstance(judge_task(TaskEnd(end, 5.0, error="x"), NOTICE), TpuPreempted)
+
+
+KILLED_WITH_US = HostEvidence(out_of_memory="Ray killed processes there")
+NO_MEMORY = TaskEnd(EndKind.OUT_OF_MEMORY, 5.0, error="killed")
+
+
+@pytest.mark.parametrize(
+    ("end", "host", "error"),
+    [
+        (NO_MEMORY, LOST, "killed"),
+        (None, KILLED_WITH_US, "Ray killed processes there"),
+        (STOPPED, KILLED_WITH_US, "Ray killed processes there"),
+        (None, HostEvidence("it died", out_of_memory="Ray killed processes there"), "Ray killed processes there"),
+    ],
+)
+def test_judge_task_that_used_up_its_hosts_memory_failed_also_if_our_processes_are_gone(
+    end: TaskEnd | None, host: HostEvidence, error: str
+) -> None:
+    assert judge_task(end, host) == TpuRunError(error, kind=RunErrorKind.OUT_OF_MEMORY)
+
+
+def test_judge_task_that_used_up_memory_after_its_host_had_notice_was_preempted() -> None:
+    assert isinstance(judge_task(NO_MEMORY, NOTICE), TpuPreempted)
+    assert isinstance(judge_task(None, HostEvidence(None, "preempted", out_of_memory="killed")), TpuPreempted)
+
+
+@pytest.mark.parametrize(("end", "host"), [(NO_MEMORY, HEALTHY), (None, KILLED_WITH_US)])
+@pytest.mark.parametrize(
+    ("other", "others_host"),
+    [(TaskEnd(EndKind.RAISED, 4.0, error="Socket closed"), HEALTHY), (None, LOST)],
+    ids=["a peer has noticed before", "another host is lost"],
+)
+def test_judge_gang_memory_that_is_used_up_is_the_first_cause(
+    end: TaskEnd | None, host: HostEvidence, other: TaskEnd | None, others_host: HostEvidence
+) -> None:
+    verdict = judge_gang({FIRST: other, SECOND: end}, {FIRST: others_host, SECOND: host})
+    assert (verdict.cause, verdict.charged_as) == (SECOND, TaskState.FAILED)
+    assert isinstance(verdict.result, TpuRunError)
+    assert verdict.result.kind is RunErrorKind.OUT_OF_MEMORY
 
 
 def test_judge_task_every_end_has_a_verdict() -> None:

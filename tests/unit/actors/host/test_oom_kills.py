@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from iris_ray.actors.host.oom_kills import oom_kills
+from iris_ray.actors.host.oom_kills import LOOKS_KEPT, RecentOomKills, oom_kills
 
 
 def test_oom_kills_of_all_files_are_added_up(tmp_path: Path) -> None:
@@ -24,3 +24,16 @@ def test_oom_kills_where_the_kernel_does_not_count_them_are_none(tmp_path: Path)
 
 def test_oom_kills_of_this_machine_can_be_read() -> None:
     assert oom_kills() >= 0
+
+
+def test_process_that_the_kernel_killed_long_ago_explains_no_end() -> None:
+    """A task may run for weeks, and somebody sends it SIGKILL in the end."""
+    counts = [3]
+    recent = RecentOomKills(lambda: counts[0])
+    assert not recent.found()
+    counts[0] = 4
+    for _ in range(LOOKS_KEPT - 1):
+        recent.look()
+        assert recent.found()
+    recent.look()
+    assert not recent.found()

@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.errors import TaskCrashedError
+from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError
 from iris_ray.model.lifecycle import JobState, TaskState
 from tests.support.cluster_in_process import Crash, OutOfMemory, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
@@ -20,7 +20,7 @@ ENDS: Ends = {
     "sys.exit": (lambda: SystemExit(7), TaskCrashedError, r"sys.exit\(7\)"),
     "SIGSEGV": (lambda: Crash("was killed by SIGSEGV"), TaskCrashedError, "SIGSEGV"),
     "MemoryError": (lambda: MemoryError("no more"), MemoryError, "no more"),
-    "the kernel's killer": (lambda: OutOfMemory("was killed by the kernel"), TaskCrashedError, "by the kernel"),
+    "the kernel's killer": (lambda: OutOfMemory("was killed by the kernel"), TaskOutOfMemoryError, "by the kernel"),
 }
 
 

@@ -1,12 +1,16 @@
 """What is asked about the hosts of an attempt that has ended."""
 
 import asyncio
+from collections.abc import Mapping
+
+import pytest
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.evidence import gather_evidence
+from iris_ray.actors.pool.evidence import Evidence, gather_evidence
+from iris_ray.actors.wire.answers import KilledForMemory, Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.outcomes import HostEvidence
+from iris_ray.model.outcomes import HostEvidence, TaskKey
 from tests.support.attempts import Controller, Slices
 
 
@@ -43,3 +47,43 @@ def test_cancelled_gathering_gives_up_its_question_to_the_controller() -> None:
         return controller.given_up
 
     assert asyncio.run(is_given_up())
+
+
+class KilledSlices(Slices):
+    """Ray has killed processes on its hosts: what it says about the SliceActor, and about each host."""
+
+    def __init__(self, actor: Unreachable | None, hosts: Mapping[int, Unreachable | None]) -> None:
+        super().__init__(len(hosts))
+        self._actor = actor
+        self._answers = hosts
+
+    async def healthy(self, patience_s: float, timeout_s: float) -> Mapping[int, Unreachable | None] | Unreachable:  # type: ignore[override]
+        return self._answers if self._actor is None else self._actor
+
+    async def ask_hosts(self, name: str, timeout_s: float) -> Mapping[int, Unreachable | None]:
+        return self._answers
+
+
+KILLED = KilledForMemory("Ray killed processes there")
+
+
+@pytest.mark.parametrize(
+    ("actor", "hosts", "victim"),
+    [(None, {0: None, 1: KILLED}, 1), (KILLED, {0: KILLED, 1: None}, 0), (KILLED, {0: None, 1: None}, 0)],
+    ids=["a host's actor", "all that ran on host 0", "the slice's actor alone"],
+)
+def test_host_on_which_ray_killed_us_for_lack_of_memory_is_there_and_its_memory_was_used_up(
+    actor: Unreachable | None, hosts: dict[int, Unreachable | None], victim: int
+) -> None:
+    async def gathered() -> Evidence:
+        places = tuple(HostPlace(f"node-{i}", f"10.0.0.{i}", "a", i) for i in hosts)
+        order = AttemptOrder(AttemptId("job", 1), (places,), {"TPU": 4.0}, 1, 1)
+        slices = KilledSlices(actor, hosts)
+        return await gather_evidence(AttemptPlace(order), slices, Controller(), {}, 5.0)  # type: ignore[arg-type]
+
+    evidence = asyncio.run(gathered())
+    reasons = {key.host_index: host.out_of_memory for key, host in evidence.hosts.items()}
+    assert reasons == {i: KILLED.reason if i == victim else None for i in hosts}
+    assert (evidence.suspects, evidence.bad_slices) == ({}, {0})
+    assert evidence.reachable == {TaskKey(0, i) for i in hosts}, "what runs there can be ended"
+    assert not any(host.lost for host in evidence.hosts.values())

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayError
 
 from iris_ray.actors.pool.failure_detector import FIRST_PING_S, PING_S, RETRY_S, FailureDetector
 from tests.support.virtual_time import block, now, run
@@ -117,13 +117,18 @@ def test_who_answers_again_before_the_limit_is_not_lost() -> None:
     assert run(watched()) == {}
 
 
-def test_actor_that_died_is_lost_at_once() -> None:
+@pytest.mark.parametrize("error", [ActorDiedError(), OutOfMemoryError("killed")], ids=["died", "killed for memory"])
+def test_actor_that_died_is_lost_at_once(error: RayError) -> None:
+    async def died() -> None:
+        raise error
+
     async def watched() -> None:
         with watching(dead=died, prompt=answers) as watch:
             await asyncio.wait_for(watch.found(), 60)
             assert now() == FIRST_PING_S
             assert list(watch.silent) == ["dead"]
-            assert "ActorDiedError" in watch.silent["dead"]
+            assert type(error).__name__ in watch.silent["dead"]
+            assert not watch.hung
 
     run(watched())
 
