@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Set
 from itertools import islice
+from typing import Final
 
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_NAME, Worker
@@ -34,11 +35,12 @@ class Availability:
         self._needs = requirement.resources
         self._remaining = remaining
         self._now = now
-        self._evaluations: dict[str, Evaluation] = {}  # of a few groups
         self._suitable: dict[tuple[int, bool], int] = {}  # (bucket, later) → how many; no plan changes it
         self._whole: Availability | None = None  # if this is without something
         self._avoided: Collection[str] = ()  # node ids
         self._impaired: Set[str] = frozenset()  # names of their groups
+        self.catch_up: Final = remaining.catch_up
+        """Account for what the plan has given away since the last call."""
 
     def without(self, avoided: Iterable[Worker]) -> "Availability":
         """Return what is available to a job that avoids some workers."""
@@ -48,10 +50,6 @@ class Availability:
         others._avoided = {worker.node_id for worker in avoided}
         others._impaired = {name for worker in avoided if (name := self.candidates.grouping.name_of(worker))}
         return others
-
-    def catch_up(self) -> None:
-        """Account for what the plan has given away since the last call."""
-        self._remaining.catch_up()
 
     @property
     def to_all(self) -> "Availability":
@@ -186,10 +184,11 @@ class Availability:
 
     def evaluation(self, name: str) -> Evaluation:
         """Return what a group was to the requirement before the plan, with the reason in words."""
-        found = self._evaluations.get(name)
-        if found is None:
+        in_words = self.candidates.in_words
+        needs, found = in_words.get(name, (None, None))
+        if found is None or needs != self._needs:
             found = evaluate(self.group(name), self.requirement, False, self._now)
-            self._evaluations[name] = found
+            in_words[name] = self._needs, found
         return found
 
     # -- for explanations ------------------------------------------------------------------------------------------

@@ -18,6 +18,10 @@ Distance = tuple[int, float, str]
 """Sorts groups that are not free, the closest to it first: hosts missing, what they lack, name."""
 
 
+Amounts = tuple[tuple[str, float], ...]
+"""What one task needs of its worker; see `Requirement.resources`."""
+
+
 class Standing(NamedTuple):
     """Where a group stands: among the free ones, or among the others.
 
@@ -47,6 +51,7 @@ class Candidates:
         suitable: counts groups that are free or in use.
         ending: bucket → names of groups with workers that an ended attempt is about to leave.
         excluded: how many workers each constraint (by position) or taint (by name) excludes.
+        in_words: name → the evaluation for the amounts that were asked for last, of a few groups that reasons name.
         moved: name → what stood where before a plan moved it, in the order of the plan.
         fleet_version: the version of the fleet that the evaluations are up to date with.
     """
@@ -61,6 +66,7 @@ class Candidates:
         self.suitable = SuitableGroups(shape, self.evaluations)
         self.ending: defaultdict[int, set[str]] = defaultdict(set)
         self.excluded: Counter[int | str] = Counter()
+        self.in_words: dict[str, tuple[Amounts, Evaluation]] = {}
         self.moved: dict[str, tuple[Standing, Standing]] = {}  # with where it stands now
         self._holders = holders
         self._rechecks: list[tuple[float, str]] = []  # a heap: when a group is to be evaluated again, and its name
@@ -127,6 +133,7 @@ class Candidates:
                 return  # only what tasks use of it has changed
             self._remove(before.bucket, self.moved[name][1] if name in self.moved else self._standing(name))
             self._forget(name, before)
+            self.in_words.pop(name, None)
             del self.evaluations[name]
         if group is not None:
             found = self.evaluations[name] = evaluate(group, self.shape, self._is_held(group), now)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
@@ -27,6 +28,8 @@ from iris_ray.state.events import SpareGivenBackEvent, TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.user_limits import UserLimits
+
+_Kind = tuple[Requirement, tuple[int, ...], str, PriorityBand, bool]
 
 TASKS_PER_GANG = 10
 """A gang of so many tasks is about twice the work of a single task."""
@@ -65,7 +68,9 @@ class Cycle:
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[Requirement, Remaining] = {}  # by shape
-        self._unplaced: list[Unplaced] = []
+        self._spares: list[Job] = []
+        self._unplaced: list[Unplaced] = []  # if there are spares, which might be given back
+        self._in_vain: dict[_Kind, tuple[Availability, int]] = {}  # where such jobs found too few groups, and how many
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
@@ -79,29 +84,36 @@ class Cycle:
         """Return the plan. Call it once."""
         queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         self._rooms = KeptRooms(pending, self._fleet, self._deadlines, self._plan)
+        self._spares = list(spares)
+        band = None
         for job in queue:
-            self._rooms.begin_band(job.spec.priority, self._available_to)
+            if job.spec.priority is not band:
+                band = job.spec.priority
+                self._rooms.begin_band(band, self._available_to)
             granted = self._try(job)
-            if self._is_full():
+            if self._most is not None and self._is_full(self._most):
                 self._result.complete = False
                 break
             if granted is not None:
                 queue.granted(job, granted)
-        going = {attempt.job_id for attempt in self._evictor.going()} if self._evictor is not None else set()
-        idle = (spare for spare in spares if spare.spec.job_id not in going)
-        given_back = GivenBack(idle, self._fleet, self._deadlines, self._allowances, self._plan).choose(self._unplaced)
-        self._result.given_back = list(map(SpareGivenBackEvent, given_back))
-        for unplaced in self._unplaced:
-            self._result.pending_reasons[unplaced.job.spec.job_id] = self._explainer.reason(unplaced)
+        self._result.given_back = self._given_back()
+        self._explainer.complete()
         self._result.rooms = self._rooms.changes(self._placed)
         return self._result
 
-    def _is_full(self) -> bool:
-        if self._most is None:
-            return False
+    def _given_back(self) -> list[SpareGivenBackEvent]:
+        """Return which spares give their slices back to jobs that found too few groups."""
+        if not self._unplaced:
+            return []
+        going = {attempt.job_id for attempt in self._evictor.going()} if self._evictor is not None else set()
+        idle = (spare for spare in self._spares if spare.spec.job_id not in going)
+        chosen = GivenBack(idle, self._fleet, self._deadlines, self._allowances, self._plan).choose(self._unplaced)
+        return list(map(SpareGivenBackEvent, chosen))
+
+    def _is_full(self, most: int) -> bool:
         evaluated = self._cache.evaluated - self._evaluated_before
         placed = max(len(self._result.assignments), self._plan.tasks / TASKS_PER_GANG)
-        return max(placed, evaluated / EVALUATIONS_PER_GANG) >= self._most
+        return max(placed, evaluated / EVALUATIONS_PER_GANG) >= most
 
     def _try(self, job: Job) -> Mapping[str, float] | None:
         """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
@@ -123,6 +135,9 @@ class Cycle:
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
+        if (before := self._in_vain.get(_kind_of(job))) is not None and not self._is_special(job, gang):
+            self._explain(job, *before)
+            return None
         lifted = self._rooms.lift(job)
         if (reached := self._allowances.reached(job)) is not None:
             self._limit(job, gang, reached, lifted)
@@ -135,6 +150,7 @@ class Cycle:
             if names := self._allowances.within(job, found, wanted, available):
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._allowances.granted(job, granted)
+                self._in_vain.clear()  # the user may have reached a limit
                 self._result.assignments.append(assignment)
                 self._placed[job.spec.job_id] += 1
                 self._let_go(job, lifted, hosts_of(assignment))
@@ -173,6 +189,7 @@ class Cycle:
         self._rooms.give_up(job, node_ids, takes)
         self._rooms.put_back(lifted)
         if lifted:
+            self._in_vain.clear()
             for available in (*self._available.values(), *self._elsewhere.values()):
                 available.failed_placements.clear()
 
@@ -185,6 +202,7 @@ class Cycle:
             self._let_go(job, lifted, ())
             if self._deadlines.is_starving(gang) and job.spec.spare_for is None:
                 reached = self._allowances.keep_for(job, reached)
+                self._in_vain.clear()
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
 
     def _wait(self, job: Job, gang: Gang, available: Availability, free: int, lifted: Lifted) -> None:
@@ -196,16 +214,36 @@ class Cycle:
         kept = self._rooms.keep(job, gang, available, lifted)
         if kept and self._rooms.has_room(job) and self._deadlines.is_starving(gang):
             self._result.starving.append(job_id)
-        taken_from: tuple[str, ...] = ()
-        protected = None
         if self._evictor is not None and self._evictor.may_help(job):
             taken, protected = self._take_from_lower_bands(self._evictor, job, available)
             kept = taken or kept
-            taken_from = self._evictor.taken_from(job) if kept else ()
-        to_all = available.to_all
-        ahead, avoided = len(to_all.unplaced), available.impaired
-        self._unplaced.append(Unplaced(job, available, free, ahead, kept, avoided, taken_from, protected))
-        to_all.unplaced.append(job_id)
+            self._explain(job, available, free, kept, self._evictor.taken_from(job) if kept else (), protected)
+            return
+        self._explain(job, available, free, kept)
+        hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups
+        if not (kept or lifted or hopes or self._is_special(job, gang)):
+            self._in_vain[_kind_of(job)] = available, free
+
+    def _is_special(self, job: Job, gang: Gang) -> bool:
+        """Return whether a gang may fare otherwise than those of other jobs of its kind that found too few groups."""
+        if job.avoided or self._rooms.any_kept:
+            return True
+        return self._deadlines.is_starving(gang) or self._deadlines.is_returning(job)
+
+    def _explain(
+        self,
+        job: Job,
+        available: Availability,
+        free: int,
+        kept: tuple[str, ...] = (),
+        taken_from: tuple[str, ...] = (),
+        protected: Protected | None = None,
+    ) -> None:
+        """Note why a job waits that found too few groups; see `Explainer.reason`."""
+        reason = self._explainer.reason(job, available, free, kept, taken_from, protected)
+        self._result.pending_reasons[job.spec.job_id] = reason
+        if self._spares:
+            self._unplaced.append(Unplaced(job, available, reason))
 
     def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
         """Leave a gang out that pauses. Nothing is kept for it: others may use meanwhile what it needs."""
@@ -252,3 +290,9 @@ class Cycle:
             candidates = self._cache.candidates(self._fleet, shape, self._deadlines.now)
             remaining = self._remaining[shape] = Remaining(candidates, self._plan)
         return remaining
+
+
+def _kind_of(job: Job) -> _Kind:
+    """Return what jobs have in common that fare alike, as a rule, if they find too few groups."""
+    spec = job.spec
+    return job.requirement, num_groups(job), spec.user, spec.priority, spec.spare_for is None

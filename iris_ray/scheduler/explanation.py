@@ -1,7 +1,7 @@
 """Makes pending reasons: why a gang got nothing, and which groups come closest."""
 
-from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 from iris_ray.model.jobs import Job
 from iris_ray.model.requirement import Requirement
@@ -19,93 +19,97 @@ GIVEN_AWAY_LOOKED_AT = 64
 """Among how many groups that the plan has changed a shortage looks for some that the job could have had."""
 
 
-@dataclass(slots=True)  # not frozen, for the same reason as `PendingReason`
-class Unplaced:
+_Cause = tuple[PendingKind, int, Shortage]
+"""What kind of reason it is, how many groups suit the job, and what is in the way."""
+
+
+class Unplaced(NamedTuple):
     """A job that found too few groups.
 
     Attributes:
         job: the job.
         available: where it looked.
-        free: how many groups were free at its turn.
-        ahead: how many jobs with the same requirement came before it and found too few.
-        kept: names of the groups that are kept for it.
-        avoided: names of the groups that it avoids, wholly or in part, because launches have failed there.
-        taken_from: ids of jobs of lower bands that give it hosts.
-        protected: what it may take from lower bands later, or None.
+        reason: why it waits.
     """
 
     job: Job
     available: Availability
-    free: int
-    ahead: int
-    kept: tuple[str, ...]
-    avoided: tuple[str, ...] = ()
-    taken_from: tuple[str, ...] = ()
-    protected: Protected | None = None
+    reason: PendingReason
 
 
 class Explainer:
-    """Explains, once a plan is made, why jobs got nothing. Jobs with the same requirement share a shortage."""
+    """Explains why jobs got nothing. Jobs with the same requirement share a shortage."""
 
     def __init__(self, fleet: Fleet, plan: Plan) -> None:
         self._fleet = fleet
         self._plan = plan
         self._shortages: dict[Availability, Shortage] = {}
-        self._causes: dict[tuple[Availability, tuple[int, ...]], tuple[PendingKind, int]] = {}
+        self._causes: dict[tuple[Availability, tuple[int, ...]], _Cause] = {}
 
-    def reason(self, unplaced: Unplaced) -> PendingReason:
-        """Return why a job waits."""
-        job, available = unplaced.job, unplaced.available.to_all
-        shortage, wanted, avoided = self._shortage(available), num_groups(job), unplaced.avoided
-        kind, suitable = self._cause(job, available, shortage, wanted)
-        return PendingReason(
+    def reason(
+        self,
+        job: Job,
+        available: Availability,
+        free: int,
+        kept: tuple[str, ...],
+        taken_from: tuple[str, ...],
+        protected: Protected | None,
+    ) -> PendingReason:
+        """Return why a job waits, and count it among the unplaced jobs. Its shortage is empty until `complete`.
+
+        Args:
+            job: the job.
+            available: where it looked.
+            free: how many groups were free at its turn.
+            kept: names of the groups that are kept for it.
+            taken_from: ids of jobs of lower bands that give it hosts.
+            protected: what it may take from lower bands later, or None.
+        """
+        to_all, wanted = available.to_all, num_groups(job)
+        kind, suitable, shortage = self._causes.get((to_all, wanted)) or self._cause(job, to_all, wanted)
+        avoided, ahead = available.impaired, to_all.unplaced
+        reason = PendingReason(
             job.spec.job_id,
             kind,
             job.requirement,
             wanted,
-            unplaced.free,
+            free,
             suitable,
             shortage,
-            unplaced.ahead,
-            available.unplaced[0] if unplaced.ahead else None,
-            unplaced.kept,
+            len(ahead),
+            ahead[0] if ahead else None,
+            kept,
             tuple(self._display_name(name, job.requirement) for name in avoided) if avoided else (),
-            unplaced.taken_from,
-            unplaced.protected,
+            taken_from,
+            protected,
         )
+        ahead.append(job.spec.job_id)
+        return reason
 
-    def _cause(
-        self, job: Job, available: Availability, shortage: Shortage, wanted: tuple[int, ...]
-    ) -> tuple[PendingKind, int]:
-        """Return what kind of reason it is, and how many groups suit the job."""
-        cause = self._causes.get((available, wanted))
-        if cause is None:
-            suitable = sum(map(available.suitable, buckets_for(job, available)))
-            if suitable >= wanted[0]:
-                kind = PendingKind.IN_USE
-            else:
-                kind = PendingKind.TOO_FEW if suitable or shortage.closest else PendingKind.NO_SUCH_WORKERS
-            cause = self._causes[available, wanted] = kind, suitable
+    def complete(self) -> None:
+        """Fill in the shortages: what is in the way once the whole plan is made."""
+        for available, shortage in self._shortages.items():
+            self._fill_in(shortage, available)
+
+    def _cause(self, job: Job, available: Availability, wanted: tuple[int, ...]) -> _Cause:
+        suitable = sum(map(available.suitable, buckets_for(job, available)))
+        if suitable >= wanted[0]:
+            kind = PendingKind.IN_USE
+        else:
+            kind = PendingKind.TOO_FEW if suitable or available.not_free else PendingKind.NO_SUCH_WORKERS
+        cause = self._causes[available, wanted] = kind, suitable, self._shortages.setdefault(available, Shortage())
         return cause
 
-    def _shortage(self, available: Availability) -> Shortage:
-        shortage = self._shortages.get(available)
-        if shortage is None:
-            shortage = self._shortages[available] = self._new_shortage(available, available.requirement)
-        return shortage
-
-    def _new_shortage(self, available: Availability, requirement: Requirement) -> Shortage:
+    def _fill_in(self, shortage: Shortage, available: Availability) -> None:
         available.catch_up()
         names = dict.fromkeys(islice(available.given_away(GIVEN_AWAY_LOOKED_AT), OBSTACLES_NAMED))
         names |= dict.fromkeys(available.closest(OBSTACLES_NAMED))
-        closest = tuple(self._obstacle(available, name) for name in islice(names, OBSTACLES_NAMED))
-        return Shortage(
-            tuple((_name_of(what, requirement), count) for what, count in (+available.candidates.excluded).items()),
-            closest,
-            more=available.not_free - len(closest),
-            slice_types={} if closest else self._fleet.slice_types(),
-            groups=len(available.candidates.grouping),
-        )
+        excluded, need = (+available.candidates.excluded).items(), available.requirement
+        shortage.excluded = tuple((_name_of(what, need), count) for what, count in excluded)
+        shortage.closest = tuple(self._obstacle(available, name) for name in islice(names, OBSTACLES_NAMED))
+        shortage.more = available.not_free - len(shortage.closest)
+        shortage.slice_types = {} if shortage.closest else self._fleet.slice_types()
+        shortage.groups = len(available.candidates.grouping)
 
     def _obstacle(self, available: Availability, name: str) -> Obstacle:
         shown, found = self._display_name(name, available.requirement), available.evaluation(name)

@@ -51,7 +51,7 @@ class GivenBack:
         hopeless: set[_Kind] = set()
         for one in unplaced if self._on else ():
             kind = self._kind(one)
-            if comes_last(one.job) or one.taken_from or (kind in hopeless and not one.kept):
+            if comes_last(one.job) or one.reason.taken_from or (kind in hopeless and not one.reason.kept):
                 continue
             found = self._for(one)
             chosen |= dict.fromkeys(found)
@@ -64,7 +64,14 @@ class GivenBack:
 
     def _kind(self, one: Unplaced) -> _Kind:
         job = one.job
-        return job.requirement, num_groups(job), one.avoided, self._hopes(job), job.spec.user, job.spec.priority
+        return (
+            job.requirement,
+            num_groups(job),
+            one.available.impaired,
+            self._hopes(job),
+            job.spec.user,
+            job.spec.priority,
+        )
 
     def _for(self, one: Unplaced) -> list[str]:
         """Return the spares with which a job has enough groups; none if they are too few, or it needs none."""
@@ -90,7 +97,7 @@ class GivenBack:
     def _own(self, one: Unplaced) -> list[str]:
         """Return the groups of a job's room that are free already."""
         evaluation, taken = one.available.evaluation, self._plan.taken.keys()
-        free = (name for name in one.kept if evaluation(name).status is Status.FREE)
+        free = (name for name in one.reason.kept if evaluation(name).status is Status.FREE)
         return [name for name in free if taken.isdisjoint(one.available.group(name).node_ids)]
 
     def _groups(self, one: Unplaced) -> Iterator[str]:
@@ -100,7 +107,7 @@ class GivenBack:
         there = dict.fromkeys(name_of(workers[node_id]) for node_id in self._on)
         evaluations, buckets = available.candidates.evaluations, buckets_for(one.job, available)
         names = [name for name in there if name in evaluations and evaluations[name].bucket in buckets]
-        for name in sorted(names, key=lambda name: (name not in one.kept, name)):
+        for name in sorted(names, key=lambda name: (name not in one.reason.kept, name)):
             kept_for = {kept[node_id] for node_id in available.group(name).node_ids if node_id in kept}
             if kept_for <= {one.job.spec.job_id} and available.suits(name) and self._is_enough(available, name):
                 yield name

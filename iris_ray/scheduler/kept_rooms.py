@@ -47,7 +47,7 @@ class KeptRooms:
         self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one in its room
 
     def begin_band(self, band: PriorityBand, available_to: Callable[[Job], Availability]) -> None:
-        """Keep what earlier plans have kept for the jobs of a band, as far as it is of use. Call it for every job."""
+        """Keep what earlier plans have kept for the jobs of a band and of those before it, as far as it is of use."""
         while self._before and self._before[-1].spec.priority <= band:
             job = self._before.pop()
             if not self._plan.taken.keys().isdisjoint(job.kept):
@@ -57,6 +57,11 @@ class KeptRooms:
                 for node_id in job.kept:
                     self._plan.keep(self._fleet.workers[node_id], job.spec.job_id)
             self._jobs[job.spec.job_id] = job
+
+    @property
+    def any_kept(self) -> bool:
+        """Whether room is kept for any job."""
+        return bool(self._rooms)
 
     def lift(self, job: Job) -> Lifted:
         """Let a job have its own room. A gang that returns may have its former groups, if no higher band has them."""
@@ -121,8 +126,10 @@ class KeptRooms:
             available: where it looked.
             lifted: what `lift` has returned for it.
         """
-        before, returning = self._rooms.pop(job.spec.job_id, None), self._deadlines.is_returning(job)
-        self.put_back(lifted)
+        before = self._rooms.pop(job.spec.job_id, None) if self._rooms else None
+        returning = self._deadlines.is_returning(job)
+        if lifted:
+            self.put_back(lifted)
         if before is None and not returning and not self._may_have_room(job, gang):
             return ()
         available.catch_up()
@@ -166,7 +173,7 @@ class KeptRooms:
 
     def _may_have_room(self, job: Job, gang: Gang) -> bool:
         # If room was given up in this plan, jobs before this one may want it: the next plan keeps some.
-        return not self._given_up and job.spec.spare_for is None and self._deadlines.is_starving(gang)
+        return self._deadlines.is_starving(gang) and not self._given_up and job.spec.spare_for is None
 
     def _is_of_use(self, job: Job, available: Availability) -> bool:
         """Return whether a job could still run in its room, and no higher band keeps some of it."""

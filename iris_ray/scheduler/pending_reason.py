@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from iris_ray.model.job_spec import PriorityBand
@@ -41,7 +41,7 @@ class Obstacle:
         return f"{self.group}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # filled in once the plan is made
 class Shortage:
     """What keeps jobs with the same requirement from running.
 
@@ -53,11 +53,11 @@ class Shortage:
         groups: how many groups there are of the kind that the jobs ask for, whatever else they are like.
     """
 
-    excluded: tuple[tuple[str, int], ...]
-    closest: tuple[Obstacle, ...]
-    more: int
-    slice_types: Mapping[str, int]
-    groups: int
+    excluded: tuple[tuple[str, int], ...] = ()
+    closest: tuple[Obstacle, ...] = ()
+    more: int = 0
+    slice_types: Mapping[str, int] = field(default_factory=dict)
+    groups: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from iris_ray.model.constraints import Constraint, Scalar
 from iris_ray.model.constraints import ConstraintOp as Op
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
+from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent, WorkerRegisteredEvent
 from tests.support.worlds import S, World, gang_spec, host
@@ -155,3 +156,30 @@ def test_plan_whole_groups_of_the_size_that_can_suffice_are_kept_even_if_more_of
         world.start(f"on {name}")
     submit_gang(world, "whole", LONG, whole_groups=True, slices=(3,))
     assert world.plan().pending_reasons["whole"].kept == ("a", "b", "c")
+
+
+def test_plan_job_that_hopes_for_more_does_not_keep_its_equal_from_what_is_free() -> None:
+    """The first one's pause has just ended, so it hopes. The second one has waited for too long to hope."""
+    world = World()
+    for name in "ab":
+        world.add_slice(name)
+    over = world.start("over")
+    world.report_all(over, S.SUCCEEDED)  # a is about to be free
+    submit_gang(world, "first", HOPES_FOR_MORE_S + 1, slices=(1, 2))
+    submit_gang(world, "second", HOPES_FOR_MORE_S + 1, slices=(1, 2))
+    world.state.jobs["first"].gang.not_before = world.now
+    assert placed(world) == {"second": (("b-0", "b-1"),)}
+
+
+@pytest.mark.parametrize("special", ["starves", "has lost its hosts"])
+def test_plan_keeps_room_for_one_of_many_equal_jobs_that_wait(special: str) -> None:
+    world = World()
+    for name in "ab":
+        world.add_slice(name)
+    world.start("running", slices=(1,))
+    for name in ("before", "special", "behind"):
+        submit_gang(world, name, LONG if (name, special) == ("special", "starves") else 1.0, slices=(2,))
+    if special == "has lost its hosts":
+        world.state.jobs["special"].gang.returning_until = world.now + 60
+    reasons = world.plan().pending_reasons
+    assert [name for name, reason in reasons.items() if reason.kept] == ["special"]
