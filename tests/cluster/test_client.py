@@ -161,6 +161,7 @@ def test_job_on_a_slice_of_several_hosts_is_a_gang(client: IrisClient, cluster: 
     assert client.job_status(job).device == "v4-16"
 
 
+@pytest.mark.proof
 def test_task_that_fails_is_retried_alone_and_then_fails_the_job(client: IrisClient, trace: Trace) -> None:
     def work(facts: dict[str, Any]) -> int:
         if facts["index"] == 1:

@@ -72,7 +72,7 @@ def gang_demand() -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("state", "outcome"), [(NodeState.PREEMPTED, "TpuPreempted"), *in_proofs((NodeState.REPAIRING, "TpuFailed"))]
+    ("state", "outcome"), in_proofs((NodeState.PREEMPTED, "TpuPreempted"), (NodeState.REPAIRING, "TpuFailed"))
 )
 def test_host_lost_without_notice_is_judged_by_the_providers_word(
     cloud_cluster: SimulatedCluster,

@@ -84,6 +84,7 @@ def test_host_lost_while_no_controller_runs_restarts_the_gang(trace: Trace, clus
     assert len(result_of(job)) == 4
 
 
+@pytest.mark.proof
 def test_replaced_controller_is_not_obeyed_any_more(trace: Trace) -> None:
     """Stop one, start another, thaw the first: only one is obeyed."""
     job = run_on_pod_ray.remote(trace.gang(), "v4-16")

@@ -170,6 +170,7 @@ FIRST_DRIVER = """
 """
 
 
+@pytest.mark.proof
 def test_controller_inherits_nothing_from_the_driver_that_starts_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
     """Neither environment, nor runtime environment, nor checkout; it has a Ray job of its own, on the head node."""
 

@@ -170,6 +170,7 @@ def test_warm_slice_that_broke_while_it_was_idle_costs_no_retry(cluster: Simulat
     assert job_view(started[0]["job"]).preemptions == 0
 
 
+@pytest.mark.proof
 def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2, max_retries_failure=0, max_retries_preemption=1)
     first = trace.wait_for_tasks(4)
