@@ -2,15 +2,18 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import iris_ray
+from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.findings import Finding, Level
 from iris_ray.cli.words import counted, duration
+from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.workers import TPU_NAME, Worker, string_attribute
 from iris_ray.state.events import WorkerRegisteredEvent
 from iris_ray.state.groups import Group
+from iris_ray.state.quarantine import QUARANTINE
 
 if TYPE_CHECKING:
     from iris_ray.actors.controller.node_table import NodeTable
@@ -88,6 +91,15 @@ def _slices_found(slices: Mapping[str, list[Worker]]) -> Iterator[Finding]:
     if slices:
         level = Level.OK if complete == len(slices) else Level.INFO
         yield Finding(level, "slices", f"{complete} of {len(slices)} are complete")
+
+
+def check_quarantine(workers: Iterable[WorkerStatus]) -> Iterator[Finding]:
+    """Name the hosts that no job gets, because tasks or launches have failed there again and again."""
+    for worker in workers:
+        if (reason := worker.attributes.get(f"{TAINT_PREFIX}{QUARANTINE}")) is not None:
+            place = f"{worker.slice_name} host {worker.host_index}" if worker.slice_name else f"host {worker.address}"
+            advice = f"find the cause there; to use it again at once: iris-ray untaint {worker.node_id} {QUARANTINE}"
+            yield Finding(Level.WARNING, "quarantined host", f"{place}: {reason}", advice)
 
 
 def check_set_aside(about: Mapping[str, Any]) -> Iterator[Finding]:

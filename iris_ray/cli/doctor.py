@@ -9,7 +9,7 @@ import click
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.cli.address import chosen_address, cluster
-from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_set_aside
+from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
 from iris_ray.cli.findings import Finding, Level
@@ -35,8 +35,8 @@ def doctor(as_json: bool) -> None:
     """Check this machine, the cluster and each of its TPU hosts; say what to do.
 
     On this machine: versions, user, ports, metadata server, credentials. In the cluster: labels, slices, Controller. On
-    every TPU host, all at once and for half a minute at most: which processes hold its chips or libtpu's lock, the
-    metadata server, versions. Hosts that do not answer are named.
+    every TPU host, all at once and for half a minute at most: which processes hold its chips or libtpu's lock, its
+    disks, the metadata server, versions. Hosts that do not answer are named.
 
     The exit code is 1 if a finding is an ERROR, 3 without a cluster. This command changes nothing.
 
@@ -116,7 +116,9 @@ def _examine_controller() -> Iterator[Finding]:
         return
     controller = ControllerConnection()
     about = controller.about()
-    yield check_controller(about, in_words(about), len(controller.list_workers()))
+    workers = controller.list_workers()
+    yield check_controller(about, in_words(about), len(workers))
+    yield from check_quarantine(workers)
     yield from check_set_aside(about)
     yield from check_clock(about)
 

@@ -119,6 +119,7 @@ def check_answers(
         yield Finding(Level.OK, "silent hosts", f"none; all {counted(len(looks), 'TPU host')} answered")
     if looks:
         yield from _chips(looks, claimed)
+        yield from _disks(looks)
         yield _metadata(looks)
         yield from _versions(looks, here)
 
@@ -143,6 +144,16 @@ def _chips(looks: Mapping[Host, Mapping[str, Any]], claimed: set[str]) -> Iterat
     elif not held:
         busy = f", {counted(len(looks) - len(idle), 'host')} with claimed ones left aside" if looks != idle else ""
         yield Finding(Level.OK, "chips held", f"by no process without a claim{busy}")
+
+
+def _disks(looks: Mapping[Host, Mapping[str, Any]]) -> Iterator[Finding]:
+    check = "disks of hosts"
+    full = {host: look["disks"] for host, look in looks.items() if look["disks"]}
+    for host, troubles in full.items():
+        advice = "make room there, or replace the disk; until then launches on this host fail, and jobs go elsewhere"
+        yield Finding(Level.WARNING, check, f"{host.name}: {'; '.join(troubles)}", advice)
+    if not full:
+        yield Finding(Level.OK, check, "there is room on all")
 
 
 def _metadata(looks: Mapping[Host, Mapping[str, Any]]) -> Finding:

@@ -1,4 +1,4 @@
-"""What a machine tells ``iris-ray doctor``: which processes hold its chips, Google's metadata server, versions.
+"""What a machine tells ``iris-ray doctor``: which processes hold its chips, its disks, the metadata server, versions.
 
 On the hosts of a cluster this module runs as a plain Ray task and travels by value, so that a host with another
 iris_ray, or without one, answers as well. So it uses the standard library only, and answers in built-in types.
@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 METADATA_TIMEOUT_S = 1.0
+LITTLE_BYTES = 200 << 20
+"""A disk on which less is free is as good as full: Ray's logs alone take that in a day."""
 PACKAGES = ("ray", "iris_ray", "jax")
 
 
@@ -27,9 +29,33 @@ def look_around() -> dict[str, Any]:
         "holders": holders,
         "hidden": hidden,
         "foreign_lock": foreign_lock(lock),
+        "disks": [trouble for path in kept_in(os.environ) if (trouble := disk_trouble(path))],
         "metadata": metadata_answers(os.environ),
         "versions": versions(),
     }
+
+
+def kept_in(environ: Mapping[str, str]) -> list[Path]:
+    """Return where Ray, if this is a process of its, and iris_ray keep their files on this machine."""
+    import ray
+
+    rays = [ray.get_runtime_context().get_temp_dir()] if ray.is_initialized() else []
+    own = environ.get("IRIS_RAY_HOST_DIR")
+    return [Path(path) for path in (*rays, own) if path]
+
+
+def disk_trouble(path: Path) -> str | None:
+    """Return why hardly anything can be written in a directory, or None."""
+    try:
+        disk = os.statvfs(path)
+    except OSError as error:
+        return str(error)
+    free = disk.f_bavail * disk.f_frsize
+    if disk.f_flag & os.ST_RDONLY:
+        return f"{path} is read-only"
+    if disk.f_files and not disk.f_favail:
+        return f"no further file can be created in {path}"
+    return f"{free >> 20} MB are left in {path}" if free < LITTLE_BYTES else None
 
 
 def device_places(environ: Mapping[str, str]) -> tuple[Path, Path]:

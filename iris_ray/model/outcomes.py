@@ -30,6 +30,7 @@ class RunErrorKind(Enum):
 
     APPLICATION = "application error"
     CRASH = "crash"
+    DISK = "disk error"
     OUT_OF_MEMORY = "out of memory"
     HANG = "hang"
 
@@ -66,15 +67,16 @@ class EndKind(Enum):
 
     RETURNED = "returned"
     RAISED = "raised"
+    DISK_ERROR = "disk error"  # raised: an OSError that says that a disk is full, read-only or faulty
     EXITED = "exited"  # by sys.exit(), with a code that is not 0
     CRASHED = "crashed"
     OUT_OF_MEMORY = "out of memory"  # its own MemoryError, or killed because the host had none left
     NEVER_STARTED = "never started"  # the waiting process had died before any user code ran
-    DEVICE_BUSY = "device busy"  # another process holds the host's chips, so no user code ran
+    HOST_UNFIT = "host unfit"  # another process holds its chips, or its disk is full or faulty, so no user code ran
     STOPPED = "stopped"  # by iris_ray
 
 
-DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.DEVICE_BUSY})
+DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.HOST_UNFIT})
 """Ends of tasks in which no user code ran. Such an end explains the errors of the other tasks of its gang."""
 
 
@@ -82,8 +84,9 @@ class Fault(Enum):
     """What may be a host's fault."""
 
     CRASH = "crash"  # of a task process, in user code
+    DISK = "disk"  # user code raised that a disk is full or faulty
     NO_START = "no start"  # a task process ended before user code ran
-    HOST = "host"  # the host itself is not fit: another process holds its chips
+    HOST = "host"  # the host itself is not fit: another process holds its chips, or its disk is full or faulty
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +96,11 @@ class TaskEnd:
     Attributes:
         kind: in which way.
         ended_at: seconds since the epoch on the task's host; it orders causes and consequences within a gang.
-        payload: the pickled result (RETURNED) or exception (RAISED; None if it can't be pickled).
+        payload: the pickled result (RETURNED) or exception (None if it can't be pickled).
         error: one line for people.
-        traceback: the traceback as text (RAISED); otherwise empty.
-        exit_code: what the process's end means as an exit code: 0 for RETURNED, 1 for RAISED, 128 and its number for a
-            signal; None if it is not known.
+        traceback: the traceback of an exception as text; otherwise empty.
+        exit_code: what the process's end means as an exit code: 0 for RETURNED, 1 for an exception, 128 and its number
+            for a signal; None if it is not known.
     """
 
     kind: EndKind

@@ -17,6 +17,7 @@ all tasks had saved after a notice            TpuPreempted  preemption budget
 exception, exit code, crash, memory used up   TpuRunError   failure budget
 no heartbeat of any task for too long         TpuRunError   failure budget
 process had died before any user code ran     TpuFailed     nothing, but a pause
+the host's disk is full, no user code ran     TpuFailed     nothing, but a pause
 moved to more slices, or evicted              TpuCancelled  nothing
 another process holds the host's chips        TpuFailed     nothing, but a pause
 ended by iris_ray without another cause       TpuCancelled  failure budget
@@ -74,8 +75,10 @@ def judge_task(end: TaskEnd | None, host: HostEvidence) -> TpuResult:
         return TpuFailed("the task's end was not reported, though its host answers")
     if end.kind in DID_NOT_RUN:
         return TpuFailed(end.error)
-    kind = RunErrorKind.CRASH if end.kind is EndKind.CRASHED else RunErrorKind.APPLICATION
-    return TpuRunError(end.error, end.traceback, end.payload, kind)
+    return TpuRunError(end.error, end.traceback, end.payload, _RUN_ERRORS.get(end.kind, RunErrorKind.APPLICATION))
+
+
+_RUN_ERRORS = {EndKind.CRASHED: RunErrorKind.CRASH, EndKind.DISK_ERROR: RunErrorKind.DISK}
 
 
 def _judge_lost(host: HostEvidence, lost: str) -> TpuResult:

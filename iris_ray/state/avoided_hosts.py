@@ -1,4 +1,4 @@
-"""Avoided hosts: where launches of a job have failed, the job is not tried again for a while.
+"""Avoided hosts: where launches of a job, or a disk, have failed, the job is not tried again for a while.
 
 The cause may be the host or the job, and the pair of both is all that is known. So the host stays open to other jobs,
 and the job looks for other hosts. If there are none, it tries the same ones: the scheduler sees to that.
@@ -29,10 +29,12 @@ def avoid(job: Job, gang: Gang, groups: Iterable[str], fleet: Fleet, now: float)
     per_group, named = len(gang.tasks) // len(gang.groups), set(groups)
     first_tasks = dict(zip(gang.groups, gang.tasks[::per_group], strict=True))
     places = {name for name, task in first_tasks.items() if name in named or task.task_id in named}
-    failed = dict.fromkeys(_hosts(job, gang, places or set(gang.groups), fleet))
-    earlier = (node_id for node_id in avoided_by(job, now) if node_id not in failed)
-    job.avoided = (*earlier, *failed)[-MOST_AVOIDED:]
-    job.avoided_until = now + AVOIDED_S
+    _add(job, dict.fromkeys(_hosts(job, gang, places or set(gang.groups), fleet)), now)
+
+
+def avoid_host(job: Job, node_id: str, now: float) -> None:
+    """Have a job avoid one host, on which its task has met a disk that is full or faulty."""
+    _add(job, {node_id: None}, now)
 
 
 def forgive(job: Job, gang: Gang) -> None:
@@ -40,6 +42,12 @@ def forgive(job: Job, gang: Gang) -> None:
     if job.avoided:
         here = {task.node_id for task in gang.tasks}
         job.avoided = tuple(node_id for node_id in job.avoided if node_id not in here)
+
+
+def _add(job: Job, hosts: dict[str, None], now: float) -> None:
+    earlier = (node_id for node_id in avoided_by(job, now) if node_id not in hosts)
+    job.avoided = (*earlier, *hosts)[-MOST_AVOIDED:]
+    job.avoided_until = now + AVOIDED_S
 
 
 def avoided_by(job: Job, now: float) -> tuple[str, ...]:

@@ -13,7 +13,9 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.notices import is_as_urgent
+from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import Worker
+from iris_ray.state import avoided_hosts
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
@@ -232,6 +234,8 @@ class ControllerState:
             job = self.jobs.get(event.job_id)
             user = job.spec.user if job else event.job_id
             self._quarantine.blame(Blame(event.node_id, user, event.fault, self._now), event.reason)
+            if job and event.fault is Fault.DISK:
+                avoided_hosts.avoid_host(job, event.node_id, self._now)
 
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
         """Keep the event in the story of its job, or of the jobs whose attempts it ends."""

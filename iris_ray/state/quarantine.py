@@ -55,7 +55,8 @@ class Judgement:
     @property
     def seconds(self) -> float:
         """How long it holds."""
-        return QUARANTINE_S if any(blame.fault is Fault.CRASH for blame in self.blames) else SHORT_QUARANTINE_S
+        in_user_code = any(blame.fault in (Fault.CRASH, Fault.DISK) for blame in self.blames)
+        return QUARANTINE_S if in_user_code else SHORT_QUARANTINE_S
 
 
 class BlameBook:

@@ -31,7 +31,7 @@ from iris_ray.actors.host.result_pickling import exited, raised, returned
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-from iris_ray.actors.wire.answers import ChipsHeld
+from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec, Progress, RunRequest, StandbyReady, TaskLaunch
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
@@ -193,7 +193,8 @@ class Process:
     async def ready(self) -> StandbyReady:
         await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
         first = 20_000 + 3 * (self.pid % 4000)
-        return StandbyReady(self.pid, 1, f"token {self.pid}", (first, first + 1, first + 2))
+        ports = first, first + 1, first + 2
+        return StandbyReady(self.pid, 1, f"token {self.pid}", ports, self._host.setup_error)
 
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before."""
@@ -247,13 +248,15 @@ class NodeProcesses:
 
     Attributes:
         processes: task processes by pid.
-        held_by: who holds its chips besides our tasks, or None.
+        held_by: why it can't take a task, or None.
+        setup_error: why it can't set up what a user asks for, or None.
     """
 
     node_id: str
     directory: Path
     processes: dict[int, Process] = field(default_factory=dict)
     held_by: str | None = None
+    setup_error: str | None = None
     logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
 
     def left(self) -> list[Process]:
@@ -280,7 +283,7 @@ class Host:
     async def healthy(self) -> bool:
         return True
 
-    async def adopt(self, standby: Handle, pid: int, started: int, token: str) -> ChipsHeld | None:
+    async def adopt(self, standby: Handle, pid: int, started: int, token: str) -> Unfit | None:
         if self._exclusive and not self.adopted:
             for process in self._node.left():
                 process.kill("an earlier actor has left it behind")
@@ -288,7 +291,7 @@ class Host:
         if self._node.held_by is None:
             return None
         name = f"{self._place.slice_name} host {self._place.host_index}"
-        return ChipsHeld(f"{name}: {self._node.held_by}", self._node.node_id, self._node.held_by)
+        return Unfit(f"{name}: {self._node.held_by}", self._node.node_id, self._node.held_by)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         return await asyncio.shield(self._node.processes[pid].gone)
@@ -553,7 +556,7 @@ class ClusterInProcess:
 
     def request(self, spec: JobSpec, **more: Any) -> RunRequest:
         """Return what `run_on_pod` hands to its pool. `works` stands for the function."""
-        return RunRequest(spec, b"", {}, ProcessSpec(), **{"keep_warm": 0.0, **more})
+        return RunRequest(spec, b"", {}, **{"process": ProcessSpec(), "keep_warm": 0.0, **more})
 
     def controller(self) -> Handle:
         return self.ray.get_actor(CONTROLLER_NAME)

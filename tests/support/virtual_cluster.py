@@ -62,7 +62,11 @@ class VirtualCluster(ClusterInProcess):
     def _run(self, job_id: str, spec: Callable[..., Any], work: Work | None, changes: dict[str, Any]) -> Reference:
         if work is not None:
             self.works[job_id] = work
-        more = {name: changes.pop(name) for name in ("keep_warm", "stall_timeout", "silence_s") if name in changes}
+        more = {
+            name: changes.pop(name)
+            for name in ("keep_warm", "stall_timeout", "silence_s", "process")
+            if name in changes
+        }
         request = self.request(spec(job_id, **changes), **more)
         reference: Reference = self.pool.run.remote(request)
         return reference

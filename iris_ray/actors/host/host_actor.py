@@ -6,19 +6,20 @@ It runs in a process of its own, so it answers whatever user code does in the ta
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from importlib import import_module
 
 from ray.actor import ActorHandle
 
 from iris_ray.actors.host.chips import host_devices
-from iris_ray.actors.host.host_directory import host_directory
+from iris_ray.actors.host.host_directory import can_not_start, host_directory
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.host.watched_process import WatchedProcess
-from iris_ray.actors.wire.answers import ChipsHeld
+from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import HostPlace, Progress
 from iris_ray.actors.wire.task_log import LastLines
@@ -46,17 +47,24 @@ class TPUHostActor:
         self._exclusive = exclusive
         self._pool = pool
         self._devices = host_devices() if exclusive else None
-        self._ledger = ProcessLedger(host_directory(), exclusive)
         self._background = BackgroundTasks()
-        self._preparation = HostPreparation(self._name, self._ledger, self._devices, self._background)
         self._watches: dict[int, TaskWatch] = {}
         self._metadata: asyncio.Task[None] | None = None
+
+    @cached_property
+    def _ledger(self) -> ProcessLedger:
+        """Made at the first call: on a host whose disk is full the actor starts all the same, and can say so."""
+        return ProcessLedger(host_directory(), self._exclusive)
+
+    @cached_property
+    def _preparation(self) -> HostPreparation:
+        return HostPreparation(self._name, self._ledger, self._devices, self._background)
 
     async def healthy(self) -> bool:
         """Return True: an answer proves that the host and this actor are alive."""
         return True
 
-    async def adopt(self, standby: ActorHandle, pid: int, started: int, token: str) -> ChipsHeld | None:
+    async def adopt(self, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
         """Watch a standby from now on. The first call prepares the host.
 
         Args:
@@ -65,20 +73,26 @@ class TPUHostActor:
             token: the token that processes of its task will carry.
 
         Returns:
-            Which process holds the host's chips, so that the standby is not adopted; None if it is.
+            Why the host can't take a task, so that the standby is not adopted; None if it is.
 
         Raises:
             RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.
         """
-        if (held := await self._preparation.ensure()) is not None:
-            return ChipsHeld(f"{self._name}: {held}", self._place.node_id, held)
+        try:
+            why = await self._preparation.ensure()
+            if why is None:
+                await self._watch(standby, pid, started, token)
+        except OSError as error:
+            why = can_not_start(error)
+        return None if why is None else Unfit(f"{self._name}: {why}", self._place.node_id, why)
+
+    async def _watch(self, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:
             self._metadata = self._background.start(self._watch_metadata(), "watching the metadata server")
         await self._forget_ended()
         process, tree = WatchedProcess(pid, started), ProcessTree(pid, started)
         output = OutputPump(host_directory(), pid, self._place.node_id, self._last_lines_reporter())
         self._watches[pid] = TaskWatch(standby, process, tree, token, self._ledger, self._devices, output)
-        return None
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         """Wait for the end of a task process, and return how it ended. For processes that did not report it."""

@@ -17,15 +17,22 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
     is there in containers that Ray starts, too.
 
     Raises:
-        RuntimeError: another user owns the directory, or may write to it.
+        OSError: another user owns the directory, or may write to it; or it can't be created.
     """
     configured = environ.get(VARIABLE)
     path = Path(configured) if configured else _in_rays_directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat() if configured else path.lstat()  # an operator's path may be a link, one in /tmp must not
     if reason := _why_unsafe(found):
-        raise RuntimeError(f"{path} {reason}; remove it, or set {VARIABLE} to a directory of yours before `ray start`")
+        raise PermissionError(
+            f"{path} {reason}; remove it, or set {VARIABLE} to a directory of yours before `ray start`"
+        )
     return path
+
+
+def can_not_start(error: OSError) -> str:
+    """Return that no task can start on a host because of this error, as part of a sentence about the host."""
+    return f"no task can start there: {error}"
 
 
 def _in_rays_directory() -> Path:

@@ -51,7 +51,7 @@ class ProcessLedger:
 
     def has_started(self, pid: int) -> bool:
         """Return whether user code has begun to run in a process."""
-        return self._files(pid).started.exists()
+        return os.path.exists(self._files(pid).started)  # False, too, if a faulty disk can't tell
 
     def forget(self, pid: int) -> None:
         """Remove a process's record and its files. Does nothing if there are none."""

@@ -1,5 +1,6 @@
 """From what the user's function did, returned, raised or exited, to a `TaskEnd` that can travel to the driver."""
 
+import errno
 import time
 import traceback
 
@@ -8,6 +9,9 @@ from ray import cloudpickle
 from iris_ray.actors.wire.payloads import Rebuilt
 from iris_ray.errors import ResultNotPicklableError
 from iris_ray.model.outcomes import EndKind, TaskEnd
+
+DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""Numbers of errors that say that a disk is full, read-only or faulty."""
 
 
 def returned(result: object) -> TaskEnd:
@@ -34,8 +38,13 @@ def raised(error: BaseException) -> TaskEnd:
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
     payload = _pickled(error) if isinstance(error, Exception) else None
-    kind = EndKind.OUT_OF_MEMORY if isinstance(error, MemoryError) else EndKind.RAISED
-    return TaskEnd(kind, ended_at, payload, summary, text, exit_code=1)
+    return TaskEnd(_kind(error), ended_at, payload, summary, text, exit_code=1)
+
+
+def _kind(error: BaseException) -> EndKind:
+    if isinstance(error, MemoryError):
+        return EndKind.OUT_OF_MEMORY
+    return EndKind.DISK_ERROR if isinstance(error, OSError) and error.errno in DISK_ERRORS else EndKind.RAISED
 
 
 def _pickled(error: Exception) -> bytes | None:

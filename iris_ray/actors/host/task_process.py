@@ -20,7 +20,7 @@ from iris_ray.actors.host.end_task import TOKEN_VARIABLE
 from iris_ray.actors.host.exit_after_notice import flush_output, means_saved, report_saved
 from iris_ray.actors.host.exit_handlers import run_exit_handlers
 from iris_ray.actors.host.free_ports import hold_ports
-from iris_ray.actors.host.host_directory import host_directory
+from iris_ray.actors.host.host_directory import can_not_start, host_directory
 from iris_ray.actors.host.libtpu_lock import LockProbe
 from iris_ray.actors.host.output_redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_ledger import ProcessLedger
@@ -72,16 +72,19 @@ class TaskProcess:
             raise RuntimeError(f"{', '.join(left)} can't be ended")
 
     def run(self, launch: TaskLaunch) -> TaskEnd:
-        """Run the user's function in this thread, unless another process holds this host's chips.
+        """Run the user's function in this thread, unless another process holds this host's chips, or its disk is full.
 
         Returns how the function ended, whatever user code raises. Does not return if user code exits after a notice.
         """
         if launch.info.slice_name and (reason := self._chips_in_use()):
-            return TaskEnd(EndKind.DEVICE_BUSY, time.time(), error=reason)
-        files = TaskFiles.of_process(host_directory(), os.getpid())
-        survive_notices(files)  # before the mark of the start: from that on the host may send signals
-        faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
-        pipe = redirect_output(host_directory(), launch)
+            return TaskEnd(EndKind.HOST_UNFIT, time.time(), error=reason)
+        try:
+            files = TaskFiles.of_process(host_directory(), os.getpid())
+            survive_notices(files)  # before the mark of the start: from that on the host may send signals
+            faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
+            pipe = redirect_output(host_directory(), launch)
+        except OSError as error:
+            return TaskEnd(EndKind.HOST_UNFIT, time.time(), error=can_not_start(error))
         for held in self._held:
             held.close()
         self._set_environment(launch, files)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import time
 
 import psutil
@@ -95,11 +96,11 @@ class TaskWatch:
 
     def progress(self) -> Progress:
         """Return what the task has last said about its progress."""
-        saved = self._files.saved.exists()
+        saved = os.path.exists(self._files.saved)
         try:
             at = self._files.heartbeat.stat().st_mtime
             step = self._files.heartbeat.read_text()
-        except FileNotFoundError:
+        except OSError:  # there is no heartbeat yet, or a faulty disk keeps it
             return Progress(None, None, saved)
         return Progress(time.time() - at, int(step) if step else None, saved)
 

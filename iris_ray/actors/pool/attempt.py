@@ -8,9 +8,8 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum, auto
+from types import MappingProxyType
 from typing import Any
-
-from ray.exceptions import RuntimeEnvSetupError
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.evidence import Evidence, gather_evidence
@@ -20,10 +19,9 @@ from iris_ray.actors.pool.launch_plan import launch_plan
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.pool.stop_request import StopRequest
-from iris_ray.actors.wire.answers import ChipsHeld, NotReserved, Unreachable
+from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, TaskLaunch
-from iris_ray.errors import TaskSetupError
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, Fault, HostEvidence, TaskEnd, TaskKey, TpuPreempted
 from iris_ray.model.verdict import Verdict, judge_gang
@@ -37,8 +35,9 @@ AT_ONCE_S = 0.5
 
 FAULTS = {
     EndKind.CRASHED: Fault.CRASH,
+    EndKind.DISK_ERROR: Fault.DISK,
     EndKind.NEVER_STARTED: Fault.NO_START,
-    EndKind.DEVICE_BUSY: Fault.HOST,
+    EndKind.HOST_UNFIT: Fault.HOST,
 }
 """Ends that may be the host's fault."""
 
@@ -61,6 +60,7 @@ class LaunchFailed(Exception):
         broken: the slices that are at fault.
         suspicious: those among them of which a host may be gone.
         by_request: what the user asked for is at fault.
+        blamed: hosts that answer and are at fault, by node id: why, and in which way.
     """
 
     def __init__(
@@ -69,11 +69,13 @@ class LaunchFailed(Exception):
         broken: tuple[str, ...] = (),
         suspicious: tuple[str, ...] = (),
         by_request: bool = False,
+        blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
     ) -> None:
         super().__init__(reason)
         self.broken = broken
         self.suspicious = suspicious
         self.by_request = by_request
+        self.blamed = blamed
 
 
 class Attempt:
@@ -84,7 +86,7 @@ class Attempt:
         place: where it runs.
         phase: how far it is.
         lost: names of slices that can't be used any more, known after the verdict.
-        suspects: hosts that did not answer or whose chips another process holds, by node id, and why.
+        suspects: hosts that did not answer or can't take a task, by node id, and why.
         over: set when no process of it is left and its end has been reported.
     """
 
@@ -195,13 +197,26 @@ class Attempt:
         answers = ready.result()
         broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
         if broken:
-            by_request = any(isinstance(a, (RuntimeEnvSetupError, TaskSetupError)) for a in broken.values())
-            self.suspects |= {a.node_id: a.held for a in broken.values() if isinstance(a, ChipsHeld)}
-            suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, NotReserved))
-            raise LaunchFailed(in_words(broken), tuple(broken), tuple(suspicious), by_request)
+            raise self._failed_launch(broken, some_are_ready=len(broken) < len(answers))
         ports: tuple[int, ...] = answers[self._names[0]]
         self._slices.used_ports.extend(ports)
         return launch_plan(self._request, self.place, ports)
+
+    def _failed_launch(self, broken: Mapping[str, Any], some_are_ready: bool) -> LaunchFailed:
+        """What to say if these slices can't be used. What works on any host is no fault of the request."""
+        setups = {name: reply for name, reply in broken.items() if isinstance(reply, SetupFailed)}
+        works = some_are_ready or self._slices.has_worked(self._request.process)
+        works = works or any(setup.works_elsewhere for setup in setups.values())
+        blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in broken.values() if isinstance(reply, Unfit)}
+        self.suspects |= {node_id: why for node_id, (why, _) in blamed.items()}
+        if works:
+            for hosts in self._order.slices:
+                if (setup := setups.get(hosts[0].slice_name)) is not None:
+                    blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
+        answer = (NotReserved, Unfit, SetupFailed)
+        suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
+        by_request = bool(setups) and not works
+        return LaunchFailed(in_words(broken), tuple(broken), tuple(suspicious), by_request, blamed)
 
     async def run(self, launches: Mapping[str, list[TaskLaunch]], report_running: Callable[[], None]) -> Verdict:
         """Start every task and wait for the gang's end. After success, `stop_all` ends its processes.
@@ -222,7 +237,7 @@ class Attempt:
         stopped = await self.stop_all(reason)
         await self._end_leftovers(evidence.reachable - stopped.keys())
         self._ends = ends | stopped
-        self._suspect_held_chips()
+        self._suspect_the_unfit()
         return self._judge(evidence)
 
     async def stop_all(self, reason: str | None) -> Ends:
@@ -310,10 +325,10 @@ class Attempt:
         )
         await asyncio.gather(*asks)
 
-    def _suspect_held_chips(self) -> None:
-        """A host whose chips another process holds is avoided, and its slice given back."""
+    def _suspect_the_unfit(self) -> None:
+        """A host that can't take a task is avoided, and its slice given back."""
         for key, end in self._ends.items():
-            if end is not None and end.kind is EndKind.DEVICE_BUSY:
+            if end is not None and end.kind is EndKind.HOST_UNFIT:
                 self.suspects.setdefault(self.place.host(key).node_id, end.error)
                 self._lose(self.place.name(key))
 

@@ -30,7 +30,7 @@ from iris_ray.errors import (
 )
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
-from iris_ray.model.outcomes import Fault, RunErrorKind, TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
+from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -251,14 +251,13 @@ class GangRun:
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
-        held = attempt.suspects
-        suspects = held | await attempt.silent_hosts(failure.suspicious)
+        suspects = attempt.suspects | await attempt.silent_hosts(failure.suspicious)
         released = self._slices.retire(failure.broken if attempt.place.on_slices else attempt.place.names)
         self._slices.set_idle(attempt.place.names)
         attempt.phase = Phase.TIDY
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
-        events += [WorkerBlamedEvent(node_id, self.job_id, why, Fault.HOST) for node_id, why in held.items()]
+        events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
         if failure.by_request:
             events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
         else:

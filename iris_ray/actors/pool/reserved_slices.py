@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import RuntimeEnvSetupError
 
 from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_stub import TEARDOWN_TIMEOUT_S, SliceStub
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, Unreachable
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent
@@ -20,6 +21,8 @@ from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleased
 logger = logging.getLogger(__name__)
 
 USED_PORTS_KEPT = 1000
+WORKED_KEPT = 16
+"""Of so many of the latest kinds of task processes it is known that they could be started."""
 HEALTHY_TIMEOUT_S = 3.0
 RESERVE_TIMEOUT_S = 10.0
 """How long Ray may take to reserve chips that the Controller believes to be free."""
@@ -48,6 +51,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         self.owner = owner
         self.used_ports: deque[int] = deque(maxlen=USED_PORTS_KEPT)
         self._held: dict[str, ReservedSlice] = {}
+        self._worked = deque([ProcessSpec()], maxlen=WORKED_KEPT)  # the plain one does: this process has it, too
         self._leaving: dict[str, asyncio.Future[None]] = {}  # being given back; a new order reserves them afresh
 
     def __getitem__(self, name: str) -> ReservedSlice:
@@ -133,7 +137,8 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
     async def all_ready(self, names: Sequence[str], silence_s: float) -> dict[str, Any]:
         """The ports that each slice's host 0 holds, once every host could start a task at once.
 
-        As soon as a slice can't, what is known by then; for that one `Unreachable`, or the exception that keeps it.
+        As soon as a slice can't, what is known by then; for that one `Unreachable`, or the exception that keeps it. If
+        a slice can't set up what the user asks for, the others are waited for: they show whose fault it is.
 
         Args:
             names: the slices.
@@ -144,11 +149,18 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         try:
             while pending and not broken:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                broken = any(is_broken(ask.result()) for ask in done)
+                broken = any(is_broken(why := ask.result()) and not isinstance(why, SetupFailed) for ask in done)
         finally:
             for ask in pending:
                 ask.cancel()
-        return {name: ask.result() for ask, name in asks.items() if ask not in pending}
+        answers = {name: ask.result() for ask, name in asks.items() if ask not in pending}
+        ready = (self._held[name].process for name, reply in answers.items() if name in self and not is_broken(reply))
+        self._worked.extend(process for process in ready if process not in self._worked)
+        return answers
+
+    def has_worked(self, process: ProcessSpec) -> bool:
+        """Whether any host could set up what a user asks for: then another one that can't is at fault."""
+        return process in self._worked
 
     async def _ready(self, held: ReservedSlice, silence_s: float) -> Any:
         """When one slice is ready, the ports; `Unreachable` or an exception if it is not going to be. Never raises."""
@@ -162,6 +174,8 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
                     " iris_ray, or its hosts are going away"
                 )
             return await self._started(held, silence_s)  # reserved; the rest is a matter of starting processes
+        except RuntimeEnvSetupError as error:
+            return SetupFailed(f"{held.name} host 0: {error}", (0,))
         except asyncio.CancelledError:
             if not held.ready.cancelled():
                 raise  # it is we who are cancelled

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ray.actor import ActorHandle
-from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
 from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
-from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import Progress, StandbyReady, TaskLaunch
-from iris_ray.errors import TaskSetupError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -77,22 +76,31 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         """Take these standbys for the next attempt; returns, once all have started, the ports that host 0's holds."""
         calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
         answers = await asyncio.gather(*calls)
+        failed = {i: reply for i, reply in enumerate(answers) if isinstance(reply, SetupFailed)}
         for i, (standby, reply) in enumerate(zip(standbys, answers, strict=True)):
-            if isinstance(reply, Unreachable):
+            if isinstance(reply, StandbyReady):
+                self._standbys[i] = standby, reply.pid
+            elif i not in failed:
                 return reply
-            self._standbys[i] = standby, reply.pid
+        if failed:
+            reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed.values()))
+            return SetupFailed(reasons, tuple(failed), works_elsewhere=len(failed) < len(answers))
         assert isinstance(answers[0], StandbyReady)
         return answers[0].ports
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
-        # Asked from here, so that the connection over which its task will be started is there by then.
-        ready = await answer(standby.ready.remote(), f"the standby on {self._hosts[host].name}", timeout_s)
-        if isinstance(ready, Unreachable):
-            return ready
-        if ready.error:
-            raise TaskSetupError(f"{self._hosts[host].name}: {ready.error}")
-        adopted = await self._hosts[host].adopt(standby, ready, timeout_s)
-        return adopted if isinstance(adopted, Unreachable) else ready
+        name = self._hosts[host].name
+        try:
+            # Asked from here, so that the connection over which its task will be started is there by then.
+            ready = await answer(standby.ready.remote(), f"the standby on {name}", timeout_s)
+            if isinstance(ready, Unreachable):
+                return ready
+            if ready.error:
+                return SetupFailed(f"{name}: {ready.error}", (host,))
+            adopted = await self._hosts[host].adopt(standby, ready, timeout_s)
+            return adopted if isinstance(adopted, Unreachable) else ready
+        except RuntimeEnvSetupError as error:
+            return SetupFailed(f"{name}: {error}", (host,))
 
     async def run_remote_fn(
         self, attempt: AttemptId, launches: Sequence[TaskLaunch], silence_s: float

@@ -33,16 +33,29 @@ class KilledForMemory(Gone):
 
 
 @dataclass(frozen=True, slots=True)
-class ChipsHeld(Unreachable):
-    """The host answers, but a process that is not its task's holds its chips.
+class Unfit(Unreachable):
+    """The host answers, but can't take a task: another process holds its chips, or its disk is full or faulty.
 
     Attributes:
         node_id: the host's id in Ray.
-        held: which process holds them, as part of a sentence about the host.
+        why: the same as part of a sentence about the host.
     """
 
     node_id: str
-    held: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetupFailed(Unreachable):
+    """Hosts of a slice can't set up the runtime environment, or import a module of ``preload``.
+
+    Attributes:
+        hosts: their indexes.
+        works_elsewhere: whether another host of the slice could.
+    """
+
+    hosts: tuple[int, ...]
+    works_elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

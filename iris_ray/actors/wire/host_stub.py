@@ -4,7 +4,7 @@ from collections.abc import Awaitable
 
 from ray.actor import ActorHandle
 
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, ChipsHeld, Unreachable, answer
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unfit, Unreachable, answer
 from iris_ray.actors.wire.messages import Progress, StandbyReady
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -35,10 +35,10 @@ class HostStub:
         return there
 
     async def adopt(self, standby: ActorHandle, ready: StandbyReady, timeout_s: float) -> Unreachable | None:
-        """Have a standby watched from now on; `ChipsHeld` if another process holds the chips."""
+        """Have a standby watched from now on; `Unfit` if the host can't take a task."""
         call = self._handle.adopt.remote(standby, ready.pid, ready.started, ready.token)
-        held: ChipsHeld | Unreachable | None = await answer(call, self.name, timeout_s)
-        return held
+        unfit: Unfit | Unreachable | None = await answer(call, self.name, timeout_s)
+        return unfit
 
     async def how_it_ended(self, pid: int, timeout_s: float | None = ANSWER_TIMEOUT_S) -> TaskEnd | Unreachable:
         """Wait for the end of a task process that did not report it, and return how it ended."""

@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import pytest
 
 import iris_ray
 from iris_ray.actors.host.chips import Devices, host_devices
+from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli import host_look, machine_checks
-from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts
+from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_quarantine
 from iris_ray.cli.exits import NO_CLUSTER
 from iris_ray.cli.findings import Level
 from iris_ray.cli.google_checks import check_chips, check_credentials
@@ -182,7 +184,14 @@ HOSTS = [Host(f"s-0 host {number} (10.0.0.{number})", f"node-{number}") for numb
 
 def look(**changes: Any) -> dict[str, Any]:
     """What a host answers at which all is well."""
-    fine = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": True, "versions": HERE | {"jax": "0.10.2"}}
+    fine = {
+        "holders": [],
+        "hidden": 0,
+        "foreign_lock": None,
+        "disks": [],
+        "metadata": True,
+        "versions": HERE | {"jax": "0.10.2"},
+    }
     return fine | changes
 
 
@@ -218,6 +227,27 @@ def test_doctor_minds_holders_only_where_nobody_has_claimed_chips() -> None:
 def test_doctor_minds_a_lock_file_that_ray_can_not_open() -> None:
     (found,) = [f for f in findings(look(foreign_lock="bob"), look()) if f[1] == "lock file"]
     assert (found[0], "belongs to bob" in found[2]) == (Level.WARNING, True)
+
+
+def test_doctor_names_hosts_whose_disks_are_full() -> None:
+    found = findings(look(), look(disks=["0 MB are left in /tmp/ray", "/mnt/iris is read-only"]), look())
+    said = "s-0 host 1 (10.0.0.1): 0 MB are left in /tmp/ray; /mnt/iris is read-only"
+    assert [one for one in found if one[1] == "disks of hosts"] == [(Level.WARNING, "disks of hosts", said)]
+
+
+def test_disk_without_room_is_told_from_one_with_room(tmp_path: Path) -> None:
+    assert host_look.disk_trouble(Path("/proc")) == "0 MB are left in /proc"
+    assert "No such file" in (host_look.disk_trouble(tmp_path / "missing") or "")
+    assert host_look.kept_in({"IRIS_RAY_HOST_DIR": str(tmp_path)}) == [tmp_path]
+
+
+def test_doctor_names_quarantined_hosts() -> None:
+    attributes = {"taint:quarantined": "3 task processes failed there within an hour, the last one: no space left"}
+    status = WorkerStatus("n-1", "10.0.0.1", "s-0", 1, "v4-16", {}, {}, attributes, (), None, None)
+    (finding,) = check_quarantine([replace(status, attributes={}), status])
+    assert finding.found == f"s-0 host 1: {attributes['taint:quarantined']}"
+    assert finding.advice is not None
+    assert "iris-ray untaint n-1 quarantined" in finding.advice
 
 
 def test_doctor_expects_the_metadata_server_on_all_hosts_or_on_none() -> None:

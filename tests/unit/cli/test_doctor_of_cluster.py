@@ -15,7 +15,14 @@ from tests.support.command_line import address_of_nobody
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
-SOUND: dict[str, Any] = {"holders": [], "hidden": 0, "foreign_lock": None, "metadata": False, "versions": versions()}
+SOUND: dict[str, Any] = {
+    "holders": [],
+    "hidden": 0,
+    "foreign_lock": None,
+    "disks": [],
+    "metadata": False,
+    "versions": versions(),
+}
 
 
 class Hosts:

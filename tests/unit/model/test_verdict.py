@@ -30,7 +30,7 @@ TAKEN, BROKEN, UP, NO_WORD = (
 
 RETURNED = TaskEnd(EndKind.RETURNED, 9.0, b"result")
 STOPPED = TaskEnd(EndKind.STOPPED, 9.0, error="another task ended")
-BUSY = TaskEnd(EndKind.DEVICE_BUSY, 6.0, error="its chips are held by pid 1 (python3)")
+BUSY = TaskEnd(EndKind.HOST_UNFIT, 6.0, error="its chips are held by pid 1 (python3)")
 NEVER_STARTED = TaskEnd(EndKind.NEVER_STARTED, 6.0, error="was killed by SIGKILL")
 
 

@@ -22,7 +22,7 @@ from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.wire.answers import ChipsHeld
+from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.messages import HostPlace, TaskLaunch
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo
@@ -171,7 +171,7 @@ def test_refusal_says_how_many_processes_could_not_be_checked(host: Host, common
 # -- what is ours ------------------------------------------------------------------------------------------------------
 
 
-def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> ChipsHeld | None:
+def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> Unfit | None:
     """Return a host's answer to the adoption of a standby for its first task."""
     return asyncio.run(actor.adopt(None, standby.pid, tree(standby).started, token))
 
@@ -233,8 +233,8 @@ def test_foreign_holder_is_named_and_never_ended_and_the_host_is_good_once_it_is
     refusal = adopted(host, actor, standby)
     assert refusal is not None
     assert refusal.node_id == "node-1"
-    assert refusal.held.startswith(f"its chips are held by pid {holder.pid} (python")
-    assert refusal.reason == f"slice-a host 1: {refusal.held}"
+    assert refusal.why.startswith(f"its chips are held by pid {holder.pid} (python")
+    assert refusal.reason == f"slice-a host 1: {refusal.why}"
     assert runs(holder)
     holder.end()
     assert adopted(host, actor, standby) is None
@@ -314,7 +314,7 @@ def test_task_does_not_run_user_code_while_another_process_holds_the_chips(host:
     function = lambda path=str(ran): open(path, "x").close()  # noqa: E731
     holder = host.holder()
     end = launch(function)
-    assert end.kind is EndKind.DEVICE_BUSY
+    assert end.kind is EndKind.HOST_UNFIT
     assert f"held by pid {holder.pid} (python" in end.error
     assert "end it if it is no longer needed" in end.error
     assert not ran.exists()

@@ -19,7 +19,7 @@ def test_host_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode
     path = tmp_path / "open"
     path.mkdir()
     path.chmod(mode)
-    with pytest.raises(RuntimeError, match="can be written to by other users; remove it, or set IRIS_RAY_HOST_DIR"):
+    with pytest.raises(PermissionError, match="can be written to by other users; remove it, or set IRIS_RAY_HOST_DIR"):
         host_directory({"IRIS_RAY_HOST_DIR": str(path)})
 
 

@@ -1,15 +1,19 @@
 """Every way in which an attempt can end by its own doing or ours: what it costs, in virtual time."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 
 import pytest
 
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError
+from iris_ray.actors.wire.messages import ProcessSpec
+from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
 from tests.support.cluster_in_process import Crash, OutOfMemory, Task
+from tests.support.ray_in_process import Reference
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
 Ends = dict[str, tuple[Callable[[], BaseException], type[BaseException], str]]
@@ -235,5 +239,71 @@ def test_chips_that_another_process_holds_cost_nothing_and_the_gang_moves(stage:
             task.end.set_result(None)
         await results
         assert await cluster.charged("job") == (0, 0)
+
+    stage.play(story)
+
+
+async def ends_elsewhere(cluster: VirtualCluster, results: Reference) -> None:
+    """The job ends well, not on the slice that comes first, and uncharged."""
+    tasks = await cluster.until(lambda: cluster.last_attempt("job", 2))
+    assert tasks[0].info.slice_name != "v4-16-0"
+    for task in tasks:
+        task.end.set_result(None)
+    await results
+    assert await cluster.charged("job") == (0, 0)
+
+
+NO_MODULE = "preload='levanter' can't be imported"
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_host_that_cannot_set_up_what_its_neighbour_can_is_at_fault_and_the_gang_moves(stage: Stage, host: int) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.node(cluster.node_id("v4-16-0", host)).setup_error = NO_MODULE
+        await ends_elsewhere(cluster, cluster.run("job", process=ProcessSpec(preload=("levanter",))))
+
+    stage.play(story)
+
+
+def test_hosts_that_cannot_set_up_what_has_worked_before_are_at_fault(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        process = ProcessSpec(preload=("levanter",))
+        await cluster.run("before", (1,), returns_at_once, process=process)
+        await asyncio.sleep(5.0)
+        for host in (0, 1):
+            cluster.node(cluster.node_id("v4-16-0", host)).setup_error = NO_MODULE
+        await ends_elsewhere(cluster, cluster.run("job", process=process))
+
+    stage.play(story)
+
+
+def test_what_no_host_can_set_up_is_the_users_fault(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        for name in ("v4-16-0", "v4-16-1", "v4-16-2"):
+            for host in (0, 1):
+                cluster.node(cluster.node_id(name, host)).setup_error = NO_MODULE
+        with pytest.raises(TaskSetupError, match="levanter"):
+            await cluster.run("job", process=ProcessSpec(preload=("levanter",)))
+        assert await cluster.charged("job") == (1, 0)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+def test_disk_error_in_user_code_costs_a_failure_and_the_gang_goes_elsewhere(stage: Stage, number: int) -> None:
+    """Whether the user's own files have filled the disk, nobody knows; another host helps in either case."""
+
+    async def work(task: Task) -> str:
+        await asyncio.sleep(1.0)
+        if task.info.slice_name == "v4-16-0" and task.info.worker_id == 1:
+            raise OSError(number, os.strerror(number))
+        await asyncio.sleep(1.0)
+        return task.info.slice_name
+
+    async def story(cluster: VirtualCluster) -> None:
+        assert "v4-16-0" not in await cluster.run("job", (1,), work, max_retries_failure=1)
+        assert await cluster.charged("job") == (1, 0)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            await cluster.run("fails", (3,), work, max_retries_failure=0)
 
     stage.play(story)

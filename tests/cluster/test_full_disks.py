@@ -1,0 +1,38 @@
+"""A host whose disk is full, on real Ray nodes: a small file system of its own, filled to the last byte."""
+
+import contextlib
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iris_ray import release, run_on_pod
+from iris_ray.testing import SimulatedCluster
+from tests.support.gangs import slice_of_this_task
+
+pytestmark = pytest.mark.proof
+
+
+@contextlib.contextmanager
+def full(directory: Path) -> Iterator[None]:
+    """Put a file system without any room over a directory."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "full-disk", str(directory)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("the test needs to mount a file system, which its user may not")
+    try:
+        with contextlib.suppress(OSError), (directory / "ballast").open("wb", buffering=0) as ballast:
+            while True:
+                ballast.write(bytes(1 << 12))
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def test_gang_leaves_a_host_whose_disk_is_full_and_pays_nothing(cluster: SimulatedCluster) -> None:
+    before = set(run_on_pod(slice_of_this_task, "v4-16", keep_warm=0))
+    release()
+    (name,) = before
+    with full(cluster.host_dir(name, 1) / "tasks"):
+        after = run_on_pod(slice_of_this_task, "v4-16", max_retries_failure=0, max_retries_preemption=0)
+    assert before.isdisjoint(after)

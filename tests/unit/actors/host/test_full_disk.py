@@ -1,0 +1,124 @@
+"""A host whose disk is full, or can't be used: it says so, and runs nobody's code. The errors are the kernel's own."""
+
+import asyncio
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.task_process import TaskProcess
+from iris_ray.actors.wire.answers import Unfit
+from iris_ray.actors.wire.messages import HostPlace, TaskLaunch
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.outcomes import EndKind, TaskEnd
+
+FULL = Path("/dev/full")
+"""Every write to it fails with ENOSPC."""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "host"
+    monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def standby() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def adopts(standby: subprocess.Popen[bytes], times: int, between: Callable[[], None] = lambda: None) -> list[Any]:
+    """What a host answers each time when it is to take this process; it always answers that it is there."""
+    stat = stat_of(standby.pid)
+    assert stat is not None
+    started = stat.started
+
+    async def asked() -> list[Any]:
+        actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, None)
+        answers = []
+        for _ in range(times):
+            answers.append(await actor.adopt(None, standby.pid, started, "token"))
+            assert await actor.healthy()
+            between()
+        await actor._forget_ended()
+        for watch in actor._watches.values():
+            watch.output.close()
+        return answers
+
+    return asyncio.run(asked())
+
+
+def test_host_with_a_full_disk_says_so_and_takes_a_task_once_there_is_room(
+    directory: Path, standby: subprocess.Popen[bytes]
+) -> None:
+    ProcessLedger(directory, exclusive=False)
+    entry = directory / "shared-tasks" / f"{standby.pid}.json.unfinished"
+    entry.symlink_to(FULL)
+    refusal, taken = adopts(standby, 2, between=lambda: entry.unlink(missing_ok=True))
+    assert isinstance(refusal, Unfit)
+    assert refusal.node_id == "node-1"
+    assert refusal.why == "no task can start there: [Errno 28] No space left on device"
+    assert refusal.reason == f"slice-a host 1: {refusal.why}"
+    assert taken is None
+
+
+def test_host_whose_directory_cannot_be_made_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
+    directory.write_text("in the way")
+    (refusal,) = adopts(standby, 1)
+    assert isinstance(refusal, Unfit)
+    assert "File exists" in refusal.why
+
+
+def test_host_whose_directory_others_may_write_to_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
+    directory.mkdir()
+    directory.chmod(0o777)
+    (refusal,) = adopts(standby, 1)
+    assert isinstance(refusal, Unfit)
+    assert "can be written to by other users" in refusal.why
+
+
+def test_task_whose_start_cannot_be_noted_runs_no_user_code(directory: Path, tmp_path: Path) -> None:
+    ProcessLedger(directory)
+    TaskFiles.of_process(directory, os.getpid()).started.symlink_to(FULL)
+    ran = tmp_path / "ran"
+    end = launched(ran.touch)
+    assert (end.kind, end.error) == (EndKind.HOST_UNFIT, "no task can start there: [Errno 28] No space left on device")
+    assert not ran.exists()
+
+
+def test_disk_error_of_user_code_is_told_from_other_errors(directory: Path) -> None:
+    ProcessLedger(directory)
+
+    def fills_the_disk() -> None:
+        Path("/dev/full").write_text("a checkpoint")
+
+    end = launched(fills_the_disk)
+    assert (end.kind, end.error) == (EndKind.DISK_ERROR, "OSError: [Errno 28] No space left on device")
+    assert launched(lambda: os.stat("/nowhere/to/be")).kind is EndKind.RAISED
+
+
+def launched(function: Callable[[], Any]) -> TaskEnd:
+    info = JobInfo("job", "job/task-0", 0, 1, 1, 0, 1, "", 0, "127.0.0.1:20002")
+    before = dict(os.environ)
+    process = TaskProcess("127.0.0.1", (), ())
+    try:
+        multislice = MultisliceInfo("127.0.0.1", 0, 1, 20_000, 20_001)
+        return process.run(TaskLaunch(cloudpickle.dumps(function), {}, info, multislice, None, "label"))
+    finally:
+        for held in process._held:
+            held.close()
+        os.environ.clear()
+        os.environ.update(before)
