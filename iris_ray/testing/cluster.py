@@ -29,6 +29,7 @@ from iris_ray.testing.head_machine import HeadMachine
 from iris_ray.testing.host_starter import HostStarter, log_tail, loopback_addresses
 from iris_ray.testing.interrupts import interrupt_held_back
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
+from iris_ray.testing.network import Direction, Network, checked_direction
 from iris_ray.testing.preemption import Preemption
 from iris_ray.testing.progress import Progress
 from iris_ray.testing.tpu_host import RunningHost, TPUHost
@@ -40,6 +41,7 @@ class _Parts:
     """What a running cluster is made of."""
 
     head: HeadMachine
+    network: Network | None
     starter: HostStarter
     faults: HostFaults
     end_watch: EndWatch
@@ -63,10 +65,12 @@ class SimulatedCluster:
         persistent: Whether the cluster's state outlives its GCS (in RocksDB), so that the GCS can be killed and
             restarted: nodes, actors, placement groups and the key-value store.
         quiet: Whether to print nothing. Otherwise a line for each step goes to stderr.
+        networks: Whether every host is in a network namespace of its own, so that `cut_off` and `slow_down` work. That
+            needs root and iproute2.
 
     Raises:
         InvalidRequestError: An argument makes no sense. Or, on start: Ray is initialised in this process already, there
-            is another simulated cluster in it, or this is not Linux.
+            is another simulated cluster in it, this is not Linux, or this process may not make networks.
         RuntimeError: (On start.) A node ended or did not join; the message has the end of its log.
 
     Example:
@@ -88,10 +92,11 @@ class SimulatedCluster:
         dashboard: bool = False,
         persistent: bool = False,
         quiet: bool = False,
+        networks: bool = False,
     ) -> None:
         self._initial = checked_slices(slices)
         self._cpus = checked_count("cpus_per_host", cpus_per_host, least=1)
-        self._connect, self._dashboard, self._persistent = connect, dashboard, persistent
+        self._connect, self._dashboard, self._persistent, self._networks = connect, dashboard, persistent, networks
         self._progress = Progress(quiet)
         self._lock = threading.RLock()
         self._slices: dict[str, list[RunningHost]] = {}
@@ -270,6 +275,34 @@ class SimulatedCluster:
         victim = self._host(slice_name, worker_id)
         self._running().faults.thaw(victim)
 
+    def cut_off(
+        self, slice_name: str, worker_id: int, *, from_head: bool = True, from_hosts: bool = True, direction: str = "both"
+    ) -> None:
+        """Lose the packets of a host without a word, until `reconnect`. Needs ``networks=True``.
+
+        Args:
+            slice_name, worker_id: Which host.
+            from_head: Whether it is cut off from the head, where drivers, metadata servers and the Controller are.
+            from_hosts: Whether it is cut off from all other hosts.
+            direction: ``"in"``: what is sent to the host is lost; ``"out"``: what it sends; ``"both"``.
+        """
+        host, network = self._host(slice_name, worker_id), self._network()
+        others = [network.head] if from_head else []
+        if from_hosts:
+            with self._lock:
+                others += [other.host.address for hosts in self._slices.values() for other in hosts]
+        self._running().end_watch.expect(host)  # its raylet ends once it hears that it counts as dead
+        network.lose(host.host.address, others, checked_direction(direction))
+
+    def reconnect(self, slice_name: str, worker_id: int) -> None:
+        """Lose no more packets of a host. If Ray has marked it dead meanwhile, its raylet ends, and the host with it."""
+        self._network().find(self._host(slice_name, worker_id).host.address)
+
+    def slow_down(self, slice_name: str, worker_id: int, bits_per_s: int) -> None:
+        """Let a host send no more than so many bits a second. Needs ``networks=True``."""
+        checked_count("bits_per_s", bits_per_s, least=1)
+        self._network().slow_down(self._host(slice_name, worker_id).host.address, bits_per_s)
+
     def kill_gcs(self) -> None:
         """Send SIGKILL to Ray's GCS; return when it is gone. Processes continue, but learn nothing new.
 
@@ -306,17 +339,18 @@ class SimulatedCluster:
         self._open.callback(workspace.close)
         end_watch = EndWatch(lambda ended: log_tail(workspace, ended.host))
         self._open.callback(end_watch.close)
-        addresses = loopback_addresses()
+        network = Network(workspace.root / "networks") if self._networks else None
+        addresses = loopback_addresses() if network is None else network.addresses()
         head = HeadMachine(
             workspace,
-            address=next(addresses),
+            address=next(addresses) if network is None else network.head,
             cpus=self._cpus,
             dashboard=self._dashboard,
             persistent=self._persistent,
             progress=self._progress,
         )
-        starter = HostStarter(head.ray, workspace, metadata, addresses, self._cpus, self._progress)
-        self._parts = _Parts(head, starter, HostFaults(head.ray, end_watch, self._progress), end_watch)
+        starter = HostStarter(head.ray, workspace, metadata, addresses, network, self._cpus, self._progress)
+        self._parts = _Parts(head, network, starter, HostFaults(head.ray, end_watch, self._progress), end_watch)
         if self._connect:
             self._progress.say("connecting the driver")  # before any TPU host joins, lest it be attached to one
             with interrupt_held_back():
@@ -359,6 +393,12 @@ class SimulatedCluster:
         if self._parts is None:
             raise InvalidRequestError("The simulated cluster is not running: use it in a with statement.")
         return self._parts
+
+    def _network(self) -> Network:
+        network = self._running().network
+        if network is None:
+            raise InvalidRequestError("The hosts have no networks: start the cluster with networks=True.")
+        return network
 
     def _slice(self, name: str) -> list[RunningHost]:
         self._running()

@@ -12,6 +12,7 @@ from iris_ray.model.topology import TPUConfig
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
+from iris_ray.testing.network import Network
 from iris_ray.testing.progress import Progress
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.ray_node.host import HostSpec, new_node_id
@@ -28,6 +29,7 @@ class HostStarter:
         workspace: where the hosts run.
         metadata: serves the hosts' metadata.
         addresses: IP addresses for new hosts.
+        network: joins them; None: they are all on this machine's loopback interface.
         cpus: logical CPUs of each host, as Ray counts them.
         progress: told of every step.
     """
@@ -38,6 +40,7 @@ class HostStarter:
         workspace: Workspace,
         metadata: MetadataServers,
         addresses: Iterator[str],
+        network: Network | None,
         cpus: int,
         progress: Progress,
     ) -> None:
@@ -45,6 +48,7 @@ class HostStarter:
         self._workspace = workspace
         self._metadata = metadata
         self._addresses = addresses
+        self._network = network
         self._cpus = cpus
         self._progress = progress
         self._next_index: dict[str, Iterator[int]] = {}
@@ -81,7 +85,8 @@ class HostStarter:
             for hosts in slices:
                 addresses = [host.address for host in hosts]
                 for host in hosts:
-                    metadata[host] = self._metadata.serve(host.address, host.metadata(addresses))
+                    server = host.address if self._network is None else self._network.head
+                    metadata[host] = self._metadata.serve(server, host.metadata(addresses))
                     self._start_host(host, addresses, metadata[host], machines)
             self._wait_until_joined(machines)
         except BaseException:
@@ -114,8 +119,11 @@ class HostStarter:
     ) -> None:
         environment = {**ray_settings(), **host.environment(addresses), METADATA_VARIABLE: metadata.address}
 
+        prefix = [] if self._network is None else self._network.prefix(host.address)
+
         def launch(_kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
-            machines[host] = self._workspace.launch(host.name, command, env=environment, cwd=host.directory)
+            directory = host.directory
+            machines[host] = self._workspace.launch(host.name, command, env=environment, cwd=directory, prefix=prefix)
             return machines[host].process
 
         host.make_directory()

@@ -32,12 +32,22 @@ class Machine:
         cwd: its working directory.
         log: a file for the output of the supervisor, and of the command until it opens its own log.
         lifeline: the writing end of the janitor's pipe.
+        prefix: what precedes the whole command line, such as a program that enters a namespace and replaces itself.
     """
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, log: Path, lifeline: int) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path,
+        log: Path,
+        lifeline: int,
+        prefix: Sequence[str] = (),
+    ) -> None:
         with log.open("ab") as output:
             self._supervisor = subprocess.Popen(
-                [*script_command("process_supervisor.py"), str(lifeline), str(os.getpid()), *command],
+                [*prefix, *script_command("process_supervisor.py"), str(lifeline), str(os.getpid()), *command],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

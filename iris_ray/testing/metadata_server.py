@@ -180,7 +180,7 @@ class MetadataServers:
         """Begin to serve a host's metadata.
 
         Args:
-            ip: a loopback address; the port is any free one.
+            ip: an address of this machine; the port is any free one.
             values: metadata by key, as in ``{"instance/zone": "projects/1/zones/us-central2-b"}``.
         """
         return asyncio.run_coroutine_threadsafe(self._serve(ip, values), self._loop).result()

@@ -42,11 +42,13 @@ class Workspace:
         finally:
             os.close(reading)
 
-    def launch(self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path) -> Machine:
-        """Start a machine. Its output goes to ``name.log`` until its command opens logs of its own."""
+    def launch(
+        self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, prefix: Sequence[str] = ()
+    ) -> Machine:
+        """Start a machine. Arguments as for `Machine`. Its output goes to ``name.log`` until its command opens logs of its own."""
         with self._lock:
             log = self.root / f"{name}.log"
-            machine = Machine(command, env=env, cwd=cwd, log=log, lifeline=self._lifeline)
+            machine = Machine(command, env=env, cwd=cwd, log=log, lifeline=self._lifeline, prefix=prefix)
             self._machines.append(machine)
         return machine
 

@@ -1,0 +1,151 @@
+"""A network of their own for the hosts of a simulated cluster, which can fail: namespaces of Linux on a bridge.
+
+It needs root and iproute2. Packets are lost without a word, as in a real partition: the sender's kernel is told a
+hardware address that no interface has (`ip-neighbour(8)`), so a direction between two machines can be lost by itself.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Literal, get_args
+
+from iris_ray.errors import InvalidRequestError
+
+Direction = Literal["both", "in", "out"]
+"""Which packets of a host are lost: all, those to it, or those from it."""
+
+_NOBODY = "02:00:00:00:00:01"
+_INTERFACE = "net0"
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """A machine in the network.
+
+    Attributes:
+        address: its IP address.
+        namespace: where it is; None: in that of this process, as the head is.
+        interface: its name there.
+        hardware: its hardware address.
+    """
+
+    address: str
+    namespace: str | None
+    interface: str
+    hardware: str
+
+
+class Network:
+    """Machines on one bridge. Each has a network namespace, but for the head, which is in this process's own.
+
+    Args:
+        record: a file for the names of what ``janitor.py`` is to remove when all machines have ended.
+
+    Raises:
+        InvalidRequestError: this process may not make networks, or iproute2 is missing.
+    """
+
+    def __init__(self, record: Path) -> None:
+        if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None:
+            raise InvalidRequestError(
+                "networks=True gives every host a network of its own, which needs root and the programs ip (iproute2) and"
+                " nsenter (util-linux). Without it hosts can't be cut off; all other faults work."
+            )
+        self._record = record
+        self._bridge = f"iris{os.getpid()}"
+        self._numbers = count(2)
+        number = os.getpid()
+        self._subnet = f"198.{18 + (number >> 8) % 2}.{number % 256}"  # for benchmarks of networks: RFC 2544
+        self._members: dict[str, _Member] = {}
+        self.head = f"{self._subnet}.1"
+        self._note(f"link {self._bridge}")
+        _ip("link", "add", self._bridge, "address", _hardware(1), "type", "bridge")
+        _ip("address", "add", f"{self.head}/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        self._members[self.head] = _Member(self.head, None, self._bridge, _hardware(1))
+
+    def addresses(self) -> Iterator[str]:
+        """Yield the IP addresses of new machines, each of which is in the network as soon as it is yielded."""
+        for number in self._numbers:
+            yield self._add(number)
+
+    def prefix(self, address: str) -> list[str]:
+        """Return what precedes a command that is to run on a machine."""
+        namespace = self._members[address].namespace
+        return [] if namespace is None else ["nsenter", f"--net=/run/netns/{namespace}"]
+
+    def lose(self, address: str, others: list[str], direction: Direction) -> None:
+        """Lose the packets between a machine and some others until `find`."""
+        for one, other in self._pairs(address, others, direction):
+            _tell(one, other.address, _NOBODY)
+
+    def find(self, address: str) -> None:
+        """Lose no more packets from and to a machine."""
+        for one, other in self._pairs(address, [*self._members], "both"):
+            _tell(one, other.address, other.hardware)
+
+    def slow_down(self, address: str, bits_per_s: int) -> None:
+        """Let a machine send no more than so many bits a second, in bursts of 16 KiB."""
+        limit = ["rate", f"{bits_per_s}bit", "burst", "16kb", "latency", "1s"]
+        member = self._members[address]
+        _run([*self.prefix(address), "tc", "qdisc", "replace", "dev", member.interface, "root", "tbf", *limit])
+
+    def _add(self, number: int) -> str:
+        address, namespace = f"{self._subnet}.{number}", f"{self._bridge}-{number}"
+        outside = f"i{os.getpid()}h{number}"
+        self._note(f"netns {namespace}")
+        _ip("netns", "add", namespace)
+        member = _Member(address, namespace, _INTERFACE, _hardware(number))
+        pair = ["type", "veth", "peer", "name", _INTERFACE, "address", member.hardware, "netns", namespace]
+        _ip("link", "add", outside, *pair)
+        _ip("link", "set", outside, "master", self._bridge, "up")
+        _ip("-n", namespace, "address", "add", f"{address}/24", "dev", _INTERFACE)
+        for interface in ("lo", _INTERFACE):
+            _ip("-n", namespace, "link", "set", interface, "up")
+        self._members[address] = member
+        return address
+
+    def _pairs(self, address: str, others: list[str], direction: Direction) -> Iterator[tuple[_Member, _Member]]:
+        """Yield senders and receivers."""
+        here = self._members[address]
+        for other in (self._members[name] for name in others if name != address):
+            if direction != "in":
+                yield here, other
+            if direction != "out":
+                yield other, here
+
+    def _note(self, line: str) -> None:
+        with self._record.open("a") as record:
+            record.write(f"{line}\n")
+
+
+def checked_direction(direction: str) -> Direction:
+    """Return the direction, or raise InvalidRequestError."""
+    for known in get_args(Direction):
+        if direction == known:
+            return known  # type: ignore[no-any-return]
+    raise InvalidRequestError(f"direction is one of {get_args(Direction)}, not {direction!r}.")
+
+
+def _hardware(number: int) -> str:
+    return f"02:00:00:00:01:{number:02x}"
+
+
+def _tell(member: _Member, address: str, hardware: str) -> None:
+    """Have a machine's kernel send the packets for an IP address to a hardware address."""
+    where = [] if member.namespace is None else ["-n", member.namespace]
+    _ip(*where, "neigh", "replace", address, "lladdr", hardware, "dev", member.interface, "nud", "permanent")
+
+
+def _ip(*arguments: str) -> None:
+    _run(["ip", *arguments])
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
