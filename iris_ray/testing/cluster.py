@@ -29,7 +29,7 @@ from iris_ray.testing.head_machine import HeadMachine
 from iris_ray.testing.host_starter import HostStarter, log_tail, loopback_addresses
 from iris_ray.testing.interrupts import interrupt_held_back
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
-from iris_ray.testing.network import Direction, Network, checked_direction
+from iris_ray.testing.network import Network, checked_direction
 from iris_ray.testing.preemption import Preemption
 from iris_ray.testing.progress import Progress
 from iris_ray.testing.tpu_host import RunningHost, TPUHost
@@ -276,7 +276,13 @@ class SimulatedCluster:
         self._running().faults.thaw(victim)
 
     def cut_off(
-        self, slice_name: str, worker_id: int, *, from_head: bool = True, from_hosts: bool = True, direction: str = "both"
+        self,
+        slice_name: str,
+        worker_id: int,
+        *,
+        from_head: bool = True,
+        from_hosts: bool = True,
+        direction: str = "both",
     ) -> None:
         """Lose the packets of a host without a word, until `reconnect`. Needs ``networks=True``.
 
@@ -295,7 +301,7 @@ class SimulatedCluster:
         network.lose(host.host.address, others, checked_direction(direction))
 
     def reconnect(self, slice_name: str, worker_id: int) -> None:
-        """Lose no more packets of a host. If Ray has marked it dead meanwhile, its raylet ends, and the host with it."""
+        """Lose no more packets of a host. If Ray has marked it dead meanwhile, it ends by itself."""
         self._network().find(self._host(slice_name, worker_id).host.address)
 
     def slow_down(self, slice_name: str, worker_id: int, bits_per_s: int) -> None:

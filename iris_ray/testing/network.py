@@ -52,8 +52,8 @@ class Network:
     def __init__(self, record: Path) -> None:
         if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("nsenter") is None:
             raise InvalidRequestError(
-                "networks=True gives every host a network of its own, which needs root and the programs ip (iproute2) and"
-                " nsenter (util-linux). Without it hosts can't be cut off; all other faults work."
+                "networks=True gives every host a network of its own. That needs root and the programs ip (iproute2)"
+                " and nsenter (util-linux). Leave it out: hosts can't be cut off then; all other faults work."
             )
         self._record = record
         self._bridge = f"iris{os.getpid()}"
@@ -98,6 +98,7 @@ class Network:
         address, namespace = f"{self._subnet}.{number}", f"{self._bridge}-{number}"
         outside = f"i{os.getpid()}h{number}"
         self._note(f"netns {namespace}")
+        self._note(f"link {outside}")  # unsent packets keep a namespace for minutes after its last process
         _ip("netns", "add", namespace)
         member = _Member(address, namespace, _INTERFACE, _hardware(number))
         pair = ["type", "veth", "peer", "name", _INTERFACE, "address", member.hardware, "netns", namespace]

@@ -45,7 +45,7 @@ class Workspace:
     def launch(
         self, name: str, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, prefix: Sequence[str] = ()
     ) -> Machine:
-        """Start a machine. Arguments as for `Machine`. Its output goes to ``name.log`` until its command opens logs of its own."""
+        """Start a machine; see `Machine`. Its output goes to ``name.log`` until its command opens logs of its own."""
         with self._lock:
             log = self.root / f"{name}.log"
             machine = Machine(command, env=env, cwd=cwd, log=log, lifeline=self._lifeline, prefix=prefix)

@@ -5,6 +5,7 @@ It runs in a process of its own, so it answers whatever user code does in the ta
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
@@ -21,6 +22,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.contact import HOST_UNASKED_S, Contact
 from iris_ray.actors.wire.messages import HostPlace, Progress
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.model.notices import Notice
@@ -50,6 +52,8 @@ class TPUHostActor:
         self._background = BackgroundTasks()
         self._watches: dict[int, TaskWatch] = {}
         self._metadata: asyncio.Task[None] | None = None
+        self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
+        self._fence: asyncio.Task[None] | None = None
 
     @cached_property
     def _ledger(self) -> ProcessLedger:
@@ -62,6 +66,7 @@ class TPUHostActor:
 
     async def healthy(self) -> bool:
         """Return True: an answer proves that the host and this actor are alive."""
+        self._contact.asked()
         return True
 
     async def adopt(self, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
@@ -89,6 +94,8 @@ class TPUHostActor:
     async def _watch(self, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:
             self._metadata = self._background.start(self._watch_metadata(), "watching the metadata server")
+        if self._fence is None:
+            self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
         await self._forget_ended()
         process, tree = WatchedProcess(pid, started), ProcessTree(pid, started)
         output = OutputPump(host_directory(), pid, self._place.node_id, self._last_lines_reporter())
@@ -139,6 +146,24 @@ class TPUHostActor:
         if self._metadata is not None:
             self._metadata.cancel()
         await asyncio.gather(*(watch.end("the slice is released") for watch in self._watches.values()))
+
+    def _runs_a_task(self) -> bool:
+        return any(watch.runs for watch in self._watches.values())
+
+    async def _end_when_cut_off(self) -> None:
+        """End this process once nobody asks for a host whose task runs. The reaper then ends what runs here.
+
+        Not by Ray's means, which would wait for the network.
+        """
+        while not self._contact.is_lost:
+            await self._contact.count()
+        logger.error(
+            "%s: nobody has asked for %g s, so the tasks here end: the network is broken, or the SlicePoolManager"
+            " hangs. The job goes on elsewhere",
+            self._name,
+            HOST_UNASKED_S,
+        )
+        os._exit(1)
 
     async def _forget_ended(self) -> None:
         """Forget all ended processes but the latest few."""

@@ -84,6 +84,11 @@ class TaskWatch:
         """Whether the task's own process has ended; its descendants may still run."""
         return self._process.ended
 
+    @property
+    def runs(self) -> bool:
+        """Whether user code runs that nobody has begun to end."""
+        return not self.ended and self._ending is None and self._has_started()
+
     async def how_it_ended(self) -> TaskEnd:
         """Wait for the end of the process, and return how it ended."""
         await self._process.wait()

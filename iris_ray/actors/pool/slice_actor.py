@@ -13,6 +13,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvS
 from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
+from iris_ray.actors.wire.contact import SLICE_UNASKED_S, Contact
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import Progress, StandbyReady, TaskLaunch
 from iris_ray.model.ids import AttemptId
@@ -56,6 +57,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
         self._tasks: dict[int, HostTask] = {}
+        self._contact = Contact(SLICE_UNASKED_S, lambda: True)
         self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
 
     def members(self) -> Mapping[int, HostStub]:
@@ -70,7 +72,8 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         return {i: lost.get(i) for i in self._hosts}
 
     async def ping(self) -> None:
-        """Answering is all."""
+        """Note that the pool is there."""
+        self._contact.asked()
 
     async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
         """Take these standbys for the next attempt; returns, once all have started, the ports that host 0's holds."""
@@ -124,7 +127,9 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
             end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
             self._tasks[i] = HostTask(pid, end)
         tasks = self._tasks
-        watch = FailureDetector(lambda i: self._hosts[i].ping(), self._hosts, silence_s)
+        self._contact.asked()
+        counting = asyncio.ensure_future(self._count_unasked())
+        watch = FailureDetector(self._ask, self._hosts, silence_s)
         silence = asyncio.ensure_future(watch.found())
         pending: set[asyncio.Future[Any]] = {task.end for task in tasks.values()}
         try:
@@ -136,9 +141,19 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
                     break
         finally:
             silence.cancel()
+            counting.cancel()
             watch.stop()
         self._silent = watch.hung
         return {i: task.known_end() for i, task in tasks.items() if task.end.done() or i in watch.silent}
+
+    async def _count_unasked(self) -> None:
+        while True:
+            await self._contact.count()
+
+    async def _ask(self, host: int) -> None:
+        """Ask whether a host is there, as long as the pool asks this actor. A host that nobody asks ends its task."""
+        if not self._contact.is_lost:
+            await self._hosts[host].ping()
 
     async def _refuse(self, reason: str) -> dict[int, TaskEnd | None]:
         """End the standbys that were to run an attempt that is over already."""

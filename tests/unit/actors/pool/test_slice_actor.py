@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.wire.contact import SLICE_UNASKED_S
 from iris_ray.actors.wire.messages import TaskLaunch
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_info import JobInfo
@@ -105,3 +106,33 @@ def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> Non
         return await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), [launch()], 5.0)
 
     assert run(scenario()) == {0: RETURNED}
+
+
+def test_slice_that_its_pool_no_longer_asks_does_not_ask_its_hosts() -> None:
+    """The pool may be gone. A host that nobody asks ends its task."""
+    host, asked = Host(), list[float]()
+
+    async def healthy() -> bool:
+        asked.append(asyncio.get_running_loop().time())
+        return True
+
+    host.actor.healthy.remote = healthy
+
+    async def look() -> tuple[float, float]:
+        actor, now = slice_actor(host, never), asyncio.get_running_loop().time
+        running = asyncio.ensure_future(actor.run_remote_fn(AttemptId("job", 1), [launch()], 5.0))
+        for _ in range(100):
+            await actor.ping()
+            await asyncio.sleep(1.0)
+        last, until = now(), asked[-1]
+        await asyncio.sleep(100.0)
+        silent = asked[-1] - last
+        await actor.ping()
+        await asyncio.sleep(3.0)
+        running.cancel()
+        assert asked[-1] > now() - 3.0, "it asks again once it is asked"
+        return last - until, silent
+
+    until, silent = run(look())
+    assert until <= 1.1
+    assert SLICE_UNASKED_S - 2.0 <= silent <= SLICE_UNASKED_S + 1.0
