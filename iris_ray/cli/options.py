@@ -13,7 +13,7 @@ from iris_ray.cli.address import remember_address
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
+from iris_ray.model.job_spec import EXIT_GRACE_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,7 +49,7 @@ class JobFlags:
     Attributes:
         tpu_type: such as ``v4-32``; None if not given.
         num_slices: how many slices, or the counts that it can use; None if not given.
-        stall_timeout: in seconds.
+        stall_timeout, exit_grace: in seconds.
         env: environment variables of the tasks.
         working_dir: the directory that is sent to the hosts.
     """
@@ -62,6 +62,7 @@ class JobFlags:
     max_retries_preemption: int
     spares: int
     stall_timeout: float | None
+    exit_grace: float
     constraints: tuple[Constraint, ...]
     preferences: tuple[Constraint, ...]
     tolerations: tuple[str, ...]
@@ -78,6 +79,7 @@ class JobFlags:
             "max_retries_preemption": self.max_retries_preemption,
             "spares": self.spares,
             "stall_timeout": self.stall_timeout,
+            "exit_grace": self.exit_grace,
             "constraints": self.constraints,
             "preferences": self.preferences,
             "tolerations": self.tolerations,
@@ -137,6 +139,8 @@ _JOB_OPTIONS = (
                  help="Slices to hold ready, each to replace a lost one."),
     click.option("--stall-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
                  help="Start again if no task calls iris_ray.heartbeat() for so long."),
+    click.option("--exit-grace", type=click.FloatRange(0), default=EXIT_GRACE_S, show_default=True, metavar="SECONDS",
+                 help="For threads and exit handlers of a task after its end, such as an upload."),
     click.option("--constraint", "constraints", multiple=True, callback=conditions, metavar="CONDITION",
                  help="What every host must satisfy: zone=us-a, 'gen>=4', 'zone in (a, b)', key, '!key'; repeatable."),
     click.option("--prefer", "preferences", multiple=True, callback=conditions, metavar="CONDITION",

@@ -1,7 +1,9 @@
 """The pool of this process: the one SlicePoolManager through which it runs its jobs that are not detached."""
 
+import atexit
 import concurrent.futures
 import contextlib
+import sys
 import threading
 from typing import Any
 
@@ -12,6 +14,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.wire.messages import RunRequest, with_stored_function
 from iris_ray.client.pool_actor import REPEATED, PoolActor
+
+SILENT_S = 1.0
+"""A wait for tasks is mentioned after so long."""
 
 
 class CallerPool:
@@ -33,12 +38,31 @@ class CallerPool:
 
     def release(self) -> None:
         """Have the pool give up every slice that none of its jobs uses."""
-        with self._lock:
-            pool = self._pool
-            if pool is None or not ray.is_initialized() or self._cluster != self._this_cluster():
-                return
+        if (pool := self._connected()) is not None:
             with contextlib.suppress(RayError):  # it is gone already
                 ray.get(pool.release.remote())  # without slices and jobs it ends in a moment, see _end_when_idle
+
+    def wait_for_tasks(self) -> None:
+        """Wait until all tasks of jobs whose results are out have ended, for the pool would end them with itself."""
+        if (pool := self._connected()) is None:
+            return
+        try:
+            ended = [pool.tasks_ended.remote()]
+            if not ray.wait(ended, timeout=SILENT_S)[0]:
+                print(
+                    "iris_ray: waiting for tasks that have returned and still run threads or exit handlers, such as an"
+                    " upload (exit_grace says for how long). Ctrl-C ends them",
+                    file=sys.stderr,
+                )
+                ray.wait(ended)
+        except (KeyboardInterrupt, SystemExit):  # the latter: SIGTERM in a Ray driver
+            print("iris_ray: what they have not done by now is lost", file=sys.stderr)
+
+    def _connected(self) -> ActorHandle | None:
+        """Return the pool, if there is one on the cluster to which this process is connected now."""
+        with self._lock:
+            there = self._pool is not None and ray.is_initialized() and self._cluster == self._this_cluster()
+            return self._pool if there else None
 
     def _this_cluster(self) -> str:
         context = ray.get_runtime_context()
@@ -93,3 +117,4 @@ class CallerPool:
 
 
 pool_of_this_process = CallerPool()
+atexit.register(pool_of_this_process.wait_for_tasks)  # before Ray's own handler, which was registered earlier

@@ -56,6 +56,7 @@ class IrisClient:
         join(address, workspace)
         client = cls()
         client._at_the_end.callback(ray.shutdown)
+        client._at_the_end.callback(pool_of_this_process.wait_for_tasks)
         return client
 
     @classmethod
@@ -72,10 +73,14 @@ class IrisClient:
             starting.enter_context(SimulatedCluster(slices, **options))
             client = cls()
             client._at_the_end = starting.pop_all()
+        client._at_the_end.callback(pool_of_this_process.wait_for_tasks)
         return client
 
     def close(self) -> None:
-        """Leave the cluster, if this client joined it. Jobs that are not detached end with that."""
+        """Leave the cluster, if this client joined it. Jobs that are not detached end with that.
+
+        Waits for tasks that have returned and still save or upload something; Ctrl-C skips that.
+        """
         self._at_the_end.close()
 
     def __enter__(self) -> Self:
@@ -127,7 +132,7 @@ class IrisClient:
                 own logs show: no secrets in them.
             keep_warm, preload, spares, grow_after: as for `run_on_pod`; of no use without TPU. Gangs without TPU can't
                 have spares.
-            stall_timeout: as for `run_on_pod`.
+            stall_timeout, exit_grace: as for `run_on_pod`.
 
         Raises:
             InvalidRequestError: something can't work as written; nothing was acquired.

@@ -71,6 +71,7 @@ def make_request(
         keep_warm=float(options["keep_warm"]),
         stall_timeout=options["stall_timeout"],
         silence_s=host_silence_s(),
+        exit_grace=float(options["exit_grace"]),
     )
 
 

@@ -50,6 +50,8 @@ def run_on_pod(
             told before, see `preemption_notice`. After a loss it does not wait so long. None: it never grows.
         stall_timeout: seconds; if no task has called `heartbeat` for so long, the stacks of all are printed to their
             logs and the gang starts again, at the cost of one failure. The start of the function counts, too.
+        exit_grace: seconds that threads and exit handlers of a task have after its function has returned, such as for
+            an upload. The results are out by then; the hosts are busy until it is done, and so is a script that ends.
 
     Returns:
         One result per host, ordered by slice id, then worker id.
@@ -163,5 +165,9 @@ def run_on_pod_multislice_resumable(
 
 
 def release() -> None:
-    """Give back every slice that this process keeps warm, now. Jobs that still run keep theirs until they end."""
+    """Give back every slice that this process keeps warm. Jobs that still run keep theirs until they end.
+
+    It first waits until the tasks that have returned have ended: they may still save or upload something. Call it
+    before ``ray.shutdown()``, which ends them at once.
+    """
     pool_of_this_process.release()

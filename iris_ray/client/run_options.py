@@ -9,7 +9,13 @@ from typing import Any, TypedDict, TypeVar, cast, get_type_hints
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.job_spec import GROW_AFTER_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
+from iris_ray.model.job_spec import (
+    EXIT_GRACE_S,
+    GROW_AFTER_S,
+    MAX_RETRIES_FAILURE,
+    MAX_RETRIES_PREEMPTION,
+    PriorityBand,
+)
 
 KEEP_WARM_S = 60.0
 
@@ -27,6 +33,7 @@ class GangOptions(TypedDict, total=False):
     spares: int
     grow_after: float | None
     stall_timeout: float | None
+    exit_grace: float
 
 
 class RunOptions(GangOptions, total=False):
@@ -58,6 +65,7 @@ DEFAULTS = JobOptions(
     spares=0,
     grow_after=GROW_AFTER_S,
     stall_timeout=None,
+    exit_grace=EXIT_GRACE_S,
 )
 """In the order in which `help` shows the options."""
 
@@ -130,6 +138,8 @@ def require_valid(options: JobOptions) -> None:
         raise InvalidRequestError(f"keep_warm is {keep_warm!r}; give seconds, 0 or more")
     if stall_timeout is not None and not _is_positive(stall_timeout):
         raise InvalidRequestError(f"stall_timeout is {stall_timeout!r}; give seconds, more than 0, or None")
+    if not _is_duration(exit_grace := options["exit_grace"]):
+        raise InvalidRequestError(f"exit_grace is {exit_grace!r}; give seconds, 0 or more")
     _require_modules(options["preload"])
     env = options["env"]
     if env is not None and not (
@@ -146,4 +156,8 @@ def _require_modules(preload: object) -> None:
 
 
 def _is_positive(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    return _is_duration(value) and value != 0
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf

@@ -50,6 +50,8 @@ class CoschedulingConfig:
         object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
 
 
+EXIT_GRACE_S = 300.0
+"""How long a task's process may run on after its function has returned, if its job does not say."""
 GROW_AFTER_S = 12 * 3600.0
 MAX_RETRIES_FAILURE = 10
 MAX_RETRIES_PREEMPTION = 10_000

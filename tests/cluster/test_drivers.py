@@ -139,6 +139,52 @@ def test_interrupted_call_stops_its_gang_though_its_driver_goes_on(drivers: "Dri
     assert driver.poll() is None
 
 
+@pytest.mark.parametrize("seconds", [2, *in_proofs(15)])
+def test_script_that_ends_waits_for_what_its_tasks_still_write(drivers: "Drivers", seconds: int) -> None:
+    """Threads first, then exit handlers, as in any Python process. An asynchronous checkpoint is written like this."""
+    driver = drivers.start(
+        f"""
+        import atexit, threading
+
+        def write(path):
+            time.sleep({seconds})
+            path.write_text("all of it")
+
+        def save_later():
+            index = get_job_info().task_index
+            atexit.register(write, directory / f"atexit-{{index}}")
+            threading.Thread(target=write, args=[directory / f"thread-{{index}}"]).start()
+            return index
+
+        print(run_on_pod(save_later, "v4-16", keep_warm=0), list(directory.iterdir()), flush=True)
+        """
+    )
+    output, _ = driver.communicate(timeout=120)
+    assert "[0, 1] []" in output, "the results are out at once"
+    assert "waiting for tasks that have returned" in output
+    written = {path.name: path.read_text() for path in drivers.directory.iterdir()}
+    assert written == dict.fromkeys(("atexit-0", "atexit-1", "thread-0", "thread-1"), "all of it")
+
+
+def test_interrupt_at_the_end_of_a_script_ends_what_its_tasks_still_write(drivers: "Drivers") -> None:
+    driver = drivers.start(
+        """
+        import atexit
+
+        def save_later():
+            atexit.register(linger)
+
+        run_on_pod(save_later, "v4-16")
+        """
+    )
+    pids = drivers.task_pids(2)
+    time.sleep(2.0)
+    driver.send_signal(signal.SIGINT)
+    output, _ = driver.communicate(timeout=30)
+    assert "is lost" in output
+    wait_until(lambda: not any(map(alive, pids)), 10)
+
+
 @pytest.mark.proof
 def test_job_of_a_vanished_driver_makes_room_for_the_next(drivers: "Drivers") -> None:
     greedy = drivers.start("run_on_pod(linger, 'v4-16', num_slices=3)")

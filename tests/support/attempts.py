@@ -66,7 +66,7 @@ class Slices:
         self.patience.append(patience_s)
         return dict.fromkeys(range(self.hosts))
 
-    async def stop(self, attempt: AttemptId, reason: str | None) -> dict[int, TaskEnd]:
+    async def stop(self, attempt: AttemptId, reason: str | None, exit_grace: float) -> dict[int, TaskEnd]:
         stopped = TaskEnd(EndKind.STOPPED, time.time(), error=reason or "")
         return self.ends or dict.fromkeys(range(self.hosts), stopped)
 

@@ -6,6 +6,7 @@ for a TPUHostActor and a `Process` for a TaskProcess, whose tasks do what the te
 """
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import os
@@ -121,6 +122,8 @@ class Task:
         notice: the latest notice, or None.
         told: set once there is a notice.
         end: what the default task waits for; tests set its result or exception.
+        exit_takes: how long its exit handlers run; seconds.
+        saved: whether they have come to their end.
     """
 
     def __init__(self, info: JobInfo, host: "NodeProcesses", process: "Process") -> None:
@@ -129,6 +132,8 @@ class Task:
         self.notice: Notice | None = None
         self.told = asyncio.Event()
         self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.exit_takes = 0.0
+        self.saved = False
         self._host = host
         self._saved = asyncio.Event()
         self._beat: tuple[float, int | None] | None = None
@@ -183,6 +188,7 @@ class Process:
         self.pid = next(_pids)
         self.task: Task | None = None
         self.left = False
+        self.hurry = asyncio.Event()
         self.gone: asyncio.Future[TaskEnd] = asyncio.get_running_loop().create_future()
         self.handle: Handle = ray.get_runtime_context().current_actor
         self._cluster = cluster
@@ -224,6 +230,13 @@ class Process:
 
     def exit(self) -> None:
         self.kill("the task had returned")
+
+    async def let_exit(self, exit_grace: float) -> None:
+        """Let the exit handlers of a task that has returned run, until somebody is in a hurry."""
+        if self.task is not None and self.task.exit_takes:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.hurry.wait(), min(exit_grace, self.task.exit_takes))
+            self.task.saved = self.task.exit_takes <= exit_grace and not self.hurry.is_set()
 
     def kill(self, reason: str) -> None:
         """End the process and all that it has started, for that reason."""
@@ -296,8 +309,11 @@ class Host:
     async def how_it_ended(self, pid: int) -> TaskEnd:
         return await asyncio.shield(self._node.processes[pid].gone)
 
-    async def stop(self, pid: int, reason: str | None) -> TaskEnd | None:
+    async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
         process = self._node.processes[pid]
+        if reason is None:
+            await process.let_exit(exit_grace)
+        process.hurry.set()
         process.kill(reason or "the task had returned")
         return await asyncio.shield(process.gone)
 

@@ -82,13 +82,20 @@ class NoOutput(OutputPump):
         pass
 
 
-def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[Any]]) -> Any:
-    """Do something with the watch that TPUHostActor has over a process, from before its start."""
+def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[Any]], standby: Any = None) -> Any:
+    """Do something with the watch that TPUHostActor has over a process, from before its start.
+
+    Args:
+        child: the process.
+        tmp_path: the host's directory.
+        what: what to do.
+        standby: stands for the actor in the process.
+    """
 
     async def run() -> Any:
         one = tree(psutil.Process(child.process.pid))
         process = WatchedProcess(one.pid, one.started)
-        watch = TaskWatch(None, process, one, "token", ProcessLedger(tmp_path), None, NoOutput())
+        watch = TaskWatch(standby, process, one, "token", ProcessLedger(tmp_path), None, NoOutput())
         try:
             return await asyncio.wait_for(what(watch), PATIENCE_S)
         finally:

@@ -64,7 +64,7 @@ class VirtualCluster(ClusterInProcess):
             self.works[job_id] = work
         more = {
             name: changes.pop(name)
-            for name in ("keep_warm", "stall_timeout", "silence_s", "process")
+            for name in ("keep_warm", "stall_timeout", "silence_s", "exit_grace", "process")
             if name in changes
         }
         request = self.request(spec(job_id, **changes), **more)

@@ -1,9 +1,17 @@
 """Ending a task: every process of it is killed, also one that has left the task's process tree."""
 
 import contextlib
+import logging
 import time
 
 import psutil
+
+logger = logging.getLogger(__name__)
+
+SAY_EVERY_S = 10.0
+"""How often a long wait for processes that have been killed is mentioned."""
+BRISK_S = 1.0
+"""Processes that are not gone after so long are looked for less often."""
 
 TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """The environment variable with a task's token. All processes that the task starts inherit it, and are found by it."""
@@ -23,8 +31,8 @@ def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, g
     Returns:
         Which processes still run, as ``pid <n>``.
     """
-    deadline = time.monotonic() + timeout_s
-    left = known
+    began = time.monotonic()
+    left, said = known, 0.0
     if grace_s and (asked := [process for process in (*known, *_carriers(token)) if _runs(process)]):
         for process in asked:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -34,9 +42,14 @@ def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, g
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
-        psutil.wait_procs(left, timeout=0.02)
-        if time.monotonic() > deadline:
-            return sorted({f"pid {process.pid}" for process in left})
+        waited = time.monotonic() - began
+        psutil.wait_procs(left, timeout=0.02 if waited < BRISK_S else 0.5)
+        pids = sorted({f"pid {process.pid}" for process in left})
+        if waited > timeout_s:
+            return pids
+        if waited // SAY_EVERY_S > said:
+            said = waited // SAY_EVERY_S
+            logger.warning("%s: killed %.0f s ago and not gone yet; much memory takes long", ", ".join(pids), waited)
     return []
 
 

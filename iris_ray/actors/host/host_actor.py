@@ -105,12 +105,13 @@ class TPUHostActor:
         """Wait for the end of a task process, and return how it ended. For processes that did not report it."""
         return await self._watches[pid].how_it_ended()
 
-    async def stop(self, pid: int, reason: str | None) -> TaskEnd | None:
+    async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
         """End a task, and wait until no process of it is left and the chips are free.
 
         Args:
             pid: its process.
             reason: why it is stopped if it still runs; None after it returned, so that exit handlers may run.
+            exit_grace: how long they may; seconds.
 
         Returns:
             How the task ended; None if another process holds the chips.
@@ -119,7 +120,7 @@ class TPUHostActor:
             RuntimeError: some of its processes can't be ended.
         """
         watch = self._watches[pid]
-        held = await watch.end(reason)
+        held = await watch.end(reason, exit_grace)
         if held is not None:
             logger.warning("%s takes no further task for now: %s", self._name, held)
             return None

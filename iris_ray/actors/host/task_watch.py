@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 
@@ -27,9 +28,10 @@ from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
-EXIT_GRACE_S = 10.0
-"""How long a task process whose function has returned may take to run its exit handlers, such as a tracker's upload.
-The caller has its results by then; the host is free later."""
+logger = logging.getLogger(__name__)
+
+DYING_S = 600.0
+"""How long processes may take to end once they are killed: to give back hundreds of GB takes the kernel a minute."""
 KILL_GRACE_S = 0.5
 """How long Ray may take to end a process before we do; Ray reports a death that it did not cause as a failure."""
 DESCENDANTS_S = 1.0
@@ -75,6 +77,7 @@ class TaskWatch:
         self._exit: asyncio.Task[ProcessExit] | None = None
         self._searched_at_exit: asyncio.Task[list[psutil.Process]] | None = None
         self._ending: asyncio.Task[str | None] | None = None
+        self._hurry = asyncio.Event()
         process.watch(self._on_exit)
         ledger.record(tree, token)
         self._background.start(self._record_descendants(), f"recording the descendants of pid {tree.pid}")
@@ -114,11 +117,12 @@ class TaskWatch:
         if self._has_started():
             self._process.signal(STACKS_SIGNAL)
 
-    async def end(self, reason: str | None) -> str | None:
-        """End every process of the task. Later calls wait for the same end.
+    async def end(self, reason: str | None, exit_grace: float = 0.0) -> str | None:
+        """End every process of the task. Later calls wait for the same end; one with a reason cuts its grace short.
 
         Args:
             reason: why the task is stopped; None if its function has returned, so that exit handlers may run.
+            exit_grace: how long they may; seconds.
 
         Returns:
             Which process holds the host's chips afterwards, as part of a sentence about the host; None if none does.
@@ -126,18 +130,21 @@ class TaskWatch:
         Raises:
             RuntimeError: some processes of the task can't be ended.
         """
+        if reason is not None:
+            self._hurry.set()
         if self._ending is None:
-            self._ending = self._background.start(self._end(reason), f"ending the task of pid {self._tree.pid}")
+            ending = self._end(reason, exit_grace)
+            self._ending = self._background.start(ending, f"ending the task of pid {self._tree.pid}")
         return await asyncio.shield(self._ending)
 
-    async def _end(self, reason: str | None) -> str | None:
-        known = await asyncio.to_thread(self._tree.search)
+    async def _end(self, reason: str | None, exit_grace: float) -> str | None:
+        await asyncio.to_thread(self._tree.search)
         if not self.ended:
-            await self._end_standby(reason)
-        if self._searched_at_exit is not None:  # members of the tree may have started others since
+            await self._end_standby(reason, exit_grace)
+        if self._searched_at_exit is not None:
             await self._searched_at_exit
-            known = await asyncio.to_thread(self._tree.search)
-        if left := await asyncio.to_thread(end_task, known, self._token):
+        known = await asyncio.to_thread(self._tree.search)  # members of the tree may have started others since
+        if left := await asyncio.to_thread(end_task, known, self._token, DYING_S):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._process.wait_at_most(KILL_GRACE_S)
         await asyncio.to_thread(self.output.close)
@@ -147,14 +154,28 @@ class TaskWatch:
         self._ledger.forget(self._tree.pid)
         return held
 
-    async def _end_standby(self, reason: str | None) -> None:
+    async def _end_standby(self, reason: str | None, exit_grace: float) -> None:
         """Have Ray end the task's own process: by itself if the task has returned, then by force."""
         self._stopped_for = reason or "the task had returned"
         if reason is None:
-            self._standby.exit.remote()
-            await self._process.wait_at_most(EXIT_GRACE_S)
+            await self._let_exit(exit_grace)
         ray.kill(self._standby)
         await self._process.wait_at_most(KILL_GRACE_S)
+
+    async def _let_exit(self, exit_grace: float) -> None:
+        """Have the process end by itself, for so many seconds at most, or until somebody is in a hurry."""
+        self._standby.exit.remote()
+        waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._hurry.wait())]
+        try:
+            await asyncio.wait(waits, timeout=exit_grace, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if not self.ended:
+            why = "was asked to end" if self._hurry.is_set() else f"has had its exit_grace of {exit_grace:g} s"
+            logger.warning(
+                "pid %d had returned and still ran threads or exit handlers; it %s and is killed", self._tree.pid, why
+            )
 
     def _has_started(self) -> bool:
         return self._ledger.has_started(self._tree.pid)

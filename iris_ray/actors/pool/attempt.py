@@ -13,7 +13,7 @@ from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.evidence import Evidence, gather_evidence
-from iris_ray.actors.pool.failure_detector import FailureDetector
+from iris_ray.actors.pool.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.pool.hang_watch import HangWatch
 from iris_ray.actors.pool.launch_plan import launch_plan
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
@@ -244,14 +244,17 @@ class Attempt:
         """End all tasks and wait until their processes are gone; return how each ended, as far as its host can say.
 
         Args:
-            reason: why; None after success, to let exit handlers of user code run.
+            reason: why; None after success, to let exit handlers of user code run. A later call with a reason cuts that
+                short.
         """
         names = [name for name in self._names if name in self._slices and name not in self._silent]
         self._lose(*self._silent)
-        asks = (self._slices.stub(name).stop(self.id, reason) for name in names)
-        replies = await asyncio.gather(*asks, return_exceptions=True)
+        stubs = {name: self._slices.stub(name) for name in names}
+        grace = self._request.exit_grace if reason is None else 0.0
+        asks = {name: stub.stop(self.id, reason, grace) for name, stub in stubs.items()}
+        replies = await answers_unless_silent(asks, lambda name: stubs[name].ping(), self._request.silence_s)
         ends: Ends = {}
-        for name, reply in zip(names, replies, strict=True):
+        for name, reply in replies.items():
             if isinstance(reply, (Unreachable, BaseException)):
                 self._lose(name)
                 continue

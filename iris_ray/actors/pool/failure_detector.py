@@ -5,10 +5,12 @@ The limit is a host's ``silence_s``: `HOST_SILENCE_S` in `actors/wire/messages.p
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError
+
+from iris_ray.actors.wire.answers import Unreachable
 
 Key = TypeVar("Key")
 
@@ -101,3 +103,32 @@ class FailureDetector(Generic[Key]):
             await asyncio.sleep(LAG_CHECK_S)
             self._late += self._late_now()
             self._checked = asyncio.get_running_loop().time()
+
+
+async def answers_unless_silent(
+    calls: Mapping[Key, Awaitable[Any]], ping: Callable[[Key], Awaitable[Any]], limit_s: float
+) -> dict[Key, Any]:
+    """Await calls to members for as long as they take, but no member that stops answering pings meanwhile.
+
+    Args:
+        calls: by member.
+        ping: asks one member.
+        limit_s: silence after which a member is marked lost; seconds.
+
+    Returns:
+        The answers. `Unreachable` for a member that is marked lost, and the exception of a call that raised.
+    """
+    asks = {key: asyncio.ensure_future(call) for key, call in calls.items()}
+    detector = FailureDetector(ping, asks, limit_s)
+    try:
+        while waiting := {ask for key, ask in asks.items() if not ask.done() and key not in detector.silent}:
+            await asyncio.wait(waiting, timeout=PING_S)
+        return {key: _outcome(ask) if ask.done() else Unreachable(detector.silent[key]) for key, ask in asks.items()}
+    finally:
+        detector.stop()
+        for ask in asks.values():
+            ask.cancel()
+
+
+def _outcome(ask: "asyncio.Future[Any]") -> Any:
+    return asyncio.CancelledError() if ask.cancelled() else ask.exception() or ask.result()

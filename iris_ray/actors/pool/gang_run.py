@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """When a waiting job says for the first time why it waits, and how often it repeats that."""
+EXIT_WORD_S = 2.0
+"""After how long a job that has succeeded says that its tasks have not ended yet."""
 
 
 class GangRun:
@@ -175,8 +177,8 @@ class GangRun:
             launches = await attempt.prepare()
             logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
             verdict = await attempt.run(launches, lambda: self._report_running(attempt))
-            if verdict.succeeded:
-                await self._succeed(attempt)
+            if verdict.succeeded:  # results go out at once, everything else happens behind them
+                self._background.start(self._tidy(attempt), f"tidying up after {attempt.id}")
                 return verdict, None
             job = await self._conclude(attempt, verdict)
         except LaunchFailed as failure:
@@ -189,13 +191,8 @@ class GangRun:
             self._report(self._changes(attempt, TaskState.RUNNING)), f"reporting that {attempt.id} runs"
         )
 
-    async def _succeed(self, attempt: Attempt) -> None:
-        """The user has waited long enough: results go out at once, everything else happens behind them."""
-        tidy = self._background.start(self._tidy(attempt), f"tidying up after {attempt.id}")
-        if self._request.keep_warm <= 0:
-            await asyncio.wait({tidy})
-
     async def _tidy(self, attempt: Attempt) -> None:
+        ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
             standing = await self._report(self._changes(attempt, TaskState.SUCCEEDED))
             if not standing.state.finished:  # the Controller had taken it back, and would have it run again
@@ -203,7 +200,7 @@ class GangRun:
         except Exception:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
-            await attempt.stop_all(None)
+            await ending
             released = self._slices.retire(attempt.leaving)
             self._slices.set_idle(attempt.place.names)
             self._slices.refill(attempt.place.names, self._request.process, job_goes_on=False)
@@ -212,6 +209,17 @@ class GangRun:
             logger.exception("%s succeeded, but tidying up after it failed", self._who)
         finally:
             attempt.over.set()
+
+    async def _let_exit(self, attempt: Attempt) -> None:
+        """End the processes of an attempt that has succeeded; say so if threads or exit handlers take their time."""
+        ending = asyncio.ensure_future(attempt.stop_all(None))
+        await asyncio.wait({ending}, timeout=EXIT_WORD_S)
+        if not ending.done():
+            logger.info(
+                "%s: all tasks have returned. Threads or exit handlers still run on %s, for exit_grace=%g s at most",
+                *(self._who, attempt.place, self._request.exit_grace),
+            )
+        await ending
 
     async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
         """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""

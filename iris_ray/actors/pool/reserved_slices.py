@@ -12,7 +12,7 @@ from ray.exceptions import RuntimeEnvSetupError
 from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
-from iris_ray.actors.pool.slice_stub import TEARDOWN_TIMEOUT_S, SliceStub
+from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
@@ -267,11 +267,8 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         )
 
     async def settle(self, condition: Callable[[ReservedSlice], bool]) -> None:
-        """Returns when the slices for which the condition holds are idle, or after a while."""
-        deadline = asyncio.get_running_loop().time() + TEARDOWN_TIMEOUT_S
+        """Returns when the slices for which the condition holds are idle."""
         while any(held.in_use and condition(held) for held in self._held.values()):
-            if asyncio.get_running_loop().time() > deadline:
-                return
             await asyncio.sleep(0.02)
 
     async def left(self, name: str) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
-from iris_ray.actors.pool.failure_detector import FailureDetector
+from iris_ray.actors.pool.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
 from iris_ray.actors.wire.contact import SLICE_UNASKED_S, Contact
 from iris_ray.actors.wire.host_stub import HostStub
-from iris_ray.actors.wire.messages import Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.wire.messages import HOST_SILENCE_S, Progress, StandbyReady, TaskLaunch
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -58,6 +58,8 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
         self._tasks: dict[int, HostTask] = {}
         self._contact = Contact(SLICE_UNASKED_S, lambda: True)
+        self._stopping: dict[AttemptId, dict[int, HostTask]] = {}
+        self._silence_s = HOST_SILENCE_S
         self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
 
     def members(self) -> Mapping[int, HostStub]:
@@ -121,6 +123,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         if self._refused is not None and self._refused[0] == attempt:  # calls may overtake one another
             return await self._refuse(self._refused[1])
         self._running = attempt
+        self._silence_s = silence_s
         self._tasks = {}
         for i, launch in enumerate(launches):
             standby, pid = self._standbys.pop(i)
@@ -158,7 +161,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
     async def _refuse(self, reason: str) -> dict[int, TaskEnd | None]:
         """End the standbys that were to run an attempt that is over already."""
         standbys, self._standbys = self._standbys, {}
-        await asyncio.gather(*(self._hosts[i].stop(pid, reason) for i, (_, pid) in standbys.items()))
+        await self._stop_all({i: pid for i, (_, pid) in standbys.items()}, reason, 0.0)
         return {i: TaskEnd(EndKind.STOPPED, time.time(), error=reason) for i in standbys}
 
     async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
@@ -201,29 +204,42 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
             if gone is not None:
                 gone.cancel()
 
-    async def stop(self, attempt: AttemptId, reason: str | None) -> dict[int, TaskEnd | None]:
+    async def stop(self, attempt: AttemptId, reason: str | None, exit_grace: float = 0.0) -> dict[int, TaskEnd | None]:
         """End every task of that attempt that still runs and wait until all its processes are gone.
+
+        Args:
+            attempt: whose tasks.
+            reason: why; None after all have returned, to let exit handlers of user code run. A later call with a reason
+                cuts that short.
+            exit_grace: how long they may run; seconds.
 
         Returns:
             How each task ended; None where its host can't vouch that it has. Nothing if that attempt is not running
             here (any more).
         """
-        if self._running != attempt:
+        if self._running == attempt:
+            self._stopping[attempt], self._tasks, self._running = self._tasks, {}, None
+        if attempt not in self._stopping:
             self._refused = attempt, reason or "it is over"
             return {}
-        tasks, self._tasks, self._running = self._tasks, {}, None
-        answers = await asyncio.gather(*(self._stop_task(i, task, reason) for i, task in tasks.items()))
-        ends: dict[int, TaskEnd | None] = {}
-        for (i, task), facts in zip(tasks.items(), answers, strict=True):
-            ends[i] = None if facts is None else task.known_end() or facts
+        tasks = self._stopping[attempt]
+        facts = await self._stop_all({i: task.pid for i, task in tasks.items()}, reason, exit_grace)
+        self._stopping.pop(attempt, None)
+        ends = {i: None if facts[i] is None else task.known_end() or facts[i] for i, task in tasks.items()}
+        for task in tasks.values():
             task.end.cancel()
         return ends
 
-    async def _stop_task(self, host: int, task: HostTask, reason: str | None) -> TaskEnd | None:
-        if host in self._silent:
-            return None
-        end = await self._hosts[host].stop(task.pid, reason)
-        return None if isinstance(end, Unreachable) else end
+    async def _stop_all(
+        self, pids: Mapping[int, int], reason: str | None, exit_grace: float
+    ) -> dict[int, TaskEnd | None]:
+        """End these tasks; how each ended, None where its host can't vouch that it has."""
+        asked = {i: self._hosts[i].stop(pid, reason, exit_grace) for i, pid in pids.items() if i not in self._silent}
+        answers = await answers_unless_silent(asked, lambda i: self._hosts[i].ping(), self._silence_s)
+        for i, why in answers.items():
+            if isinstance(why, Exception):
+                logger.warning("%s: %s", self._hosts[i].name, why)
+        return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in pids}
 
     async def notify(self, attempt: AttemptId, notice: Notice) -> tuple[bool, bool]:
         """Tell every task of that attempt that it is to move; returns when all have answered, or at the deadline.

@@ -96,7 +96,6 @@ class SlicePoolManager:
             asyncio.get_running_loop().call_later(LATEST_QUESTION_S, self._acceptances.pop, run.job_id)
             self._unsettled[run.job_id] = self._runs.pop(run.job_id)
             self._background.start(self._settle(run), f"reporting the end of {run.job_id}")
-            await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
             self._done += 1
             await self._notify()
 
@@ -127,12 +126,12 @@ class SlicePoolManager:
 
     async def release(self) -> None:
         """Give up every slice that no job has a use for, those included whose last task is just being ended."""
+        await self.tasks_ended()
+        await self._give_back(self._unused)
 
-        def unused(held: ReservedSlice) -> bool:
-            return held.used_by not in self._runs
-
-        await self._slices.settle(unused)
-        await self._give_back(unused)
+    async def tasks_ended(self) -> None:
+        """Returns when no task of a job whose results are out runs any more."""
+        await self._slices.settle(self._unused)
 
     async def until_idle(self, calls: int) -> None:
         """Returns when that many runs have come and gone and no slice is left.
@@ -247,6 +246,9 @@ class SlicePoolManager:
         """Whether the Controller has a job; who asks may be faster than the job itself."""
         return self._acceptances.setdefault(job_id, asyncio.get_running_loop().create_future())
 
+    def _unused(self, held: ReservedSlice) -> bool:
+        return held.used_by not in self._runs
+
     def _known(self, job_id: str) -> JobRun | None:
         return self._runs.get(job_id) or self._unsettled.get(job_id)
 
@@ -257,6 +259,7 @@ class SlicePoolManager:
 
     async def _settle(self, run: JobRun) -> None:
         await run.settled()
+        await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
         del self._unsettled[run.job_id]
 
     # -- idle slices -----------------------------------------------------------------------------------------------
@@ -289,7 +292,7 @@ class SlicePoolManager:
 
     def _kept_long_enough(self, held: ReservedSlice) -> bool:
         idle_s = asyncio.get_running_loop().time() - held.idle_since
-        return held.used_by not in self._runs and idle_s > held.keep_warm
+        return self._unused(held) and idle_s > held.keep_warm
 
     async def _give_back(self, condition: Callable[[ReservedSlice], bool]) -> None:
         """Release idle slices and tell the Controller. Never raises: no result depends on it."""

@@ -10,7 +10,6 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
-STOP_TIMEOUT_S = 20.0
 TEARDOWN_TIMEOUT_S = 20.0
 
 
@@ -56,10 +55,16 @@ class SliceStub:
         ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, None)
         return ends
 
-    async def stop(self, attempt: AttemptId, reason: str | None) -> dict[int, TaskEnd | None] | Unreachable:
-        """End every task of an attempt; return how each ended, None where its host can't say that it has."""
-        call = self._handle.stop.remote(attempt, reason)
-        ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, STOP_TIMEOUT_S)
+    async def stop(
+        self, attempt: AttemptId, reason: str | None, exit_grace: float = 0.0
+    ) -> dict[int, TaskEnd | None] | Unreachable:
+        """End every task of an attempt, however long that takes.
+
+        Returns:
+            How each ended; None where its host can't say that it has.
+        """
+        call = self._handle.stop.remote(attempt, reason, exit_grace)
+        ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, None)
         return ends
 
     async def notify(self, attempt: AttemptId, notice: Notice, patience_s: float) -> tuple[bool, bool] | Unreachable:

@@ -9,7 +9,7 @@ from iris_ray.actors.wire.messages import Progress, StandbyReady
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
 
-STOP_TIMEOUT_S = 15.0
+TEARDOWN_TIMEOUT_S = 15.0
 
 
 class HostStub:
@@ -45,11 +45,10 @@ class HostStub:
         end: TaskEnd | Unreachable = await answer(self._handle.how_it_ended.remote(pid), self.name, timeout_s)
         return end
 
-    async def stop(self, pid: int, reason: str | None) -> TaskEnd | Unreachable | None:
-        """End a task; return how it ended, or None if another process holds the chips after it."""
-        end: TaskEnd | Unreachable | None = await answer(
-            self._handle.stop.remote(pid, reason), self.name, STOP_TIMEOUT_S
-        )
+    async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | Unreachable | None:
+        """End a task, however long that takes; return how it ended, or None if another process then holds the chips."""
+        call = self._handle.stop.remote(pid, reason, exit_grace)
+        end: TaskEnd | Unreachable | None = await answer(call, self.name, None)
         return end
 
     async def notify(self, pid: int, notice: Notice) -> bool | Unreachable:
@@ -67,7 +66,7 @@ class HostStub:
         reply: Unreachable | None = await answer(self._handle.dump_stacks.remote(pid), self.name, ANSWER_TIMEOUT_S)
         return reply
 
-    async def teardown(self, timeout_s: float | None = STOP_TIMEOUT_S) -> Unreachable | None:
+    async def teardown(self, timeout_s: float | None = TEARDOWN_TIMEOUT_S) -> Unreachable | None:
         """Have everything on the host ended."""
         reply: Unreachable | None = await answer(self._handle.teardown.remote(), self.name, timeout_s)
         return reply

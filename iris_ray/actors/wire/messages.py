@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from iris_ray.actors.wire.payloads import Payload, stored_if_large
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_info import JobInfo
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import EXIT_GRACE_S, JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.workers import TPU
@@ -46,6 +46,7 @@ class RunRequest:
         keep_warm: seconds that idle slices are kept.
         stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
         silence_s: seconds without an answer after which a host counts as lost.
+        exit_grace: seconds that threads and exit handlers of a task have after its function has returned.
     """
 
     spec: JobSpec
@@ -55,6 +56,7 @@ class RunRequest:
     keep_warm: float
     stall_timeout: float | None = None
     silence_s: float = HOST_SILENCE_S
+    exit_grace: float = EXIT_GRACE_S
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:

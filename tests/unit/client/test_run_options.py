@@ -40,6 +40,7 @@ ZONE = Constraint("zone", ConstraintOp.EQ, "us-a")
 NO_NUMBERS = [-1, -0.5, math.nan, math.inf, True, "60", [60]]
 BAD = [
     *(("stall_timeout", value, "stall_timeout.*give seconds, more than 0, or None") for value in (*NO_NUMBERS, 0)),
+    *(("exit_grace", value, "exit_grace.*give seconds, 0 or more") for value in (*NO_NUMBERS, None)),
     *(("grow_after", value, "grow_after.*give seconds, or None") for value in NO_NUMBERS),
     *(("spares", value, "spares.*give an int of 0 or more") for value in (-1, True, 1.0, "1", None)),
     *(("constraints", value, "constraints.*give a list, such as") for value in (ZONE, "zone=us-a", None, 7)),

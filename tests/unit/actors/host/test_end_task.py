@@ -1,5 +1,11 @@
 """Ending a task ends its whole process tree and its daemons, and no other process."""
 
+import threading
+
+import psutil
+import pytest
+
+from iris_ray.actors.host import end_task as module
 from iris_ray.actors.host.end_task import end_task
 from tests.support.processes import TOKEN, Nursery, alive, tree
 
@@ -38,3 +44,26 @@ def test_end_task_counts_a_zombie_as_gone(nursery: Nursery) -> None:
     """In a container whose first process does not reap, orphans stay zombies; they hold neither memory nor chips."""
     _, (child,) = nursery.tree("child")
     assert end_task([child], TOKEN, timeout_s=0.5) == []
+
+
+class SlowToDie(psutil.Process):
+    """A process that is gone only some time after it was killed, as one is that has hundreds of GB to give back."""
+
+    killed = False
+
+    def kill(self) -> None:
+        if not self.killed:
+            self.killed = True
+            threading.Timer(0.5, super().kill).start()
+
+
+def test_end_task_waits_for_a_process_that_takes_long_to_die_and_says_so(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "SAY_EVERY_S", 0.2)
+    process = SlowToDie(nursery.sleeper().pid)
+    assert end_task([process], TOKEN, timeout_s=60.0) == []
+    assert not alive(process)
+    said = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(said) <= 5
+    assert f"pid {process.pid}: killed 0 s ago and not gone yet" in said[0]

@@ -4,17 +4,21 @@ import asyncio
 import json
 import os
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
+import ray
 
 from iris_ray.actors.host import notice_delivery, task_watch
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
-from tests.support.task_children import NOTICE, PATIENCE_S, Make, started, watched
+from tests.support.task_children import NOTICE, PATIENCE_S, Child, Make, started, watched
 
 SLEEP = "time.sleep(60)"
 SAVE = """
@@ -184,6 +188,51 @@ def test_stacks_of_a_process_that_hangs_are_printed_with_those_of_its_threads(
     stacks = watched(child, tmp_path, started(child, dump))
     assert "in waiter" in stacks
     assert "most recent call first" in stacks
+
+
+# -- its end --------------------------------------------------------------------------------------------------------
+
+
+class Standby:
+    """Stands for the handle of an actor that runs exit handlers in a process when it is told to exit."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.exit = SimpleNamespace(remote=child.start)
+
+
+UPLOAD = """
+    sys.stdin.readline()
+    time.sleep(0.7)
+    Path(f"{files.prefix}.uploaded").touch()
+"""
+Ending = Callable[[TaskWatch], Coroutine[Any, Any, Any]]
+
+
+async def ends_in_peace(watch: TaskWatch) -> None:
+    await watch.end(None, exit_grace=PATIENCE_S)
+
+
+async def ends_in_a_moment(watch: TaskWatch) -> None:
+    await watch.end(None, exit_grace=0.1)
+
+
+async def ends_in_a_hurry(watch: TaskWatch) -> None:
+    peaceful = asyncio.ensure_future(ends_in_peace(watch))
+    await asyncio.sleep(0.1)
+    await asyncio.gather(watch.end("the job was cancelled"), peaceful)
+
+
+@pytest.mark.parametrize(
+    ("end", "uploads"), [(ends_in_peace, True), (ends_in_a_moment, False), (ends_in_a_hurry, False)]
+)
+def test_task_that_has_returned_gets_its_grace_unless_somebody_is_in_a_hurry(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Ending, uploads: bool
+) -> None:
+    monkeypatch.setattr(ray, "kill", lambda standby: standby.child.process.kill())
+    child = make(UPLOAD)
+    watched(child, tmp_path, started(child, end), Standby(child))
+    assert bool(list(tmp_path.rglob("*.uploaded"))) is uploads
 
 
 # -- its children ---------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Host:
     async def healthy(self) -> bool:
         return True
 
-    async def stop(self, pid: int, reason: str) -> TaskEnd:
+    async def stop(self, pid: int, reason: str, exit_grace: float) -> TaskEnd:
         self.stopped.append((pid, reason))
         return TaskEnd(EndKind.STOPPED, 1.0, error=reason)
 

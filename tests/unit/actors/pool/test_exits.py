@@ -1,0 +1,89 @@
+"""Threads and exit handlers of tasks that have returned, in virtual time: who waits for them, and for how long."""
+
+import asyncio
+import time
+
+import pytest
+import ray
+
+from iris_ray.actors.wire.messages import HOST_SILENCE_S
+from tests.support.cluster_in_process import Task
+from tests.support.virtual_cluster import Stage, VirtualCluster
+
+UPLOAD_S = 200.0
+MOMENT_S = 5.0
+
+
+async def nothing() -> None: ...
+
+
+async def uploads_at_its_end(task: Task) -> int:
+    task.exit_takes = UPLOAD_S
+    await asyncio.sleep(1.0)
+    return task.info.task_index
+
+
+@pytest.mark.parametrize("keep_warm", [0.0, 60.0])
+def test_results_are_out_at_once_and_the_hosts_are_busy_until_all_is_saved(stage: Stage, keep_warm: float) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        began = time.monotonic()
+        assert await cluster.run("job", (1,), uploads_at_its_end, keep_warm=keep_warm) == [0, 1]
+        assert time.monotonic() - began < MOMENT_S
+        next_job = cluster.run("next", (1,), uploads_at_its_end)
+        await cluster.pool.tasks_ended.remote()
+        assert [task.saved for task in cluster.tasks_of("job", 1)] == [True, True]
+        assert time.monotonic() - began >= UPLOAD_S
+        assert await next_job == [0, 1]
+        assert time.monotonic() - began >= UPLOAD_S, "it has had to wait"
+
+    stage.play(story, slices=1)
+
+
+def test_what_takes_longer_than_its_grace_is_cut_off(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        assert await cluster.run("job", (1,), uploads_at_its_end, exit_grace=10.0) == [0, 1]
+        began = time.monotonic()
+        await cluster.pool.tasks_ended.remote()
+        assert 10.0 <= time.monotonic() - began < 10.0 + MOMENT_S
+        assert [task.saved for task in cluster.tasks_of("job", 1)] == [False, False]
+
+    stage.play(story)
+
+
+def test_release_waits_until_all_is_saved(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("job", (1,), uploads_at_its_end, keep_warm=1000.0)
+        await cluster.pool.release.remote()
+        assert [task.saved for task in cluster.tasks_of("job", 1)] == [True, True]
+
+    stage.play(story)
+
+
+def test_caller_that_cancels_its_job_gives_tasks_that_have_returned_no_more_time(stage: Stage) -> None:
+    async def work(task: Task) -> int:
+        if task.info.task_index == 1:
+            return int(await asyncio.Event().wait())
+        return await uploads_at_its_end(task)
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run_tasks("job", 2, work)
+        await asyncio.sleep(MOMENT_S)
+        began = time.monotonic()
+        ray.cancel(results)
+        await asyncio.sleep(1.0)
+        await cluster.pool.tasks_ended.remote()
+        assert time.monotonic() - began < MOMENT_S
+        assert not cluster.tasks_of("job", 1)[0].saved
+
+    stage.play(story)
+
+
+def test_host_that_falls_silent_meanwhile_is_not_waited_for(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("job", (1,), lambda task: uploads_at_its_end(task) if task.info.task_index else nothing())
+        began = time.monotonic()
+        cluster.freeze_host(cluster.tasks_of("job", 1)[0].info.slice_name, 1)
+        await cluster.pool.tasks_ended.remote()
+        assert time.monotonic() - began < 2 * HOST_SILENCE_S
+
+    stage.play(story)
