@@ -18,6 +18,7 @@
     ├── ControllerUnavailableError (RuntimeError)
     ├── NotPermittedError (PermissionError)  it is not the user's own job, or only operators may do it
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
+    ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
@@ -103,6 +104,10 @@ class NotPermittedError(IrisError, PermissionError):
 
 class ResultNotPicklableError(IrisError, TypeError):
     """The user's function returned a value that can't be sent to the caller."""
+
+
+class ResultTooLargeError(IrisError, ValueError):
+    """The user's function returned a value of more than 1 GiB. Such values belong into files."""
 
 
 class EndpointNotFoundError(IrisError, LookupError):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ class TaskEnd:
     Attributes:
         kind: in which way.
         ended_at: seconds since the epoch on the task's host; it orders causes and consequences within a gang.
-        payload: the pickled result (RETURNED) or exception (None if it can't be pickled).
+        payload: the pickled result (RETURNED) or exception (None if it can't be pickled). Between processes, a
+            reference to a large result.
         error: one line for people.
         traceback: the traceback of an exception as text; otherwise empty.
         exit_code: what the process's end means as an exit code: 0 for RETURNED, 1 for an exception, 128 and its number
@@ -105,7 +107,7 @@ class TaskEnd:
 
     kind: EndKind
     ended_at: float
-    payload: bytes | None = None
+    payload: Any = None
     error: str = ""
     traceback: str = ""
     exit_code: int | None = None

@@ -58,7 +58,7 @@ class Holder:
         pid: the process; 0 if it has no pid in our container.
         name: the process's name in the kernel; empty if that can't be seen.
         started: seconds since the epoch, or None.
-        ours: whether it provably belongs to a task that had this host to itself.
+        ours: whether it provably belongs to a task of iris_ray on this host.
     """
 
     pid: int

@@ -17,6 +17,10 @@ TERM_GRACE_S = 1.0
 """How long processes that an earlier actor left running may take to end after SIGTERM."""
 
 
+EXCLUSIVE, SHARED = "tasks", "shared-tasks"
+"""Where a host's directory has the records of tasks that have the host to themselves, and of the others."""
+
+
 class ProcessLedger:
     """Records each task process of this host in ``<directory>/tasks/<pid>.json``, with descendants and start times.
 
@@ -31,7 +35,7 @@ class ProcessLedger:
     def __init__(self, directory: Path, exclusive: bool = True) -> None:
         self._host_directory = directory
         self._exclusive = exclusive
-        self._directory = directory / ("tasks" if exclusive else "shared-tasks")
+        self._directory = directory / (EXCLUSIVE if exclusive else SHARED)
         for used in (self._directory, self._files(0).output.parent):
             used.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
@@ -86,8 +90,12 @@ class ProcessLedger:
         return still_running
 
     def owns(self, process: psutil.Process) -> bool:
-        """Return whether a process provably belongs to a recorded task: by itself, by an ancestor, or by its token."""
-        entries = list(self._entries())
+        """Return whether a process provably belongs to a task of this host, whichever ledger has recorded that.
+
+        The proof is itself, an ancestor, or its token.
+        """
+        folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
+        entries = [entry for folder in folders for entry in self._entries(folder=folder)]
         try:
             recorded = {member for tree, _ in entries for member in tree.known.items()}
             line = [stat for ancestor in (process, *process.parents()) if (stat := stat_of(ancestor.pid)) is not None]
@@ -118,9 +126,11 @@ class ProcessLedger:
             return recorder == list(gone)
         return self._exclusive or _has_ended(recorder)
 
-    def _entries(self, wanted: Callable[[list[int] | None], bool] | None = None) -> Iterator[tuple[ProcessTree, str]]:
+    def _entries(
+        self, wanted: Callable[[list[int] | None], bool] | None = None, folder: Path | None = None
+    ) -> Iterator[tuple[ProcessTree, str]]:
         """Yield each recorded tree with its token, or those of wanted recorders. Remove entries that can't be read."""
-        for path in self._directory.glob("*.json"):
+        for path in (folder or self._directory).glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
                 known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]

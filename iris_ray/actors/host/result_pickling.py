@@ -7,20 +7,28 @@ import traceback
 from ray import cloudpickle
 
 from iris_ray.actors.wire.payloads import Rebuilt
-from iris_ray.errors import ResultNotPicklableError
+from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.outcomes import EndKind, TaskEnd
+
+MOST_RESULT_BYTES = 1 << 30
+MOST_ERROR_BYTES = 1 << 20
+"""A larger exception stays behind; its text travels."""
 
 DISK_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 """Numbers of errors that say that a disk is full, read-only or faulty."""
 
 
 def returned(result: object) -> TaskEnd:
-    """Return the end of a task whose function returned this. A result that can't be pickled makes it an error."""
+    """Return the end of a task whose function returned this. A result that can't travel makes it an error."""
+    what = f"the function returned a {type(result).__name__}"
     try:
-        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(result), exit_code=0)
+        payload = cloudpickle.dumps(result)
     except Exception as error:
-        message = f"the function returned a {type(result).__name__} that can't be pickled: {error}"
-        return raised(ResultNotPicklableError(message))
+        return raised(ResultNotPicklableError(f"{what} that can't be pickled: {error}"))
+    if len(payload) > MOST_RESULT_BYTES:
+        size, most = (f"{count / 2**20:,.0f} MiB" for count in (len(payload), MOST_RESULT_BYTES))
+        return raised(ResultTooLargeError(f"{what} of {size}, and the limit is {most}; write it to files instead"))
+    return TaskEnd(EndKind.RETURNED, time.time(), payload, exit_code=0)
 
 
 def exited(stop: SystemExit) -> TaskEnd:
@@ -53,7 +61,7 @@ def _pickled(error: Exception) -> bytes | None:
         try:
             payload: bytes = cloudpickle.dumps(travelling)
             cloudpickle.loads(payload)
-            return payload
+            return payload if len(payload) <= MOST_ERROR_BYTES else None
         except Exception:
             continue
     return None

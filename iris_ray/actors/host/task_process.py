@@ -30,7 +30,7 @@ from iris_ray.actors.host.result_pickling import exited, raised, returned
 from iris_ray.actors.host.task_environment import task_environment
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
 from iris_ray.actors.wire.messages import StandbyReady, TaskLaunch
-from iris_ray.actors.wire.payloads import Payload, load
+from iris_ray.actors.wire.payloads import Payload, load, with_stored_payload
 from iris_ray.actors.wire.ray_internals import label_output
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -94,7 +94,7 @@ class TaskProcess:
         flush_output()
         if pipe is not None:
             wait_until_drained(pipe)
-        return end
+        return with_stored_payload(end)
 
     def exit(self) -> None:
         """End the process in good order: exit handlers of user code run, and find its child processes alive."""

@@ -22,6 +22,7 @@ from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, TaskLaunch
+from iris_ray.actors.wire.payloads import with_fetched_payload
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, Fault, HostEvidence, TaskEnd, TaskKey, TpuPreempted
 from iris_ray.model.verdict import Verdict, judge_gang
@@ -268,9 +269,9 @@ class Attempt:
 
     async def _run_tasks(self, launches: Mapping[str, list[TaskLaunch]], report_running: Callable[[], None]) -> Ends:
         """Start every task; return when all have returned, or as soon as the gang can't succeed any more."""
-        loop, silence_s = asyncio.get_running_loop(), self._request.silence_s
+        loop = asyncio.get_running_loop()
         calls: dict[asyncio.Future[Any], int] = {
-            asyncio.ensure_future(self._slices.stub(name).run_remote_fn(self.id, launches[name], silence_s)): slice_id
+            asyncio.ensure_future(self._run_slice(name, launches[name])): slice_id
             for slice_id, name in enumerate(self._names)
         }
         self.phase, began = Phase.RUNNING, time.monotonic()
@@ -289,6 +290,13 @@ class Attempt:
             running.cancel()
             hangs.cancel()
             self._notices.cancel()
+
+    async def _run_slice(self, name: str, launches: list[TaskLaunch]) -> dict[int, TaskEnd | None] | Unreachable:
+        """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
+        ends = await self._slices.stub(name).run_remote_fn(self.id, launches, self._request.silence_s)
+        if isinstance(ends, Unreachable):
+            return ends
+        return dict(zip(ends, await asyncio.gather(*map(with_fetched_payload, ends.values())), strict=True))
 
     async def _until_end(self, calls: Mapping["asyncio.Future[Any]", int]) -> Ends:
         """Wait until all tasks have returned, one has not, a slice is silent, or the attempt is asked to stop."""

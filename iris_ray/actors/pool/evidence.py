@@ -66,15 +66,12 @@ async def gather_evidence(
     names = place.names
     heard, replies = await asyncio.gather(
         _heard(controller, [host.node_id for hosts in place.order.slices for host in hosts]),
-        asyncio.gather(*(_healthy(slices, name, silent, silence_s) for name in names)),
+        asyncio.gather(*(_asked(slices, name, silent, silence_s) for name in names)),
     )
     evidence = Evidence()
     unexplained: dict[TaskKey, str] = {}
     killed: dict[TaskKey, str] = {}  # where Ray killed a process of ours for lack of memory; such a host is there
-    for slice_id, (hosts, reply) in enumerate(zip(place.order.slices, replies, strict=True)):
-        alone = None
-        if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
-            alone, reply = reply, await slices.ask_hosts(names[slice_id], ALONE_TIMEOUT_S)
+    for slice_id, (hosts, (alone, reply)) in enumerate(zip(place.order.slices, replies, strict=True)):
         for host in hosts:
             key, node_id, silence = TaskKey(slice_id, host.host_index), host.node_id, reply[host.host_index]
             said = heard.get(node_id, HostEvidence())
@@ -97,12 +94,18 @@ async def gather_evidence(
     return evidence
 
 
-async def _healthy(
+async def _asked(
     slices: ReservedSlices, name: str, silent: Mapping[str, str], silence_s: float
-) -> dict[int, Unreachable | None] | Unreachable:
+) -> tuple[Unreachable | None, dict[int, Unreachable | None]]:
+    """Return why a slice's SliceActor does not answer, or None, and why each of its hosts counts as lost, or None."""
+    reply: dict[int, Unreachable | None] | Unreachable
     if name in silent:
-        return Unreachable(f"slice {name} {silent[name]}")
-    return await slices.stub(name).healthy(silence_s, timeout_s=silence_s + ANSWER_TIMEOUT_S)
+        reply = Unreachable(f"slice {name} {silent[name]}")
+    else:
+        reply = await slices.stub(name).healthy(silence_s, timeout_s=silence_s + ANSWER_TIMEOUT_S)
+    if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
+        return reply, await slices.ask_hosts(name, ALONE_TIMEOUT_S)
+    return None, reply
 
 
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:

@@ -3,12 +3,16 @@
 The pool may not be able to import what user code can, and must not run user code.
 """
 
-from typing import Any, TypeAlias
+import pickle
+from dataclasses import replace
+from typing import Any, SupportsIndex, TypeAlias
 
 import ray
 from ray import cloudpickle
+from ray.exceptions import RayError
 
 from iris_ray.errors import RemoteUserError
+from iris_ray.model.outcomes import TaskEnd
 
 Payload: TypeAlias = "bytes | ray.ObjectRef[bytes]"
 """A pickled object, or a reference to one in Ray's object store."""
@@ -31,14 +35,30 @@ def load(payload: Payload) -> Any:
     return cloudpickle.loads(payload if isinstance(payload, bytes) else ray.get(payload))
 
 
+def with_stored_payload(end: TaskEnd) -> TaskEnd:
+    """Return a task's end with a large result moved into the object store, where it lasts as long as this process."""
+    return end if end.payload is None else replace(end, payload=stored_if_large(end.payload))
+
+
+async def with_fetched_payload(end: TaskEnd | None) -> TaskEnd | None:
+    """Return a task's end with its result; None if that is lost with the process that had it, or with its host."""
+    if end is None or end.payload is None or isinstance(end.payload, bytes):
+        return end
+    try:
+        return replace(end, payload=await end.payload)
+    except RayError:
+        return None
+
+
 class Pickled:
     """A pickled value that unpickles as the value itself."""
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return cloudpickle.loads, (self._payload,)
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        takes_buffers = protocol.__index__() >= 5  # Ray copies a buffer once, and bytes twice
+        return cloudpickle.loads, (pickle.PickleBuffer(self._payload) if takes_buffers else self._payload,)
 
 
 class PickledError(Exception):

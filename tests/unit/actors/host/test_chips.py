@@ -207,6 +207,13 @@ def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
     assert host.holder().said == "holds"
 
 
+def test_holder_of_a_task_that_shares_the_host_is_ours(host: Host) -> None:
+    """Blame for it is not a stranger's: a task without chips has taken them."""
+    holder = host.holder()
+    ProcessLedger(host.directory, exclusive=False).record(tree(holder), "a neighbour's")
+    assert find_holders(host.devices, host.ledger).seen[0].ours
+
+
 def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_chips(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:

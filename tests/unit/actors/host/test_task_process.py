@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
+from iris_ray.actors.host import result_pickling
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
 from iris_ray.actors.wire.messages import TaskLaunch
-from iris_ray.errors import ResultNotPicklableError
+from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -140,6 +141,20 @@ def test_run_result_that_can_not_be_pickled_is_a_typed_error() -> None:
     rebuilt = cloudpickle.loads(end.payload)
     assert isinstance(rebuilt, ResultNotPicklableError)
     assert "lock" in str(rebuilt)
+
+
+def test_run_result_that_is_too_large_is_a_typed_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_pickling, "MOST_RESULT_BYTES", 3 << 20)
+    assert result_pickling.returned(bytes(2 << 20)).kind is EndKind.RETURNED
+    rebuilt = cloudpickle.loads(run(lambda: bytes(4 << 20)).payload)
+    assert isinstance(rebuilt, ResultTooLargeError)
+    assert "a bytes of 4 MiB, and the limit is 3 MiB; write it to files" in str(rebuilt)
+
+
+def test_run_exception_that_is_too_large_is_reported_as_text() -> None:
+    end = run(raises(ValueError("no room for", bytes(2 << 20))))
+    assert (end.kind, end.payload) == (EndKind.RAISED, None)
+    assert "no room for" in end.error
 
 
 def test_run_function_that_can_not_be_unpickled_here_is_an_error() -> None:

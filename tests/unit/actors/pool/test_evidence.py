@@ -1,17 +1,19 @@
 """What is asked about the hosts of an attempt that has ended."""
 
 import asyncio
+import time
 from collections.abc import Mapping
 
 import pytest
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
-from iris_ray.actors.pool.evidence import Evidence, gather_evidence
+from iris_ray.actors.pool.evidence import ALONE_TIMEOUT_S, Evidence, gather_evidence
 from iris_ray.actors.wire.answers import KilledForMemory, Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.outcomes import HostEvidence, TaskKey
 from tests.support.attempts import Controller, Slices
+from tests.support.virtual_time import run
 
 
 class SilentController(Controller):
@@ -47,6 +49,31 @@ def test_cancelled_gathering_gives_up_its_question_to_the_controller() -> None:
         return controller.given_up
 
     assert asyncio.run(is_given_up())
+
+
+class HungHosts:
+    """Slices whose hosts do not answer either."""
+
+    async def ask_hosts(self, name: str, timeout_s: float) -> dict[int, Unreachable]:
+        await asyncio.sleep(timeout_s)
+        return {0: Unreachable(f"{name} host 0 did not answer")}
+
+
+def test_slices_whose_actors_are_silent_are_asked_side_by_side() -> None:
+    """A gang that has lost half of its slices is not away for a minute longer."""
+
+    async def gathered() -> tuple[Evidence, float]:
+        names = [f"slice-{i}" for i in range(64)]
+        places = tuple((HostPlace(f"node of {name}", "10.0.0.1", name, 0),) for name in names)
+        order = AttemptOrder(AttemptId("job", 1), places, {"TPU": 4.0}, 1, 1)
+        silent = dict.fromkeys(names, "has not answered for 5 s")
+        began = time.monotonic()
+        found = await gather_evidence(AttemptPlace(order), HungHosts(), Controller(), silent, 5.0)  # type: ignore[arg-type]
+        return found, time.monotonic() - began
+
+    evidence, took = run(gathered())
+    assert len(evidence.lost_without_notice) == 64
+    assert took == pytest.approx(ALONE_TIMEOUT_S)
 
 
 class KilledSlices(Slices):

@@ -16,8 +16,9 @@ class TwoPartError(Exception):
         super().__init__(f"{what} because {why}")
 
 
-def test_pickled_becomes_itself_where_it_arrives() -> None:
-    assert pickle.loads(pickle.dumps(Pickled(cloudpickle.dumps({"a": 1})))) == {"a": 1}
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickled_becomes_itself_where_it_arrives(protocol: int) -> None:
+    assert pickle.loads(pickle.dumps(Pickled(cloudpickle.dumps({"a": 1})), protocol)) == {"a": 1}
     assert pickle.loads(pickle.dumps([Pickled(cloudpickle.dumps(n)) for n in (1, 2)])) == [1, 2]
 
 
