@@ -61,6 +61,8 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         self._stopping: dict[AttemptId, dict[int, HostTask]] = {}
         self._silence_s = HOST_SILENCE_S
         self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
+        self._watch: FailureDetector[int] | None = None
+        self._counting: asyncio.Future[None] | None = None
 
     def members(self) -> Mapping[int, HostStub]:
         return self._hosts
@@ -130,9 +132,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
             end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
             self._tasks[i] = HostTask(pid, end)
         tasks = self._tasks
-        self._contact.asked()
-        counting = asyncio.ensure_future(self._count_unasked())
-        watch = FailureDetector(self._ask, self._hosts, silence_s)
+        watch = self._watch_hosts()
         silence = asyncio.ensure_future(watch.found())
         pending: set[asyncio.Future[Any]] = {task.end for task in tasks.values()}
         try:
@@ -144,10 +144,21 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
                     break
         finally:
             silence.cancel()
-            counting.cancel()
-            watch.stop()
-        self._silent = watch.hung
         return {i: task.known_end() for i, task in tasks.items() if task.end.done() or i in watch.silent}
+
+    def _watch_hosts(self) -> FailureDetector[int]:
+        """Ask the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
+        self._unwatch_hosts()
+        self._contact.asked()
+        self._counting = asyncio.ensure_future(self._count_unasked())
+        self._watch = FailureDetector(self._ask, self._hosts, self._silence_s)
+        self._silent = self._watch.hung
+        return self._watch
+
+    def _unwatch_hosts(self) -> None:
+        if self._watch is not None and self._counting is not None:
+            self._watch.stop()
+            self._counting.cancel()
 
     async def _count_unasked(self) -> None:
         while True:
@@ -219,6 +230,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         """
         if self._running == attempt:
             self._stopping[attempt], self._tasks, self._running = self._tasks, {}, None
+            self._unwatch_hosts()
         if attempt not in self._stopping:
             self._refused = attempt, reason or "it is over"
             return {}

@@ -108,8 +108,8 @@ def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> Non
     assert run(scenario()) == {0: RETURNED}
 
 
-def test_slice_that_its_pool_no_longer_asks_does_not_ask_its_hosts() -> None:
-    """The pool may be gone. A host that nobody asks ends its task."""
+def asked_host() -> tuple[Host, list[float]]:
+    """A host, and the times at which it is asked whether it is there."""
     host, asked = Host(), list[float]()
 
     async def healthy() -> bool:
@@ -117,6 +117,35 @@ def test_slice_that_its_pool_no_longer_asks_does_not_ask_its_hosts() -> None:
         return True
 
     host.actor.healthy.remote = healthy
+    return host, asked
+
+
+def test_host_whose_task_has_returned_is_asked_until_the_attempt_is_stopped() -> None:
+    """Other slices may run on for hours. A host that nobody asks ends itself, and what its task still writes."""
+    host, asked = asked_host()
+
+    async def returns(_: TaskLaunch) -> TaskEnd:
+        return RETURNED
+
+    async def look() -> list[float]:
+        actor, now = slice_actor(host, returns), asyncio.get_running_loop().time
+        await actor.run_remote_fn(AttemptId("job", 1), [launch()], 5.0)
+        for _ in range(100):
+            await actor.ping()
+            await asyncio.sleep(1.0)
+        unasked = [now() - asked[-1]]
+        await actor.stop(AttemptId("job", 1), None, 0.0)
+        await asyncio.sleep(100.0)
+        return [*unasked, now() - asked[-1]]
+
+    meanwhile, afterwards = run(look())
+    assert meanwhile < 2.0
+    assert afterwards > 98.0
+
+
+def test_slice_that_its_pool_no_longer_asks_does_not_ask_its_hosts() -> None:
+    """The pool may be gone. A host that nobody asks ends its task."""
+    host, asked = asked_host()
 
     async def look() -> tuple[float, float]:
         actor, now = slice_actor(host, never), asyncio.get_running_loop().time
