@@ -117,12 +117,6 @@ def turn(item: pytest.Item) -> int:
     return next((n for n, name in enumerate((*SHARED, OWN), 1) if name in fixtures), 0)
 
 
-@pytest.fixture
-def kills(request: pytest.FixtureRequest) -> int:
-    """How often a test kills what it kills."""
-    return 20 if request.config.getoption("profile") == "proofs" else 3
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Have the fixtures know at their end whether the test has passed."""

@@ -45,35 +45,30 @@ def test_host_killed_at_any_moment_ends_in_the_right_results(
     wait_until(lambda: not any(alive(start["pid"]) for start in trace.starts()), 20)
 
 
-def kill_controllers_under(crowd: Crowd | CrowdOfTasks, kills: int) -> None:
-    for _ in range(kills):
-        crowd.fill_up()
-        time.sleep(crowd.chance.uniform(0.5, 4.0))
-        kill_controller()
-        crowd.check_ended()
-    crowd.check_all()
-
-
-@pytest.mark.usefixtures("cluster")
-def test_controller_killed_again_and_again_costs_no_job_anything(tmp_path: Path, kills: int) -> None:
-    """Every job ends with the right result and the right counts."""
-    kill_controllers_under(Crowd(tmp_path), kills)
-
-
-@pytest.mark.proof
-def test_controller_killed_again_and_again_costs_no_independent_task_anything(
-    cluster: SimulatedCluster, tmp_path: Path, kills: int
+@pytest.mark.parametrize("crowd_types", [[Crowd], *in_proofs([Crowd, CrowdOfTasks])], ids=["gangs", "and tasks"])
+def test_controller_killed_again_and_again_costs_no_job_anything(
+    cluster: SimulatedCluster, tmp_path: Path, crowd_types: list[type[Crowd]]
 ) -> None:
-    """Each task runs as often as its attempts say, and is charged for its own failures alone."""
-    for _ in range(2):
+    """Every job has the right result and counts; independent tasks are charged for their own failures alone."""
+    for _ in range(2 if CrowdOfTasks in crowd_types else 0):
         cluster.add_slice("v4-8")
-    kill_controllers_under(CrowdOfTasks(tmp_path), kills)
+    directories = [tmp_path / crowd_type.__name__ for crowd_type in crowd_types]
+    for directory in directories:
+        directory.mkdir()
+    crowds = [crowd_type(directory) for crowd_type, directory in zip(crowd_types, directories, strict=True)]
+    for _ in range(20 if CrowdOfTasks in crowd_types else 3):
+        for crowd in crowds:
+            crowd.fill_up()
+        time.sleep(crowds[0].chance.uniform(0.5, 4.0))
+        kill_controller()
+        for crowd in crowds:
+            crowd.check_ended()
+    for crowd in crowds:
+        crowd.check_all()
 
 
 @pytest.mark.proof
-def test_gcs_killed_again_and_again_costs_no_job_anything(
-    persistent_cluster: SimulatedCluster, tmp_path: Path, kills: int
-) -> None:
+def test_gcs_killed_again_and_again_costs_no_job_anything(persistent_cluster: SimulatedCluster, tmp_path: Path) -> None:
     """Every job ends with the right result and the right counts.
 
     With every new GCS Ray begins anew with all actors that have not started yet: kills that come faster than processes
@@ -82,7 +77,7 @@ def test_gcs_killed_again_and_again_costs_no_job_anything(
     """
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     crowd = Crowd(tmp_path)
-    for _ in range(kills):
+    for _ in range(20):
         crowd.keep_busy_until_a_task_starts()
         time.sleep(crowd.chance.uniform(0.0, 3.0))
         persistent_cluster.restart_gcs()  # kills it first

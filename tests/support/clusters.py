@@ -14,6 +14,7 @@ from iris_ray import release
 from iris_ray.actors.wire.controller_connection import find_controller
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.client.identity import current_user
+from iris_ray.errors import UnknownNameError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import free_chips, the_controller
 from tests.support.waiting import wait_until
@@ -120,7 +121,8 @@ class World:
         """Cancel what a test that failed has left. Argument as for `check`."""
         for job_id in unfinished_jobs():
             if job_id not in may_run:
-                the_controller().cancel(job_id, "the test is over", current_user())
+                with contextlib.suppress(UnknownNameError):  # a spare is gone with its job
+                    the_controller().cancel(job_id, "the test is over", current_user())
         wait_until(lambda: all(job in may_run for job in unfinished_jobs()), 30)
 
     def give_everything_back(self) -> None:
