@@ -72,8 +72,11 @@ def logs(
                     _say(piece.note)
                 _write(piece.data)
         else:
-            for line in stream_logs(controller, job, task, attempt=attempt, tail_lines=tail, follow=follow):
-                show(line, prefixed=task is None)
+            from iris_ray.client.host_logs import host_logs  # imports Ray
+
+            with host_logs(controller) as source:
+                for line in stream_logs(source, job, task, attempt=attempt, tail_lines=tail, follow=follow):
+                    show(line, prefixed=task is None)
 
 
 def _most_telling(controller: ControllerConnection, status: JobStatus) -> int:

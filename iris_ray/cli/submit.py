@@ -139,10 +139,13 @@ def _say_if_it_can_not_run(job_id: str) -> None:
 
 def _follow(job_id: str) -> None:
     """Print the output of the job's tasks until it ends. End the command if it did not succeed, or at Ctrl-C."""
+    from iris_ray.client.host_logs import host_logs  # imports Ray
+
     controller = ControllerConnection()
     try:
-        for line in stream_logs(controller, job_id):
-            show(line, prefixed=True)
+        with host_logs(controller) as logs:
+            for line in stream_logs(logs, job_id):
+                show(line, prefixed=True)
     except KeyboardInterrupt:
         if on_a_terminal() and really_cancel("leave it running", default=False):
             controller.cancel(job_id, "cancelled with Ctrl-C", current_user())

@@ -11,6 +11,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
+from iris_ray.client.host_logs import host_logs
 from iris_ray.client.identity import current_user
 from iris_ray.client.log_stream import FIRST_WORD_S, REPEAT_S, print_logs
 from iris_ray.errors import (
@@ -90,7 +91,8 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
                 require_number("stream_task_index", stream_task_index)
-            print_logs(ControllerConnection(patience_s=math.inf), self.job_id, stream_task_index)
+            with host_logs(ControllerConnection(patience_s=math.inf)) as logs:
+                print_logs(logs, self.job_id, stream_task_index)
         self._wait_for_results(timeout)
         return self._settled_status()
 

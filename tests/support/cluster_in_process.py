@@ -23,10 +23,10 @@ import ray
 
 from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.controller.log_service import LogReader
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.log_files import AttemptLog, logs_directory
+from iris_ray.actors.host.log_reader import LogReader
 from iris_ray.actors.host.log_writer import LogWriter
 from iris_ray.actors.host.result_pickling import exited, raised, returned
 from iris_ray.actors.host.task_process import TaskProcess
@@ -501,6 +501,7 @@ class ClusterInProcess:
         group: Reservation | None = getattr(strategy, "placement_group", None)
         if group is None:
             assert issubclass(actor_class, LogReader), actor_class
+            self._actors.setdefault(strategy.node_id, []).append(ray.get_runtime_context().current_actor)
             with mock.patch.dict(os.environ, IRIS_RAY_HOST_DIR=str(self.node(strategy.node_id).directory)):
                 return LogReader()
         node = self.node(group.node_ids[strategy.placement_group_bundle_index])

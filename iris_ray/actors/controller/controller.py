@@ -45,7 +45,7 @@ from iris_ray.actors.wire.messages import JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, SetAside, TaskStatus, WorkerStatus
-from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskLog
+from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
 from iris_ray.errors import (
@@ -350,6 +350,21 @@ class Controller:
         there = dict(islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS))
         calls = (self.fetch_task_logs(job_id, index, at, max_bytes) for index, at in there.items())
         return dict(zip(there, await asyncio.gather(*calls), strict=True))
+
+    @checked
+    async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
+        """Where the logs of several tasks of a job are, by task index; the first `MOST_LOGS` that exist.
+
+        Raises:
+            UnknownNameError: there is no such job or attempt.
+        """
+        await self.ping()
+        job = self._job(job_id)
+        there = islice(((index, at) for index, at in wanted.items() if 0 <= index < job.size), MOST_LOGS)
+        return {
+            index: self._logs.locate(log_standing(self._state, job, index, at.attempt), self._state.workers)
+            for index, at in there
+        }
 
     async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
         """A page of the live hosts, by slice and number: those that come after this place.

@@ -1,23 +1,22 @@
 """Where the Controller looks up what a task has printed: on its host, through a small actor there, or in its memory.
 
-The job's own actors may be gone, so the reader is the Controller's. It starts with the first question, in a second or
-two, and ends after a minute without one.
+Clients that follow a job ask it only where to read, and read on the hosts themselves.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.controller.log_memory import LogMemory
-from iris_ray.actors.host.host_directory import host_directory
-from iris_ray.actors.host.log_files import AttemptLog, Piece, logs_directory
+from iris_ray.actors.host.log_files import Piece
+from iris_ray.actors.host.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion, start_log_reader, with_piece
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import AttemptOrder
-from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, LogPosition, TaskLog
+from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.suggestions import unknown_number
@@ -26,29 +25,11 @@ from iris_ray.state import ControllerState
 
 MOST_BYTES = 4 << 20
 """Of one answer."""
-READ_TIMEOUT_S = 20.0
 MOST_ASKED = 32
 """Hosts that are asked for the files of an attempt of which it is not known where it ran."""
 SEARCHES_AT_ONCE = 2
 """For such attempts. Each goes through all hosts."""
-IDLE_S = 60.0
-
-
-class LogReader:
-    """Reads the logs of the host that it is on."""
-
-    def __init__(self) -> None:
-        self._root = logs_directory(host_directory())
-
-    def read(
-        self, job_id: str, task_index: int, attempt: int, offset: int, limit: int, tail_lines: int | None
-    ) -> Piece | None:
-        """A piece of what an attempt has printed; None if it has left no files here."""
-        log = AttemptLog(self._root, job_id, task_index, attempt)
-        return log.read(offset, limit) if tail_lines is None else log.tail(tail_lines, limit)
-
-
-_LogReader = ray.remote(LogReader)
+NOT_PLACED = "it has not been placed on a host yet"
 
 
 @dataclass(slots=True)
@@ -77,13 +58,22 @@ class LogService:
         for last in batch:
             self._memory.remember(last)
 
+    def locate(self, standing: "LogStanding", workers: Mapping[str, Worker]) -> LogPlace:
+        """Where the attempt's log is to be read, as far as that is known."""
+        log = standing.log
+        if log.attempt == 0:
+            return LogPlace(replace(log, note=NOT_PLACED), None)
+        node_id = standing.node_id or self._memory.node_of((log.job_id, log.task_index, log.attempt))
+        worker = workers.get(node_id) if node_id else None
+        return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
+
     async def fetch(
         self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
     ) -> TaskLog:
         """A piece from the attempt's host, or if that is not to be had, its last lines."""
         log = standing.log
         if log.attempt == 0:
-            return replace(log, note="it has not been placed on a host yet")
+            return replace(log, note=NOT_PLACED)
         key = log.job_id, log.task_index, log.attempt
         node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
         if node_id is None:
@@ -94,16 +84,11 @@ class LogService:
         if worker is None:
             return self._from_memory(log, at.offset, "its host is gone")
         limit = min(max(max_bytes, 1), MOST_BYTES)
-        piece = await self._read(node_id, worker.address, (*key, max(at.offset, 0), limit, at.tail_lines))
+        question = LogQuestion(*key, max(at.offset, 0), limit, at.tail_lines)
+        piece = await self._read(node_id, worker.address, question)
         if isinstance(piece, Unreachable):
             return self._from_memory(log, at.offset, piece.reason)
-        if piece is None:
-            deleted = standing.log.finished
-            said = "its host has no log of it: it never started, or its log was deleted" if deleted else None
-            return replace(log, from_host=True, note=said)
-        lost = piece.offset - at.offset if at.tail_lines is None else 0
-        note = f"the {lost} bytes before were deleted on its host: only the newest are kept" if lost > 0 else None
-        return replace(log, offset=piece.offset, data=piece.data, end=piece.end, from_host=True, note=note)
+        return with_piece(log, at, piece)
 
     def _from_memory(self, log: TaskLog, offset: int, why: str) -> TaskLog:
         last = self._memory.last_lines((log.job_id, log.task_index, log.attempt))
@@ -125,39 +110,32 @@ class LogService:
         known = [c for c in need.constraints if not c.orders]
         asked = [worker for worker in workers.values() if all(c.matches(worker.attributes) for c in known)]
         asked = sorted(asked, key=lambda worker: worker.host_index != number)[:MOST_ASKED]
-        found = await asyncio.gather(*(self._read(w.node_id, w.address, (*key, 0, 1, None)) for w in asked))
+        found = await asyncio.gather(*(self._read(w.node_id, w.address, LogQuestion(*key, 0, 1)) for w in asked))
         for worker, piece in zip(asked, found, strict=True):
             if isinstance(piece, Piece):
                 self._memory.placed(*key, worker.node_id)
                 return worker.node_id
         return None
 
-    async def _read(
-        self, node_id: str, address: str, what: tuple[str, int, int, int, int, int | None]
-    ) -> Piece | Unreachable | None:
+    async def _read(self, node_id: str, address: str, question: LogQuestion) -> Piece | Unreachable | None:
         reader = self._readers.get(node_id)
         if reader is None:
-            # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
-            actor = _LogReader.options(
-                num_cpus=0,
-                resources={f"node:{address}": 0.001},
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-                max_concurrency=8,
-            ).remote()
-            reader = self._readers[node_id] = _Reader(actor)
+            reader = self._readers[node_id] = _Reader(start_log_reader(node_id, address))
         if self._sweeper is None:
             self._sweeper = asyncio.create_task(self._end_idle_readers())
         reader.busy += 1
         try:
-            piece: Piece | Unreachable | None = await answer(
-                reader.actor.read.remote(*what), f"the reader on its host ({address})", READ_TIMEOUT_S
-            )
+            call = reader.actor.read.remote([question])
+            pieces: Any = await answer(call, f"the reader on its host ({address})", READ_TIMEOUT_S)
         finally:
             reader.busy -= 1
             reader.used_at = asyncio.get_running_loop().time()
-        if isinstance(piece, Unreachable) and self._readers.get(node_id) is reader:
+        if not isinstance(pieces, Unreachable):
+            found: Piece | None = pieces[0]
+            return found
+        if self._readers.get(node_id) is reader:
             self._end(node_id)
-        return piece
+        return pieces
 
     async def _end_idle_readers(self) -> None:
         while self._readers:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import iris_ray
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, TaskStatus, WorkerStatus
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog
+from iris_ray.actors.wire.task_log import LogPlace, LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
@@ -168,6 +168,15 @@ class ControllerConnection:
         """
         logs: dict[int, TaskLog] = self._ask(lambda controller: controller.fetch_logs.remote(job_id, wanted, max_bytes))
         return logs
+
+    def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
+        """Return where the logs of several tasks are, by task index, without tasks that do not exist.
+
+        Raises:
+            UnknownNameError: there is no such job or attempt.
+        """
+        places: dict[int, LogPlace] = self._ask(lambda controller: controller.locate_logs.remote(job_id, wanted))
+        return places
 
     # -- hosts -----------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,19 @@ class LogPosition:
 
 
 @dataclass(frozen=True, slots=True)
+class LogPlace:
+    """Where a log is to be read.
+
+    Attributes:
+        log: the log without content: how its attempt stands. What is read after its end is all of it.
+        host: node id and address of the host that its attempt runs or ran on; None if that is gone or not known.
+    """
+
+    log: TaskLog
+    host: tuple[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
 class LastLines:
     """The end of what an attempt of a task has printed so far.
 

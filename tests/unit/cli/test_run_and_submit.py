@@ -223,7 +223,7 @@ def print_up(world: ControllerInProcess) -> None:
 
 
 def test_ctrl_c_without_a_terminal_leaves_a_submitted_job_running(world: ControllerInProcess, script: str) -> None:
-    pressed = Terminal((lambda: world.ray.calls["fetch_logs"] > 1, CTRL_C))  # it follows the job by then
+    pressed = Terminal((lambda: world.ray.calls["read"] > 1, CTRL_C))  # it follows the job by then
     world.ray.has_pressed_ctrl_c = pressed.has_pressed_ctrl_c
     done = world.iris("submit", script, "-f", code=INTERRUPTED, quotes=True)
     job = done.stdout.strip()

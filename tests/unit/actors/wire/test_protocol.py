@@ -77,6 +77,7 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "task_status": ["job_id", "index"],
         "fetch_task_logs": ["job_id", "task_index", "at", "max_bytes"],
         "fetch_logs": ["job_id", "wanted", "max_bytes"],
+        "locate_logs": ["job_id", "wanted"],
         "note_last_lines": ["batch", "sender"],
         "cancel": ["job_id", "reason", "user"],
         "taint": ["target", "taint", "reason", "user"],

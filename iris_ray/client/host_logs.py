@@ -1,0 +1,112 @@
+"""Reads what tasks print on their hosts, without a detour through the Controller: that only says where they run."""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from iris_ray.actors.host.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion, start_log_reader, with_piece
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobStatus
+from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+
+PLACES_S = 1.0
+"""How long the Controller's word on where a task runs is good for."""
+
+Host = tuple[str, str]
+"""Node id and address."""
+
+
+class HostLogs:
+    """What following logs needs: the Controller's word on jobs, and the hosts' on what was printed there.
+
+    Several tasks at a time are read with one question to each host. What no host has any more, the Controller is asked
+    for: it remembers the last lines.
+    """
+
+    def __init__(self, controller: ControllerConnection) -> None:
+        self._controller = controller
+        self._readers: dict[Host, ActorHandle] = {}
+        self._used_at: dict[Host, float] = {}
+        self._places: dict[tuple[str, int, int | None], tuple[float, LogPlace]] = {}
+
+    def job_status(self, job_id: str) -> JobStatus:
+        return self._controller.job_status(job_id)
+
+    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
+        return self._controller.fetch_task_logs(job_id, task_index, at, max_bytes)
+
+    def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
+        """Return pieces of what several tasks of a job have printed; like `ControllerConnection.fetch_logs`."""
+        places = self._locate(job_id, wanted)
+        found = {index: place.log for index, place in places.items() if place.log.attempt == 0}
+        by_host: dict[Host, list[int]] = defaultdict(list)
+        for index, place in places.items():
+            if place.host is not None:
+                by_host[place.host].append(index)
+        asked = {}
+        for host, indexes in by_host.items():
+            of_host = [_question(places[index].log, wanted[index], max_bytes) for index in indexes]
+            asked[host] = self._reader(host).read.remote(of_host)
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        for host, call in asked.items():
+            try:
+                pieces = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            except RayError:  # the host is gone, or silent
+                self._end(host)
+                continue
+            for index, piece in zip(by_host[host], pieces, strict=True):
+                found[index] = with_piece(places[index].log, wanted[index], piece)
+        self._end_idle()
+        left = iter([(index, at) for index, at in wanted.items() if index in places and index not in found])
+        while some := dict(islice(left, MOST_LOGS)):
+            found |= self._controller.fetch_logs(job_id, some, max_bytes)
+        return found
+
+    def close(self) -> None:
+        """End all readers."""
+        for host in list(self._readers):
+            self._end(host)
+
+    def _locate(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
+        """Return where the tasks run, asking the Controller for those of which it is not known since a moment ago."""
+        good_since = time.monotonic() - PLACES_S
+        known = {index: self._places.get((job_id, index, at.attempt), (0.0, None)) for index, at in wanted.items()}
+        stale = {index: wanted[index] for index, (asked_at, _) in known.items() if asked_at < good_since}
+        if stale:
+            now = time.monotonic()
+            for index, place in self._controller.locate_logs(job_id, stale).items():
+                known[index] = self._places[job_id, index, wanted[index].attempt] = now, place
+        return {index: place for index, (_, place) in known.items() if place is not None}
+
+    def _reader(self, host: Host) -> ActorHandle:
+        self._used_at[host] = time.monotonic()
+        if host not in self._readers:
+            self._readers[host] = start_log_reader(*host)
+        return self._readers[host]
+
+    def _end_idle(self) -> None:
+        for host in [host for host in self._readers if time.monotonic() - self._used_at[host] > IDLE_S]:
+            self._end(host)
+
+    def _end(self, host: Host) -> None:
+        ray.kill(self._readers.pop(host))
+
+
+@contextmanager
+def host_logs(controller: ControllerConnection) -> Iterator[HostLogs]:
+    """Give a way to the logs on the hosts, and end its readers afterwards."""
+    logs = HostLogs(controller)
+    try:
+        yield logs
+    finally:
+        logs.close()
+
+
+def _question(log: TaskLog, at: LogPosition, max_bytes: int) -> LogQuestion:
+    return LogQuestion(log.job_id, log.task_index, log.attempt, max(at.offset, 0), max_bytes, at.tail_lines)
