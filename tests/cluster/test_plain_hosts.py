@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import psutil
 import pytest
 import ray
 
-from iris_ray import IrisClient, ResourceSpec, release, run_on_pod
+from iris_ray import IrisClient, ResourceSpec, preemption_notice, release, run_on_pod, run_on_pod_ray
 from iris_ray.errors import TaskCrashedError
 from tests.support.clusters import Clusters
 from tests.support.processes import alive
@@ -96,3 +97,31 @@ def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path) -> No
         driver.kill()
         driver.wait()
     wait_until(lambda: not any(map(alive, daemons)), 30)
+
+
+@pytest.mark.proof
+def test_head_that_is_a_tpu_host_drains_like_any_other(tmp_path: Path) -> None:
+    """The last test here: its cluster takes no more tasks. Ray refuses to drain a node as idle that is in use."""
+    running, noticed = tmp_path / "running", tmp_path / "noticed"
+
+    def waits_for_notice(paths: tuple[str, str] = (str(running), str(noticed))) -> None:
+        Path(paths[0]).touch()
+        while (notice := preemption_notice()) is None:
+            time.sleep(0.05)
+        Path(paths[1]).write_text(notice.kind.value)
+
+    run = run_on_pod_ray.remote(waits_for_notice, "v4-8", max_retries_failure=0)
+    wait_until(running.exists, 60)
+    context = ray.get_runtime_context()
+
+    def drain(reason: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", context.gcs_address]
+        command += ["--node-id", context.get_node_id(), "--reason", reason, "--reason-message", "kernel update"]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert "no longer idle" in drain("DRAIN_NODE_REASON_IDLE_TERMINATION").stderr
+    assert not noticed.exists()
+    assert drain("DRAIN_NODE_REASON_PREEMPTION").returncode == 0
+    wait_until(noticed.exists, 10)
+    assert noticed.read_text() == "preemption"
+    ray.get(run)
