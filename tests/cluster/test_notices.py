@@ -194,7 +194,7 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
         return found
 
     wait_until(lambda: "Ray did not reserve" in (spare().error or ""))
-    assert "by work outside iris_ray" in str(wait_until(lambda: spare().waiting))
+    wait_until(lambda: "by work outside iris_ray" in str(spare().waiting))
     for stranger in strangers:
         ray.kill(stranger)
     wait_until(lambda: spare().state.name == "RUNNING")
