@@ -5,9 +5,10 @@
 
 For so long, three jobs at a time run on four simulated slices, while a fault happens every so often: hosts are killed,
 or frozen and thawed, slices preempted with and without notice, task processes killed in three ways, and each of our own
-actors. In the end every job has its results, once; every step was done in order, from a checkpoint or from where the
-attempt before was; nobody was charged for more than happened to him; nothing is left: no process of a task or forked by
-one, no reservation, no claimed chip.
+actors killed, or stopped for a while. If root runs it, hosts are also cut off from the network, wholly or in part. In
+the end every job has its results, once; every step was done in order, from a checkpoint or from where the attempt
+before was; nobody was charged for more than happened to him; nothing is left: no process of a task or forked by one, no
+reservation, no claimed chip.
 """
 
 import argparse
@@ -19,10 +20,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -131,8 +134,9 @@ class Chaos:
         self._directory = directory
         self._running: dict[int, Running] = {}
         self._started = 0
-        self._frozen: dict[tuple[str, int], float] = {}
+        self._passing: list[tuple[threading.Timer, Callable[[], None]]] = []  # what ends faults
         self._leaving: set[str] = set()
+        self._shaky: list[tuple[str, float, float]] = []  # slices with a fault that passes, from when to when
         self._cluster: SimulatedCluster
 
     def run(self, seconds: float, mean_gap_s: float) -> None:
@@ -142,7 +146,7 @@ class Chaos:
             seconds: how long faults happen.
             mean_gap_s: between two of them; 0 for none at all.
         """
-        with SimulatedCluster({TPU_TYPE: SLICES}, quiet=True) as self._cluster:
+        with SimulatedCluster({TPU_TYPE: SLICES}, quiet=True, networks=os.geteuid() == 0) as self._cluster:
             end = time.monotonic() + seconds
             self._fill_up()
             while time.monotonic() < end:
@@ -152,7 +156,7 @@ class Chaos:
                 self._wait(min(self._chance.expovariate(1 / mean_gap_s), 3 * mean_gap_s))
                 self._fault()
             self._say("no more faults; the jobs go on to their ends")
-            self._thaw(all_of_them=True)
+            self._end_what_passes()
             deadline = time.monotonic() + PATIENCE_S
             while self._running:
                 assert time.monotonic() < deadline, f"after {PATIENCE_S:g} s these still run: {self._stand()}"
@@ -178,10 +182,9 @@ class Chaos:
             self._running[number] = Running(number, directory, steps, ref, slices)
 
     def _settle(self, start_more: bool = True) -> None:
-        """Check the jobs that have ended, thaw what is due, replace what is broken."""
+        """Check the jobs that have ended, replace what is broken."""
         for number in [n for n, job in self._running.items() if ray.wait([job.ref], timeout=0)[0]]:
             self._check(self._running.pop(number))
-        self._thaw()
         if len(self._sound_slices()) < SLICES:
             self._cluster.add_slice(TPU_TYPE)
         if start_more:
@@ -207,10 +210,16 @@ class Chaos:
         job_id = lines[0]["job"]
         status = next((s for s in the_controller().list_jobs() if s.job_id == job_id), None)
         assert status is not None, f"the Controller has forgotten {job_id}"
+        job.charges["preemptions"] += self._starts_on_shaky_slices(lines)
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
                 self.false_alarms.append(f"{job_id} was charged for {budget} that nobody caused: {status.error}")
         self.jobs_done += 1
+
+    def _starts_on_shaky_slices(self, lines: list[dict[str, Any]]) -> int:
+        """How many attempts began on a slice of which a host could not answer just then."""
+        starts = [line for line in lines if "start" in line]
+        return len({start["attempt"] for start in starts for shaky in self._shaky if began_on(start, *shaky)})
 
     def _check_steps(self, job: Running, lines: list[dict[str, Any]], took_part_in_the_end: bool) -> None:
         """One task's lines: each attempt goes on without a gap from a checkpoint, and the last one gets to the end."""
@@ -242,6 +251,8 @@ class Chaos:
             (self._kill_host_actor, 1),
             (self._kill_pool, 1),
             (self._kill_controller, 2),
+            (self._stop_process, 3),
+            *([(self._cut_off, 4)] if os.geteuid() == 0 else []),
         ]
         fault = self._chance.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
         with contextlib.suppress(ProcessLookupError, ValueError):  # gone by itself meanwhile
@@ -260,8 +271,38 @@ class Chaos:
         self._charge("preemptions", name)
         self._cluster.freeze_host(name, worker)
         seconds = self._chance.uniform(1.0, 12.0)
-        self._frozen[name, worker] = time.monotonic() + seconds
+        self._shaky.append((name, time.time(), time.time() + seconds))
+        self._ends_in(seconds, partial(self._cluster.thaw_host, name, worker))
         return f"froze host {worker} of {name} for {seconds:.0f} s"
+
+    def _cut_off(self) -> str:
+        name, worker = self._some_host()
+        whom = self._chance.choice([{}, {"from_head": False}, {"from_hosts": False}])
+        direction = self._chance.choice(["both", "in", "out"])
+        self._charge("preemptions", name)
+        self._cluster.cut_off(name, worker, **whom, direction=direction)
+        seconds = self._chance.uniform(1.0, 20.0)
+        self._shaky.append((name, time.time(), time.time() + seconds))
+        self._ends_in(seconds, partial(self._cluster.reconnect, name, worker))
+        return f"cut host {worker} of {name} off {whom or 'from all'} ({direction}) for {seconds:.0f} s"
+
+    def _stop_process(self) -> str:
+        """A Controller that stops costs nobody anything; a pool, all its jobs; an actor of a slice, the job there."""
+        name, worker = self._some_host()
+        kind = self._chance.choice(["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor"])
+        if kind == "Controller":
+            pid = controller_pid()
+        elif kind == "SlicePoolManager":
+            pid = pool_pid()
+            self._charge_all("preemptions")
+        else:
+            worker = 0 if kind == "SliceActor" else worker
+            pid = actor_pid(self._cluster, name, worker, kind)
+            self._charge("preemptions", name)
+        os.kill(pid, signal.SIGSTOP)
+        seconds = self._chance.uniform(1.0, 12.0)
+        self._ends_in(seconds, partial(os.kill, pid, signal.SIGCONT))
+        return f"stopped {kind} ({name} host {worker}) for {seconds:.0f} s"
 
     def _preempt(self) -> str:
         name = self._some_slice()
@@ -302,8 +343,7 @@ class Chaos:
         return f"killed {kind} of {name} host {worker}"
 
     def _kill_pool(self) -> str:
-        for job in self._running.values():
-            job.charges["preemptions"] += 1
+        self._charge_all("preemptions")
         os.kill(pool_pid(), signal.SIGKILL)
         return "killed the SlicePoolManager"
 
@@ -311,13 +351,27 @@ class Chaos:
         os.kill(controller_pid(), signal.SIGKILL)
         return "killed the Controller"
 
-    def _thaw(self, all_of_them: bool = False) -> None:
+    def _ends_in(self, seconds: float, end: Callable[[], None]) -> None:
+        """Have a fault end by itself, whatever this thread waits for meanwhile."""
+        timer = threading.Timer(seconds, self._end, (end,))
+        timer.daemon = True
+        timer.start()
+        self._passing.append((timer, end))
+
+    def _end(self, end: Callable[[], None]) -> None:
         """A host that Ray has given up meanwhile ends when it goes on; its slice is broken, and goes."""
-        for (name, worker), until in list(self._frozen.items()):
-            if all_of_them or time.monotonic() > until:
-                del self._frozen[name, worker]
-                with contextlib.suppress(ProcessLookupError, ValueError):
-                    self._cluster.thaw_host(name, worker)
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            end()
+
+    def _end_what_passes(self) -> None:
+        for timer, end in self._passing:
+            timer.cancel()
+            timer.join()
+            self._end(end)
+
+    def _charge_all(self, budget: str) -> None:
+        for job in self._running.values():
+            job.charges[budget] += 1
 
     def _charge(self, budget: str, slice_name: str) -> None:
         """Whoever runs on the slice, or is being started there, may lose an attempt by what comes now."""
@@ -370,6 +424,10 @@ class Chaos:
         wait_until(lambda: not reservations(), 30)
         total = sum(n["Resources"].get("TPU", 0.0) for n in ray.nodes() if n["Alive"])
         wait_until(lambda: ray.available_resources().get("TPU", 0.0) == total, 30)
+
+
+def began_on(start: dict[str, Any], slice_name: str, begin: float, end: float) -> bool:
+    return bool(start["slice"] == slice_name and begin < start["at"] < end)
 
 
 def starts_in(path: Path) -> list[dict[str, Any]]:
