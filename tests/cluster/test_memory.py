@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,18 +54,10 @@ def small_host(clusters: Clusters) -> Iterator[None]:
     except OSError as error:
         pytest.skip(f"the test needs a memory cgroup of version 1: {error}")
     clusters.give_back_and_end()
-    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    command = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-c",
-        START,
-        "sh",
-        str(cgroup),
-        sys.executable,
-        context.address_info["address"],
-    ]
+    own = tempfile.TemporaryDirectory(prefix="ray")  # in Ray's own, `ray start` tells later drivers of this cluster
+    context = ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, _temp_dir=own.name)
+    command = ["unshare", "--mount", "sh", "-c", START, "sh", str(cgroup), sys.executable]
+    command.append(context.address_info["address"])
     monitor = {"RAY_memory_monitor_refresh_ms": "250", "RAY_memory_usage_threshold": "0.5"}
     with subprocess.Popen(command, env=os.environ | monitor, start_new_session=True) as node:
         try:
@@ -75,6 +68,7 @@ def small_host(clusters: Clusters) -> Iterator[None]:
             ray.shutdown()
             node.terminate()
             end_all(cgroup)
+            own.cleanup()
 
 
 def end_all(cgroup: Path) -> None:
