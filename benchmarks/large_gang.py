@@ -1,0 +1,260 @@
+"""What a gang of many hosts costs the pool and its SliceActors: launch, watch, notice, one failure, one end.
+
+    python benchmarks/large_gang.py                     # 1,024 hosts, as 1, 16 and 64 slices; about five minutes
+    python benchmarks/large_gang.py --slices 16         # one of them
+All of it is real but the hosts: this process is the pool, with the attempt of a real job, and each SliceActor is a Ray
+actor. One further Ray actor stands for the TPUHostActors and task processes of all hosts: it answers at once. So the
+CPU time of the pool and of the SliceActors is what they would take on a cluster. It is read from the kernel. The times
+by the clock are not: all that the hosts answer comes from one process.
+"""
+
+import os
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # as in a simulated cluster; Ray would leave a token in the home
+os.environ.setdefault("RAY_worker_niceness", "0")
+
+import argparse
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Sequence
+from typing import Any
+
+import psutil
+import ray
+from ray.actor import ActorHandle
+
+from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.launch_plan import launch_plan
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_stub import SliceStub
+from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.messages import (
+    AttemptOrder,
+    HostPlace,
+    ProcessSpec,
+    Progress,
+    RunRequest,
+    StandbyReady,
+    TaskLaunch,
+)
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
+from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd
+
+HOSTS = 1024
+WATCH_S = 20.0
+
+
+class MadeUpHosts:
+    """Stands for the TPUHostActors and the task processes of all hosts. Tasks run until they are told to end."""
+
+    def __init__(self) -> None:
+        self._calls: Counter[str] = Counter()
+        self._pids = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._started = 0
+        self._returns = asyncio.Event()
+        self._crashes = asyncio.Event()
+        self._saves = asyncio.Event()
+
+    # -- asked by the benchmark -----------------------------------------------------------------------------------
+
+    async def calls(self) -> int:
+        """Return how many calls have come since the last look."""
+        total, self._calls = self._calls.total(), Counter()
+        return total
+
+    async def all_started(self, count: int) -> None:
+        while self._started < count:
+            await asyncio.sleep(0.001)
+
+    async def let(self, what: str) -> None:
+        """Have all tasks return or save, or one of them crash."""
+        {"return": self._returns, "crash": self._crashes, "save": self._saves}[what].set()
+
+    async def anew(self) -> None:
+        self._begin()
+
+    # -- a host ---------------------------------------------------------------------------------------------------
+
+    async def healthy(self) -> bool:
+        self._calls["healthy"] += 1
+        return True
+
+    async def adopt(self, standby: ActorHandle, pid: int, started: int, token: str) -> None:
+        self._calls["adopt"] += 1
+
+    async def how_it_ended(self, pid: int) -> TaskEnd:
+        self._calls["how_it_ended"] += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd:
+        self._calls["stop"] += 1
+        return TaskEnd(EndKind.STOPPED, time.time(), error=reason or "it had returned")
+
+    async def notify(self, pid: int, notice: Notice) -> bool:
+        self._calls["notify"] += 1
+        await self._saves.wait()
+        return True
+
+    async def progress(self, pid: int) -> Progress:
+        self._calls["progress"] += 1
+        return Progress(None, None)
+
+    # -- a task process -------------------------------------------------------------------------------------------
+
+    async def ready(self) -> StandbyReady:
+        self._calls["ready"] += 1
+        self._pids += 1
+        return StandbyReady(self._pids, 1, f"token {self._pids}", (20_000, 20_001, 20_002))
+
+    async def run(self, launch: TaskLaunch) -> TaskEnd:
+        self._calls["run"] += 1
+        self._started += 1
+        ends = {self._returns: TaskEnd(EndKind.RETURNED, time.time(), b"a small result", exit_code=0)}
+        if launch.info.task_index == launch.info.num_tasks // 2:
+            ends[self._crashes] = TaskEnd(EndKind.CRASHED, time.time(), error="was killed by SIGKILL")
+        waits = {asyncio.ensure_future(event.wait()): end for event, end in ends.items()}
+        done, late = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in late:
+            wait.cancel()
+        return waits[done.pop()]
+
+
+class Slices:
+    """The slices of the gang, as an attempt sees those that its pool holds."""
+
+    def __init__(self, places: Sequence[Sequence[HostPlace]], hosts: ActorHandle) -> None:
+        slice_actor = ray.remote(SliceActor).options(num_cpus=0, max_concurrency=100)
+        self._hosts = hosts
+        self.actors = {
+            hosts_of[0].slice_name: slice_actor.remote(hosts_of[0].slice_name, [hosts] * len(hosts_of))
+            for hosts_of in places
+        }
+        self._count = len(places[0])
+
+    async def prepare(self) -> None:
+        """Give every host a standby."""
+        calls = (self.stub(name).prepare([self._hosts] * self._count, 300.0) for name in self.actors)
+        assert not any(isinstance(reply, Unreachable) for reply in await asyncio.gather(*calls))
+
+    def stub(self, name: str) -> SliceStub:
+        return SliceStub(self.actors[name], name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.actors
+
+    def use_standbys(self, names: object) -> None: ...
+
+    def renew_standbys(self, names: object, process: object) -> None: ...
+
+    async def end_tasks(self, name: str, hosts: object) -> None: ...
+
+
+class NoController:
+    """A Controller that has heard nothing about any host."""
+
+    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
+        return {}
+
+
+class Meter:
+    """CPU time of this process, the pool, and of the SliceActors; and the calls that the hosts get."""
+
+    def __init__(self, slices: Slices, hosts: ActorHandle) -> None:
+        pid_of = [actor.__ray_call__.remote(lambda _: os.getpid()) for actor in slices.actors.values()]
+        self._slice_actors = [psutil.Process(pid) for pid in ray.get(pid_of)]
+        print(f"\nA SliceActor's pid, for a profiler: {self._slice_actors[0].pid}", flush=True)
+        self._hosts = hosts
+
+    async def measure(self, what: str, hosts: int, step: Awaitable[Any]) -> Any:
+        """Await one step, and print what it has cost."""
+        await self._hosts.calls.remote()
+        pool, actors, began = self._cpu(psutil.Process()), self._cpu(*self._slice_actors), time.monotonic()
+        result = await step
+        took = time.monotonic() - began
+        pool, actors = self._cpu(psutil.Process()) - pool, self._cpu(*self._slice_actors) - actors
+        calls = await self._hosts.calls.remote()
+        print(
+            f"  {what:<24}{took:8.2f} s {1000 * pool / hosts:9.3f} {1000 * actors / hosts:9.3f}"
+            f" {100 * pool / took:8.1f} {100 * actors / took:8.1f} {calls / took:9.0f}",
+            flush=True,
+        )
+        return result
+
+    def _cpu(self, *processes: psutil.Process) -> float:
+        return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
+
+
+def placed(slices: int) -> tuple[tuple[HostPlace, ...], ...]:
+    per_slice = HOSTS // slices
+    return tuple(
+        tuple(HostPlace(f"node-{s}-{i}", f"10.{s}.{i // 256}.{i % 256}", f"slice-{s}", i) for i in range(per_slice))
+        for s in range(slices)
+    )
+
+
+async def bench(slices: int) -> None:
+    hosts = ray.remote(MadeUpHosts).options(num_cpus=0, max_concurrency=10 * HOSTS).remote()
+    places = placed(slices)
+    held = Slices(places, hosts)
+    await held.prepare()  # the connections are there from now on
+    meter = Meter(held, hosts)
+    print(f"\n{HOSTS:,} hosts, {slices} slices      time   ms of CPU per host     % of a core       calls/s")
+    print("                                        pool  SliceActors    pool  SliceActors  to hosts")
+    gang = CoschedulingConfig(num_groups=slices)
+    spec = JobSpec(
+        job_id="gang",
+        owner="pool",
+        name="gang",
+        device=f"v5p-{8 * HOSTS // slices}",
+        replicas=HOSTS // slices,
+        coscheduling=gang,
+    )
+    request = RunRequest(spec, b"f" * 2000, {"NAME": "value"}, ProcessSpec(), 60.0)
+
+    async def start(number: int) -> tuple[Attempt, "asyncio.Task[Any]"]:
+        order = AttemptOrder(AttemptId("gang", number), places, {"TPU": 4.0}, 1, 1)
+        attempt = Attempt(held, NoController(), request, order)  # type: ignore[arg-type]
+        running = asyncio.ensure_future(
+            attempt.run(launch_plan(request, AttemptPlace(order), (20_000, 20_001, 20_002)), lambda: None)
+        )
+        await hosts.all_started.remote(HOSTS)
+        return attempt, running
+
+    for number, end in enumerate(("return", "crash", "save"), 1):
+        await hosts.anew.remote()
+        await meter.measure("prepare", HOSTS, held.prepare()) if number > 1 else None
+        attempt, running = await meter.measure("launch", HOSTS, start(number))
+        if end == "return":
+            await asyncio.sleep(3.0)  # until every host is asked how its task ends
+            await meter.measure("watch", HOSTS, asyncio.sleep(WATCH_S))
+        await hosts.let.remote(end)
+        if end == "save":
+            attempt.notify(Notice(NoticeKind.PREEMPTION, "maintenance", time.time() + 60.0))
+        what = {"return": "all return", "crash": "one crashes", "save": "notice, all save"}[end]
+        verdict = await meter.measure(what, HOSTS, running)
+        assert verdict.succeeded == (end == "return"), verdict.result
+        if end == "return":
+            await meter.measure("end of all processes", HOSTS, attempt.stop_all(None))
+    for actor in (hosts, *held.actors.values()):
+        ray.kill(actor)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--slices", type=int, nargs="*", default=[1, 16, 64], help="into how many slices")
+    given = parser.parse_args()
+    ray.init("local", num_cpus=2, log_to_driver=False, include_dashboard=False)
+    for slices in given.slices:
+        asyncio.run(bench(slices))
+
+
+if __name__ == "__main__":
+    main()
