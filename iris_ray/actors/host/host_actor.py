@@ -144,8 +144,9 @@ class TPUHostActor:
 
     async def teardown(self) -> None:
         """End all tasks on this host, before the actor itself is ended."""
-        if self._metadata is not None:
-            self._metadata.cancel()
+        for watching in (self._metadata, self._fence):
+            if watching is not None:
+                watching.cancel()
         await asyncio.gather(*(watch.end("the slice is released") for watch in self._watches.values()))
 
     def _runs_a_task(self) -> bool:
