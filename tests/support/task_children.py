@@ -78,6 +78,9 @@ class NoOutput(OutputPump):
     def __init__(self) -> None:
         pass
 
+    def stop_showing(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -88,6 +88,10 @@ class LineThrottle:
         self._rest = rest[:LONGEST_LINE]
         return shown
 
+    def leave_out(self, data: bytes) -> None:
+        """Count the lines of what is not to be shown. `flush` says how many they were."""
+        self._left_out += data.count(b"\n")
+
     def flush(self, now: float) -> list[str]:
         """Return what was held back: counts, and a line without an end. Call it when nothing has come for a while."""
         shown: list[str] = []

@@ -47,10 +47,14 @@ class OutputPump:
         with contextlib.suppress(OSError):  # beyond the kernel's limit for a user's pipes; then this one stays smaller
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._wake, self._wake_writer = os.pipe()
-        self._closing = False
+        self._closing = self._is_stopped = False
         self._output: TaskOutput | None = None
         self._thread = threading.Thread(target=self._run, name=f"output of {pid}", daemon=True)
         self._thread.start()
+
+    def stop_showing(self) -> None:
+        """Keep what comes from now on, but show none of it in the driver's terminal: the task is being stopped."""
+        self._is_stopped = True
 
     def close(self) -> None:
         """Read what is left in the FIFO, and end. Blocks until it is in the files, or for a few seconds."""
@@ -83,7 +87,7 @@ class OutputPump:
             closing = self._wake in ready
             if self._pipe in ready:
                 self._read(time.monotonic() + (DRAIN_S if closing else 0.0))
-            elif not closing and self._output is not None:
+            elif not closing and not self._is_stopped and self._output is not None:
                 self._output.pause()
             if self._output is not None:
                 self._output.report_if_due()
@@ -100,7 +104,7 @@ class OutputPump:
                 os.read(self._pipe, CHUNK_BYTES)
 
     def _patience_ms(self) -> float | None:
-        patience_s = None if self._output is None else self._output.patience_s
+        patience_s = None if self._output is None or self._is_stopped else self._output.patience_s
         return None if patience_s is None else 1000.0 * patience_s
 
     def _read(self, deadline: float) -> None:
@@ -111,7 +115,7 @@ class OutputPump:
             except BlockingIOError:
                 return
             if (output := self._started_output()) is not None:
-                output.take(data)
+                output.take(data, self._is_stopped)
             if time.monotonic() > deadline:
                 return
 

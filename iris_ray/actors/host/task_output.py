@@ -35,15 +35,24 @@ class TaskOutput:
         self._last_lines = LastLinesReport(task, node_id, report)
         label_output(task.label, stderr=False)
 
-    def take(self, data: bytes) -> None:
-        """Take what the task has printed."""
+    def take(self, data: bytes, is_stopped: bool) -> None:
+        """Take what the task has printed.
+
+        Args:
+            data: the bytes.
+            is_stopped: whether iris_ray was ending the task by then. What it still says is not the cause, and a native
+                stack of a hundred lines from each task would hide the cause: it goes to the file only.
+        """
         problem = self._writer.problem
         if self._writer.write(data):
             prune(self._logs, time.time())
         if self._writer.problem != problem:
             _show([f"iris_ray: this output can't be kept on its host: {self._writer.problem}"])
         self._last_lines.add(data, self._writer.end)
-        _show(self._throttle.feed(data, time.monotonic()))
+        if is_stopped:
+            self._throttle.leave_out(data)
+        else:
+            _show(self._throttle.feed(data, time.monotonic()))
 
     def pause(self) -> None:
         """Show what is held back, because the task has printed nothing for a while."""

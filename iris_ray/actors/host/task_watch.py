@@ -132,6 +132,7 @@ class TaskWatch:
         """
         if reason is not None:
             self._hurry.set()
+            self.output.stop_showing()
         if self._ending is None:
             ending = self._end(reason, exit_grace)
             self._ending = self._background.start(ending, f"ending the task of pid {self._tree.pid}")

@@ -112,3 +112,19 @@ def test_task_goes_on_printing_if_its_output_can_not_be_kept(
     monkeypatch.setattr(TaskOutput, "take", fail)
     assert pumped.run("print('x' * 5_000_000)").returncode == 0
     assert "the output of process 7 can no longer be kept" in caplog.text
+
+
+def test_pump_of_a_task_that_is_stopped_shows_one_line_more_and_keeps_everything(
+    pumped: Pumped, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Peers of a lost slice print native stacks of a hundred lines each, which would hide the cause."""
+    pumped.run("print('step 7')")
+    wait_until(lambda: pumped.log.read(0, 10))
+    pumped.pump.stop_showing()
+    pumped.run("for frame in range(100): print('frame', frame)")
+    pumped.pump.close()
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[-2:] == ["step 7", "… 100 lines left out here; see iris-ray logs job-1 3"]
+    piece = pumped.log.read(0, 10_000)
+    assert piece is not None
+    assert piece.data.endswith(b"frame 99\n")
