@@ -63,11 +63,13 @@ def make_request(
     require_env_travels(env)
     at_start, at_run = split_by_start(env)
     runtime_env = asked.runtime_env | ({"env_vars": at_start} if at_start else {})
+    # Without TPU a task must not have JAX imported before it is told to keep off its host's chips.
+    preload = tuple(options["preload"]) if placement.device else ()
     return RunRequest(
         spec=spec,
         pickled_function=pickle_function(function, own_name),
         env=at_run,
-        process=ProcessSpec(runtime_env, tuple(options["preload"])),
+        process=ProcessSpec(runtime_env, preload),
         keep_warm=float(options["keep_warm"]),
         stall_timeout=options["stall_timeout"],
         silence_s=host_silence_s(),

@@ -337,6 +337,7 @@ def broken_version(directory: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(directory)}
 
 
+@pytest.mark.proof
 def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: SimulatedCluster, running: Job) -> None:
     before = the_controller().about()
     assert "taken over 1 job: 1 running" in iris(cluster, "controller", "upgrade").stdout

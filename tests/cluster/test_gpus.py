@@ -74,6 +74,7 @@ def test_job_that_asks_for_more_gpus_than_any_host_has_is_told_so(gpus: Simulate
     assert job.cancel()
 
 
+@pytest.mark.proof
 def test_task_that_crashes_gets_its_gpus_again(gpus: SimulatedCluster) -> None:
     @ray.remote(num_gpus=2)
     def crash_once() -> str | None:

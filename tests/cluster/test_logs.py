@@ -59,6 +59,7 @@ def only_task(index: int, function: Callable[[int], Any]) -> Callable[[], Any]:
     return alone
 
 
+@pytest.mark.proof
 def test_every_attempt_can_be_read_whatever_ended_it_and_with_all_of_its_job_gone() -> None:
     def dies(attempt: int) -> None:
         import ctypes

@@ -141,9 +141,11 @@ def closure() -> Callable[[], int]:
 @pytest.mark.parametrize(
     ("function", "results"),
     [
-        (Adder(), [40, 41]),
         *in_proofs(
-            (functools.partial(pow, 2, 5), [32, 32]), (closure(), [40, 41]), (ray.remote(max_calls=1)(index), [0, 1])
+            (Adder(), [40, 41]),
+            (functools.partial(pow, 2, 5), [32, 32]),
+            (closure(), [40, 41]),
+            (ray.remote(max_calls=1)(index), [0, 1]),
         ),
     ],
     ids=["object", "partial", "closure", "remote"],

@@ -167,6 +167,7 @@ def test_output_of_tasks_reaches_the_driver_once(driver: Callable[[str], Driver]
     assert "simulated cluster" not in "".join(one.lines)
 
 
+@pytest.mark.proof
 def test_unconnected_cluster_takes_a_driver_with_working_dir(driver: Callable[[str], Driver], tmp_path: Path) -> None:
     (tmp_path / "shipped.py").write_text("VALUE = 'from the working directory'\n")
     one = driver(f"""

@@ -31,6 +31,7 @@ def script(cluster: SimulatedCluster, body: str, *arguments: object, **variables
     )
 
 
+@pytest.mark.proof
 def test_workspace_of_a_client_is_where_its_tasks_work(cluster: SimulatedCluster, workspace: Path) -> None:
     body = """
         import sys

@@ -18,7 +18,8 @@ SEED = 20_261_121
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.mark.parametrize("round_number", [0, *in_proofs(*range(1, 6))])
+@pytest.mark.proof
+@pytest.mark.parametrize("round_number", range(6))
 def test_host_killed_at_any_moment_ends_in_the_right_results(
     cluster: SimulatedCluster, trace: Trace, round_number: int
 ) -> None:

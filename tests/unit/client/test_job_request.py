@@ -83,6 +83,11 @@ def test_request_with_options_at_the_limits_of_what_is_allowed_is_taken() -> Non
     assert made.process.preload == ("json",)
 
 
+def test_request_without_tpu_preloads_nothing() -> None:
+    """JAX that is imported ahead would no longer hear that it is to keep off the host's chips."""
+    assert task_request(preload=["jax"]).process.preload == ()
+
+
 def test_request_for_gpus_is_for_nothing_else_unless_told() -> None:
     assert make_request(hello, placement_of(ResourceSpec(gpu=2), None)).spec.resources == {"GPU": 2.0}
 
