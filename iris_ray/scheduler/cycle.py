@@ -226,7 +226,7 @@ class Cycle:
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may fare otherwise than those of other jobs of its kind that found too few groups."""
-        if job.avoided or self._rooms.any_kept:
+        if job.attempt or job.avoided or self._rooms.any_kept:  # a job that runs in part counts as running already
             return True
         return self._deadlines.is_starving(gang) or self._deadlines.is_returning(job)
 

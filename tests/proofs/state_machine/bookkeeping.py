@@ -385,4 +385,4 @@ class Bookkeeper:
 
 
 def seconds(blames: list[BlameView]) -> float:
-    return 3600.0 if any(blame.fault is Fault.CRASH for blame in blames) else 300.0
+    return 3600.0 if any(blame.fault in (Fault.CRASH, Fault.DISK) for blame in blames) else 300.0

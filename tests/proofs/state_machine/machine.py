@@ -463,7 +463,7 @@ class RandomEvents(RuleBasedStateMachine):
             case "blamed":
                 for number in range(1 + pick % 4):
                     job_id = f"job-{(pick + (number if pick > 6 else 0)) % 2}"
-                    self.apply(WorkerBlamedEvent(node_id, job_id, "boom", list(Fault)[pick % 3]))
+                    self.apply(WorkerBlamedEvent(node_id, job_id, "boom", list(Fault)[pick % len(Fault)]))
             case "tainted":
                 target = (node_id, self.places[node_id][0])[pick % 2]
                 name, until = ("bad", "quarantined")[pick % 3 > 1], (None, self.world.now + 5.0)[pick % 4 > 0]
