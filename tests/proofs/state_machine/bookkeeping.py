@@ -146,7 +146,8 @@ class Bookkeeper:
                     assert gang.not_before == now + (PAUSES[quick] if quick < len(PAUSES) else 10.0)
                     if job.spec.spare_for is None:
                         account.returning[job_id] = gang.not_before + 30.0
-            if end is S.WORKER_FAILED and gang.states[0] is S.PENDING:
+            not_started = isinstance(event, PoolRestartedEvent) and set(was.states) == {S.ASSIGNED}  # a failed launch
+            if end is S.WORKER_FAILED and gang.states[0] is S.PENDING and not not_started:
                 account.wanted[job_id] = max(account.wanted.get(job_id, 0), len(was.groups))
         match event:
             case GangMovedEvent(attempt) if attempt.job_id in before:

@@ -327,7 +327,7 @@ class Oracle(Bookkeeper):
             hosts = self.account.last_held.get(job_id, ()) if gone else ()
             sound[parent][need] += not any(node_id in self.account.notices for node_id in hosts)
         for job_id, needed in needs.items():
-            assert have[job_id] == needed, job_id
+            assert have[job_id] == needed, f"{job_id} has {have[job_id]}, and needs {needed}"
             for need, count in needed.items():
                 assert kept[job_id][need] >= min(count, sound[job_id][need]), f"{job_id} lost a spare"
 

@@ -183,17 +183,3 @@ def test_plan_keeps_room_for_one_of_many_equal_jobs_that_wait(special: str) -> N
         world.state.jobs["special"].gang.returning_until = world.now + 60
     reasons = world.plan().pending_reasons
     assert [name for name, reason in reasons.items() if reason.kept] == ["special"]
-
-
-def test_plan_limit_on_running_jobs_holds_for_a_new_job_behind_its_equal_that_runs_already() -> None:
-    """The one that runs already has lost its slice, and waits for room. The new one waits for the limit."""
-    world = World()
-    world.add_slice("a")
-    again = world.start("again")
-    world.report_all(again, S.WORKER_FAILED)
-    world.now += 3600.0
-    world.lose("a-0")
-    world.do(LimitsSetEvent(again.spec.user, again.spec.priority, Limits(running_jobs=1)))
-    submit_gang(world, "new", slices=again.spec.coscheduling.num_groups)
-    reasons = world.plan().pending_reasons
-    assert {name: reason.limit is not None for name, reason in reasons.items()} == {"again": False, "new": True}
