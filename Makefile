@@ -14,7 +14,7 @@ demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of 
 test: $(READY)  ## every test, real Ray clusters included; about ten minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; about twelve minutes
+proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; some twenty minutes
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute
