@@ -1,5 +1,6 @@
 """Fixtures for tests of one host."""
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -7,6 +8,15 @@ import pytest
 
 from tests.support.processes import Nursery
 from tests.support.task_children import Child, Make
+
+
+@pytest.fixture
+def standby() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that waits for a task."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture

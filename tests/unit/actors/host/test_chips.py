@@ -177,14 +177,6 @@ def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], t
 
 
 @pytest.fixture
-def standby() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
-
-
-@pytest.fixture
 def actor(host: Host) -> TPUHostActor:
     return TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), True, None)
 

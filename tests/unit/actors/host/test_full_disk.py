@@ -3,7 +3,7 @@
 import asyncio
 import os
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,6 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "host"
     monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(path))
     return path
-
-
-@pytest.fixture
-def standby() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(["sleep", "60"])
-    yield process
-    process.kill()
-    process.wait()
 
 
 def adopts(standby: subprocess.Popen[bytes], times: int, between: Callable[[], None] = lambda: None) -> list[Any]:
