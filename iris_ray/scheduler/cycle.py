@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
@@ -18,7 +17,7 @@ from iris_ray.scheduler.given_back import GivenBack
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
 from iris_ray.scheduler.limits import Allowances, chips_of
-from iris_ray.scheduler.pending_reason import Protected, ReachedLimit
+from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
 from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
@@ -29,7 +28,7 @@ from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.user_limits import UserLimits
 
-_Kind = tuple[Requirement, tuple[int, ...], str, PriorityBand, bool]
+_Kind = tuple[Requirement, tuple[int, ...], str]
 
 TASKS_PER_GANG = 10
 """A gang of so many tasks is about twice the work of a single task."""
@@ -70,7 +69,7 @@ class Cycle:
         self._remaining: dict[Requirement, Remaining] = {}  # by shape
         self._spares: list[Job] = []
         self._unplaced: list[Unplaced] = []  # if there are spares, which might be given back
-        self._in_vain: dict[_Kind, tuple[Availability, int]] = {}  # where such jobs found too few groups, and how many
+        self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
@@ -89,6 +88,7 @@ class Cycle:
         for job in queue:
             if job.spec.priority is not band:
                 band = job.spec.priority
+                self._in_vain.clear()
                 self._rooms.begin_band(band, self._available_to)
             granted = self._try(job)
             if self._most is not None and self._is_full(self._most):
@@ -118,15 +118,16 @@ class Cycle:
     def _try(self, job: Job) -> Mapping[str, float] | None:
         """Place one gang of the job and return what it takes. If none can be placed, explain why and return None."""
         job_id = job.spec.job_id
-        if job_id not in self._untried:
+        untried = self._untried.get(job_id)
+        if untried is None:
             if (late := self._deadlines.timed_out(job)) is not None:
                 self._result.timed_out.append(late)
                 return None
             if job.requirement not in self._available and not self._limits.admit(job):
                 self._result.pending_reasons[job_id] = not_looked_at(job)
                 return None
-            self._untried[job_id] = iter(job.pending)
-        for position in self._untried[job_id]:
+            untried = self._untried[job_id] = iter(job.pending)
+        for position in untried:
             gang = job.gangs[position]
             if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
                 self._pause(job, gang, pause_s)
@@ -136,7 +137,7 @@ class Cycle:
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:
         if (before := self._in_vain.get(_kind_of(job))) is not None and not self._is_special(job, gang):
-            self._explain(job, *before)
+            self._note(job, before.available, self._explainer.same_reason(job, before))
             return None
         lifted = self._rooms.lift(job)
         if (reached := self._allowances.reached(job)) is not None:
@@ -219,16 +220,16 @@ class Cycle:
             kept = taken or kept
             self._explain(job, available, free, kept, self._evictor.taken_from(job) if kept else (), protected)
             return
-        self._explain(job, available, free, kept)
+        reason = self._explain(job, available, free, kept)
         hopes = free >= num_groups(job)[0]  # it could run, and waits for more groups
         if not (kept or lifted or hopes or self._is_special(job, gang)):
-            self._in_vain[_kind_of(job)] = available, free
+            self._in_vain[_kind_of(job)] = Unplaced(job, available, reason)
 
     def _is_special(self, job: Job, gang: Gang) -> bool:
         """Return whether a gang may fare otherwise than those of other jobs of its kind that found too few groups."""
-        if job.attempt or job.avoided or self._rooms.any_kept:  # a job that runs in part counts as running already
+        if job.attempt or job.avoided or job.spec.spare_for is not None:  # what ran may count otherwise
             return True
-        return self._deadlines.is_starving(gang) or self._deadlines.is_returning(job)
+        return self._rooms.any_kept or self._deadlines.is_starving(gang)
 
     def _explain(
         self,
@@ -238,9 +239,13 @@ class Cycle:
         kept: tuple[str, ...] = (),
         taken_from: tuple[str, ...] = (),
         protected: Protected | None = None,
-    ) -> None:
-        """Note why a job waits that found too few groups; see `Explainer.reason`."""
+    ) -> PendingReason:
+        """Note why a job waits that found too few groups, and return it; see `Explainer.reason`."""
         reason = self._explainer.reason(job, available, free, kept, taken_from, protected)
+        self._note(job, available, reason)
+        return reason
+
+    def _note(self, job: Job, available: Availability, reason: PendingReason) -> None:
         self._result.pending_reasons[job.spec.job_id] = reason
         if self._spares:
             self._unplaced.append(Unplaced(job, available, reason))
@@ -295,4 +300,4 @@ class Cycle:
 def _kind_of(job: Job) -> _Kind:
     """Return what jobs have in common that fare alike, as a rule, if they find too few groups."""
     spec = job.spec
-    return job.requirement, num_groups(job), spec.user, spec.priority, spec.spare_for is None
+    return job.requirement, num_groups(job), spec.user

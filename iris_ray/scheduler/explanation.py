@@ -86,6 +86,25 @@ class Explainer:
         ahead.append(job.spec.job_id)
         return reason
 
+    def same_reason(self, job: Job, before: Unplaced) -> PendingReason:
+        """Return why a job waits that fares as one before it, for which nothing is kept; count it as `reason` does."""
+        like, ahead = before.reason, before.available.to_all.unplaced
+        reason = PendingReason(
+            job.spec.job_id,
+            like.kind,
+            job.requirement,
+            like.num_groups,
+            like.free,
+            like.suitable,
+            like.shortage,
+            len(ahead),
+            ahead[0],
+            (),
+            like.avoided,
+        )
+        ahead.append(job.spec.job_id)
+        return reason
+
     def complete(self) -> None:
         """Fill in the shortages: what is in the way once the whole plan is made."""
         for available, shortage in self._shortages.items():

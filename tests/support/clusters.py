@@ -15,6 +15,7 @@ from iris_ray.actors.wire.controller_connection import find_controller
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.client.identity import current_user
 from iris_ray.errors import UnknownNameError
+from iris_ray.model.ids import job_of
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import free_chips, the_controller
 from tests.support.waiting import wait_until
@@ -108,12 +109,13 @@ class World:
         return True
 
     def check(self, may_run: Container[str] = ()) -> None:
-        """Raise AssertionError unless every job is over and the Controller's state keeps its invariants.
+        """Raise AssertionError unless every job is over, on its hosts too, and the Controller's state is consistent.
 
         Args:
             may_run: ids of the jobs that need not be over.
         """
         wait_until(lambda: all(job in may_run for job in unfinished_jobs()), 20)
+        wait_until(lambda: all(job in may_run for job in jobs_with_hosts()), 30)
         if (controller := find_controller()) is not None:
             ray.get(controller.__ray_call__.remote(lambda self: self._state.check()))
 
@@ -177,6 +179,13 @@ def unfinished_jobs() -> list[str]:
     if find_controller() is None:
         return []
     return [job.job_id for job in the_controller().list_jobs() if not job.state.finished]
+
+
+def jobs_with_hosts() -> set[str]:
+    """Return the ids of the jobs whose tasks hold hosts. A job may be over while its processes still end."""
+    if find_controller() is None:
+        return set()
+    return {job_of(task) for worker in the_controller().list_workers() for task in worker.tasks}
 
 
 def reservations() -> list[str]:
