@@ -158,7 +158,11 @@ def _disks(looks: Mapping[Host, Mapping[str, Any]]) -> Iterator[Finding]:
 
 def _metadata(looks: Mapping[Host, Mapping[str, Any]]) -> Finding:
     check = "metadata server of hosts"
-    without = [host for host, look in looks.items() if not look["metadata"]]
+    without = [host for host, look in looks.items() if look["metadata"] == "nothing"]
+    without_notices = [host for host, look in looks.items() if look["metadata"] == "no preemptions"]
+    if not without and without_notices:
+        found = f"announces no preemptions on {named(without_notices, looks)}"
+        return Finding(Level.INFO, check, found, host_look.NO_NOTICES)
     if not without:
         return Finding(Level.OK, check, f"answers on {counted(len(looks), 'host')}")
     if len(without) == len(looks):

@@ -8,13 +8,19 @@ import os
 import platform
 import pwd
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
+from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 METADATA_TIMEOUT_S = 1.0
+PREEMPTED = "instance/preempted"
+MetadataTells = Literal["nothing", "no preemptions", "preemptions"]
+NO_NOTICES = "as in GKE: let each pod announce its end with a preStop hook (iris-ray give-notice --help)"
+_FLAVOR = {"Metadata-Flavor": "Google"}
 LITTLE_BYTES = 200 << 20
 """A disk on which less is free is as good as full: Ray's logs alone take that in a day."""
 PACKAGES = ("ray", "iris_ray", "jax")
@@ -30,7 +36,7 @@ def look_around() -> dict[str, Any]:
         "hidden": hidden,
         "foreign_lock": foreign_lock(lock),
         "disks": [trouble for path in kept_in(os.environ) if (trouble := disk_trouble(path))],
-        "metadata": metadata_answers(os.environ),
+        "metadata": metadata_tells(os.environ),
         "versions": versions(),
     }
 
@@ -112,24 +118,30 @@ def metadata_host(environ: Mapping[str, str]) -> str:
     return environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
 
 
-def metadata_answers(environ: Mapping[str, str]) -> bool:
-    """Return whether Google's metadata server answers within `METADATA_TIMEOUT_S`."""
-    answers: list[bool] = []
-    url = f"http://{metadata_host(environ)}/computeMetadata/v1/"
-    asking = threading.Thread(target=lambda: answers.append(_is_googles(url)), daemon=True)
+def metadata_tells(environ: Mapping[str, str]) -> MetadataTells:
+    """Return what Google's metadata server tells within `METADATA_TIMEOUT_S`. That of GKE has no `PREEMPTED`."""
+    statuses: list[int | None] = []
+    url = f"http://{metadata_host(environ)}/computeMetadata/v1/{PREEMPTED}"
+    asking = threading.Thread(target=lambda: statuses.append(_status(url)), daemon=True)
     asking.start()  # in a thread, as name resolution has no timeout of its own
     asking.join(METADATA_TIMEOUT_S)
-    return any(answers)
+    status = statuses[0] if statuses else None
+    return "nothing" if status is None else "no preemptions" if status == HTTPStatus.NOT_FOUND else "preemptions"
 
 
-def _is_googles(url: str) -> bool:
+def _status(url: str) -> int | None:
+    """Return the status of the metadata server's answer; None without one."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches it
-    request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
+    request = urllib.request.Request(url, headers=_FLAVOR)
     try:
         with direct.open(request, timeout=METADATA_TIMEOUT_S) as reply:
-            return bool(reply.headers.get("Metadata-Flavor") == "Google")
+            answer = reply
+    except urllib.error.HTTPError as error:
+        answer = error
     except (OSError, ValueError):
-        return False
+        return None
+    is_googles = answer.headers.get("Metadata-Flavor") == "Google"
+    return int(answer.status) if is_googles else None
 
 
 def versions() -> dict[str, str | None]:

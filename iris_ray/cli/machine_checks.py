@@ -9,7 +9,7 @@ from pathlib import Path
 
 import iris_ray
 from iris_ray.cli.findings import Finding, Level
-from iris_ray.cli.host_look import METADATA_TIMEOUT_S, metadata_answers, metadata_host
+from iris_ray.cli.host_look import METADATA_TIMEOUT_S, NO_NOTICES, metadata_host, metadata_tells
 
 CHECKED_RAY = "2.60"
 """The version of Ray that iris_ray's use of private APIs was checked on."""
@@ -80,8 +80,11 @@ def _can_bind(port: int) -> bool:
 def check_metadata(environ: Mapping[str, str]) -> Finding:
     """Check whether Google's metadata server answers within a second."""
     host = metadata_host(environ)
-    if metadata_answers(environ):
+    tells = metadata_tells(environ)
+    if tells == "preemptions":
         return Finding(Level.OK, "metadata server", f"{host} answers: this is Google Cloud")
+    if tells == "no preemptions":
+        return Finding(Level.INFO, "metadata server", f"{host} answers, and announces no preemptions", NO_NOTICES)
     found = f"{host} does not answer within {METADATA_TIMEOUT_S:g} s"
     if environ.get("GCE_METADATA_HOST"):
         advice = "GCE_METADATA_HOST names it: unset that, or make sure that it answers"

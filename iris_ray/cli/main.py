@@ -12,6 +12,7 @@ from iris_ray.cli.demo import demo
 from iris_ray.cli.doctor import doctor
 from iris_ray.cli.drain import drain, undrain
 from iris_ray.cli.exits import errors_as_lines
+from iris_ray.cli.give_notice import give_notice
 from iris_ray.cli.groups import SuggestingGroup
 from iris_ray.cli.limit import limit
 from iris_ray.cli.logs import logs
@@ -30,7 +31,7 @@ from iris_ray.cli.workers import workers
 SECTIONS: Mapping[str, tuple[click.Command, ...]] = {
     "Run": (run, submit, demo),
     "Jobs": (ls, status, tasks, logs, why, cancel),
-    "Slices and hosts": (workers, drain, undrain, taint, untaint),
+    "Slices and hosts": (workers, drain, undrain, taint, untaint, give_notice),
     "The cluster": (limit, controller, doctor, provision, simulate),
 }
 

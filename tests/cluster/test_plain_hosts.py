@@ -100,7 +100,7 @@ def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path) -> No
 
 
 @pytest.mark.proof
-def test_head_that_is_a_tpu_host_drains_like_any_other(tmp_path: Path) -> None:
+def test_head_that_is_a_tpu_host_gives_notice_like_any_other(tmp_path: Path) -> None:
     """The last test here: its cluster takes no more tasks. Ray refuses to drain a node as idle that is in use."""
     running, noticed = tmp_path / "running", tmp_path / "noticed"
 
@@ -114,14 +114,16 @@ def test_head_that_is_a_tpu_host_drains_like_any_other(tmp_path: Path) -> None:
     wait_until(running.exists, 60)
     context = ray.get_runtime_context()
 
-    def drain(reason: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", context.gcs_address]
-        command += ["--node-id", context.get_node_id(), "--reason", reason, "--reason-message", "kernel update"]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    assert "no longer idle" in drain("DRAIN_NODE_REASON_IDLE_TERMINATION").stderr
+    command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--address", context.gcs_address]
+    command += ["--node-id", context.get_node_id(), "--reason", "DRAIN_NODE_REASON_IDLE_TERMINATION"]
+    refused = subprocess.run([*command, "--reason-message", "kernel update"], capture_output=True, text=True)
+    assert "no longer idle" in refused.stderr
     assert not noticed.exists()
-    assert drain("DRAIN_NODE_REASON_PREEMPTION").returncode == 0
-    wait_until(noticed.exists, 10)
+    told = subprocess.run(
+        [sys.executable, "-m", "iris_ray", "give-notice", "--seconds", "30", "--address", context.gcs_address],
+        capture_output=True,
+        text=True,
+    )
     assert noticed.read_text() == "preemption"
+    assert (told.returncode, told.stdout.splitlines()[-1]) == (0, "all tasks have left"), told.stdout + told.stderr
     ray.get(run)

@@ -6,6 +6,8 @@ from typing import Any
 import ray
 from ray._private import ray_constants
 from ray._raylet import PlacementGroupID
+from ray.core.generated import autoscaler_pb2
+from ray.exceptions import RpcError
 from ray.experimental import internal_kv
 from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
@@ -19,6 +21,26 @@ def draining_nodes() -> dict[str, int]:
     Ray Serve uses the same call.
     """
     return dict(ray._private.state.state.get_draining_nodes())
+
+
+def announce_end(node_id: str, message: str, deadline: float) -> str | None:
+    """Have Ray drain a node as one that is about to be preempted: that is the only drain of a busy node. Blocks.
+
+    Args:
+        node_id: which.
+        message: why, for people.
+        deadline: when it ends, in Unix time. Ray does not end it then.
+
+    Returns:
+        Why it can't be drained, or None.
+    """
+    reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
+    drain = internal_kv.global_gcs_client.drain_node
+    try:
+        accepted, refusal = drain(node_id, reason, message, int(deadline * 1000), timeout=STORE_TIMEOUT_S)
+    except RpcError as error:
+        return f"Ray does not answer: {error}"
+    return None if accepted else refusal
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:

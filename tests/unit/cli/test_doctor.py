@@ -47,10 +47,16 @@ def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:
     assert levels["versions"] == "OK"
 
 
-def test_doctor_asks_the_metadata_server() -> None:
+@pytest.mark.parametrize(
+    ("status", "level", "found"),
+    [(200, Level.OK, "this is Google Cloud"), (404, Level.INFO, "announces no preemptions")],
+)
+def test_doctor_asks_the_metadata_server_whether_it_announces_preemptions(
+    status: int, level: Level, found: str
+) -> None:
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(status if self.path == "/computeMetadata/v1/instance/preempted" else 400)
             self.send_header("Metadata-Flavor", "Google")
             self.end_headers()
 
@@ -61,7 +67,8 @@ def test_doctor_asks_the_metadata_server() -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         finding = check_metadata({"GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"})
         server.shutdown()
-    assert finding.level is Level.OK
+    assert finding.level is level
+    assert found in finding.found
 
 
 def test_doctor_warns_of_ports_that_the_kernel_gives_away() -> None:
@@ -189,7 +196,7 @@ def look(**changes: Any) -> dict[str, Any]:
         "hidden": 0,
         "foreign_lock": None,
         "disks": [],
-        "metadata": True,
+        "metadata": "preemptions",
         "versions": HERE | {"jax": "0.10.2"},
     }
     return fine | changes
@@ -251,13 +258,15 @@ def test_doctor_names_quarantined_hosts() -> None:
 
 
 def test_doctor_expects_the_metadata_server_on_all_hosts_or_on_none() -> None:
-    def levels(*answers: bool) -> tuple[Level, str]:
+    def levels(*answers: str) -> tuple[Level, str]:
         ((level, _, found),) = [f for f in findings(*(look(metadata=a) for a in answers)) if "metadata" in f[1]]
         return level, found
 
-    assert levels(True, True) == (Level.OK, "answers on 2 hosts")
-    assert levels(False, False) == (Level.INFO, "answers on none of 2 hosts")
-    assert levels(True, False) == (Level.WARNING, f"does not answer on {HOSTS[1].name}")
+    assert levels("preemptions", "preemptions") == (Level.OK, "answers on 2 hosts")
+    assert levels("nothing", "nothing") == (Level.INFO, "answers on none of 2 hosts")
+    assert levels("preemptions", "nothing") == (Level.WARNING, f"does not answer on {HOSTS[1].name}")
+    assert levels("no preemptions", "nothing") == (Level.WARNING, f"does not answer on {HOSTS[1].name}")
+    assert levels("no preemptions", "no preemptions") == (Level.INFO, "announces no preemptions on all 2 hosts")
 
 
 @pytest.mark.parametrize(
@@ -296,7 +305,7 @@ def test_look_around_needs_no_iris_ray_on_the_host() -> None:
     environment = {**os.environ, "GCE_METADATA_HOST": address_of_nobody()}
     run = subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=True, env=environment)
     seen = json.loads(run.stdout)
-    assert (seen["metadata"], seen["versions"]["iris_ray"]) == (False, None)
+    assert (seen["metadata"], seen["versions"]["iris_ray"]) == ("nothing", None)
     assert seen["versions"]["python"] == host_look.versions()["python"]
 
 

@@ -20,7 +20,7 @@ SOUND: dict[str, Any] = {
     "hidden": 0,
     "foreign_lock": None,
     "disks": [],
-    "metadata": False,
+    "metadata": "nothing",
     "versions": versions(),
 }
 

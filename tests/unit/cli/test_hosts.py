@@ -1,7 +1,10 @@
-"""``iris-ray workers``, ``drain``, ``undrain``, ``taint``, ``untaint``: what they do to the real Controller."""
+"""``iris-ray workers``, ``drain``, ``taint``, ``give-notice`` and others: what they do to the real Controller."""
+
+import pytest
 
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
-from iris_ray.cli.exits import USAGE
+from iris_ray.actors.wire import ray_internals
+from iris_ray.cli.exits import FAILED, USAGE
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -80,3 +83,36 @@ def test_hosts_that_are_of_no_use_are_shown_with_the_reason(world: ControllerInP
     world.succeed(world.start("train", slices=(3,)))
     world.remove_node("unlabelled")
     wait_until(lambda: "10.9.0.0" not in states(world))
+
+
+def test_notice_waits_for_the_tasks_and_names_the_jobs_that_stay(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(ray_internals, "announce_end", lambda node_id, *_: told.append(node_id))
+    job = world.start("train")
+    late = world.iris("give-notice", "v4-16-0", "--seconds", "1", code=FAILED).stdout
+    assert late.splitlines() == [f"1 job must leave within 1 s: {job}", f"still there: {job}"]
+    assert told == [world.node_id("v4-16-0", 0), world.node_id("v4-16-0", 1)]
+    assert "no job has tasks there" in world.iris("give-notice", "v4-16-1/1").stdout
+    assert told[2:] == [world.node_id("v4-16-1", 1)]
+
+
+def test_notice_that_ray_refuses_is_no_success(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_internals, "announce_end", lambda *_: "it hangs")
+    refused = world.iris("give-notice", "v4-16-1/1", code=FAILED)
+    assert "v4-16-1, host 1 can't be drained: it hangs" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["v4-160"], "did you mean"),
+        (["v4-16-1", "--seconds", "0"], "0 is not in the range"),
+        (["v4-16-1", "--seconds", "nan"], "not a valid integer"),
+    ],
+)
+def test_notice_to_nobody_or_for_no_time_is_refused(
+    world: ControllerInProcess, arguments: list[str], said: str
+) -> None:
+    assert said in world.iris("give-notice", *arguments, code=USAGE).stderr
