@@ -2,9 +2,9 @@
 
     python examples/demo.py
 
-Four simulated v4-16 slices of two hosts, of which the run takes two. One is taken away with a notice: all processes
-save the same step and go on elsewhere without losing any. Then one is taken without: the run goes on from its latest
-checkpoint.
+Four simulated v4-16 slices of two hosts. The run takes two, and a third is its spare. One is taken away with a notice:
+all processes save the same step and go on elsewhere without losing any. Then one is taken without: the run goes on from
+its latest checkpoint.
 """
 
 import os
@@ -40,7 +40,7 @@ def main() -> None:
         say(f"training on 2 of 4 {TPU_TYPE} slices; each attempt says where it runs")
         train = functools.partial(train_digits.train, checkpoints, STEPS, step_s=0.02)
         began = time.time()
-        ref = run_on_pod_ray.remote(train, TPU_TYPE, num_slices=2)
+        ref = run_on_pod_ray.remote(train, TPU_TYPE, num_slices=2, spares=1, preload=train_digits.PRELOAD)
 
         def wait_for(step: int) -> None:
             while (

@@ -61,10 +61,10 @@ def make_request(
     require_no_arguments(function, own_name)
     env = asked.env | dict(options["env"] or {})
     require_env_travels(env)
-    at_start, at_run = split_by_start(env)
-    runtime_env = asked.runtime_env | ({"env_vars": at_start} if at_start else {})
     # Without TPU a task must not have JAX imported before it is told to keep off its host's chips.
     preload = tuple(options["preload"]) if placement.device else ()
+    at_start, at_run = split_by_start(env, preload)
+    runtime_env = asked.runtime_env | ({"env_vars": at_start} if at_start else {})
     return RunRequest(
         spec=spec,
         pickled_function=pickle_function(function, own_name),

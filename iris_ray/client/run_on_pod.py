@@ -43,8 +43,9 @@ def run_on_pod(
         max_retries_preemption: further attempts after lost hosts.
         max_retries_failure: further attempts after errors and crashes of the function.
         keep_warm: seconds that the slices and their processes are kept for the next call; 0 gives them back at once.
-        preload: modules that the waiting task processes import ahead, such as ``["jax"]``. They must not read
-            environment variables at import that the gang's setting changes.
+        preload: modules that the waiting task processes import ahead, such as ``["jax"]``: seconds less for each start.
+            They see your ``JAX_…`` variables, and others that act when a process starts. They must not read any other
+            variable at import.
         spares: slices to hold ready beside those that it runs on, each to take the place of a lost one at once.
         grow_after: seconds after which a run on fewer slices than it can use moves to more, once they are free; it is
             told before, see `preemption_notice`. After a loss it does not wait so long. None: it never grows.

@@ -1,7 +1,9 @@
 """JAX on a gang: one call that joins all processes, and one that has them save the same step."""
 
+import contextlib
 import os
 import signal
+import socket
 import time
 from typing import Any
 
@@ -10,6 +12,10 @@ from jax.experimental import multihost_utils
 
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import PreemptionNotice, preemption_notice
+
+WAIT_FOR_TASK_0_S = 60.0
+"""How long the other tasks wait for task 0 to listen before they leave the waiting, and the error, to JAX."""
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
 
 NOTICE_TIMEOUT_S = 5.0
 """How much later than its peers a process may hear of a notice that JAX has told all of them."""
@@ -35,6 +41,8 @@ def initialize(**kwargs: Any) -> None:
     info = get_job_info()
     if info is None or info.num_tasks == 1:
         return
+    if info.task_index:
+        _wait_for_listener(info.coordinator_address, WAIT_FOR_TASK_0_S)
     jax.distributed.initialize(
         coordinator_address=info.coordinator_address,
         coordinator_bind_address=info.coordinator_address,  # and on no other interface
@@ -44,6 +52,17 @@ def initialize(**kwargs: Any) -> None:
     )
     if preemption_notice() is not None:  # it came before JAX listened
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _wait_for_listener(address: str, timeout_s: float) -> None:
+    """Wait until a process listens there. JAX tries again only after a second if it comes before task 0."""
+    host, _, port = address.rpartition(":")
+    deadline, pause_s = time.monotonic() + timeout_s, SHORTEST_PAUSE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), timeout_s):
+            return
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def agreed_notice(step: int) -> PreemptionNotice | None:

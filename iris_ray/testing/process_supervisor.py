@@ -70,9 +70,10 @@ def kill_descendants() -> bool:
             return True
         if time.monotonic() > deadline:
             return False
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # first all stop, as at a power cut: none reports another's end
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
         reap()
         time.sleep(0.003)
 

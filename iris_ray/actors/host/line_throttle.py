@@ -1,5 +1,6 @@
 """Decides which lines of a task reach the driver's terminal."""
 
+import re
 from dataclasses import dataclass
 
 from iris_ray.actors.wire.task_log import printable
@@ -10,6 +11,14 @@ BURST_S = 5.0
 """A task may send as many lines at once as its rate allows in so many seconds."""
 LEAST_RATE, MOST_RATE, LEAST_BURST = 1.0, 100.0, 20.0
 LONGEST_LINE = 4000
+NATIVE_STACK = re.compile(
+    rb"(\[[^\]]+\] logging\.cc:\d+: )?"  # Ray's repeats
+    rb"\s*(@ +0x[0-9a-f]+ |PC: @ |\*\*\* (Check failure stack trace|SIG[A-Z]+ received)|Extension modules: "
+    rb"|Additional GRPC error information|:UNKNOWN:Error received from peer)"
+)
+"""Lines of crash reports that name addresses and libraries only: not what happened, and no Python functions. If a slice
+is lost, JAX ends all other processes with such a report."""
+FATAL = b"Fatal Python error"
 REPEAT_COST = 0.02
 """What a repeated line costs of the rate: it is only counted, which is cheap but not free."""
 COUNTED_S = 5.0
@@ -20,8 +29,8 @@ COUNTED_S = 5.0
 class LineThrottle:
     """Decides which lines of one task are shown. What it leaves out is not lost: the task's log file has everything.
 
-    It folds repeated lines, bounds the rate, cuts long lines, escapes binary data, and shows only the last state of a
-    progress bar.
+    It folds repeated lines and native stacks, bounds the rate, cuts long lines, escapes binary data, and shows only the
+    last state of a progress bar.
 
     Args:
         rate: lines a second.
@@ -106,6 +115,9 @@ class LineThrottle:
 
     def _take(self, line: bytes, cut: bool, shown: list[str]) -> None:
         line = _last_overwriting(line).rstrip(b"\r")
+        if NATIVE_STACK.match(line) or (not line and (self._left_out or (self._last or b"").startswith(FATAL))):
+            self._left_out += 1
+            return
         if line == self._last and not cut:
             self._repeated += 1
             self._tokens -= REPEAT_COST

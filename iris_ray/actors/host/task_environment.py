@@ -1,6 +1,6 @@
 """The environment of a task process: which variables are set or removed, and which a process must start with."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
@@ -9,6 +9,10 @@ from iris_ray.model.multislice import MEGASCALE_PREFIX, MultisliceInfo
 # any of our code runs: setting them in a running process is too late.
 _PROCESS_START_PREFIXES = ("LD_", "PYTHON", "MALLOC_", "GLIBC_", "LC_", "RAY_", "GRPC_")
 _PROCESS_START_NAMES = frozenset({"LANG", "LANGUAGE", "TZ", "HOME", "TMPDIR"})
+
+# JAX reads its options when it is imported (checked with 0.10.2). It reads XLA_FLAGS, and libtpu reads its own
+# variables, only when the program first looks for devices.
+_IMPORT_PREFIXES = ("JAX_",)
 
 # A task without GPUs is to see none; Ray names those of a task that has some.
 _GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -20,18 +24,19 @@ _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_H
 _ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
 
 
-def split_by_start(user_env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+def split_by_start(user_env: Mapping[str, str], preload: Sequence[str] = ()) -> tuple[dict[str, str], dict[str, str]]:
     """Split a user's variables into those that act only when a process starts, and the rest.
+
+    Args:
+        user_env: the variables.
+        preload: modules that a process imports before it knows its task.
 
     Returns:
         ``(at_start, at_run)``: variables that a process must be started with, and variables to set in a running one.
     """
-    at_start = {k: v for k, v in user_env.items() if _acts_at_start(k)}
+    prefixes = (*_PROCESS_START_PREFIXES, *(_IMPORT_PREFIXES if preload else ()))
+    at_start = {k: v for k, v in user_env.items() if k in _PROCESS_START_NAMES or k.startswith(prefixes)}
     return at_start, {k: v for k, v in user_env.items() if k not in at_start}
-
-
-def _acts_at_start(name: str) -> bool:
-    return name in _PROCESS_START_NAMES or name.startswith(_PROCESS_START_PREFIXES)
 
 
 def task_environment(

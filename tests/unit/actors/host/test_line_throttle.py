@@ -46,6 +46,36 @@ def test_rate_is_bounded_and_what_is_left_out_is_counted() -> None:
     assert len(shown) < 20 + 100 * (10 + 1) + 20
 
 
+NATIVE_REPORT = """\
+F1123 04:46:21.393090   27545 client.h:80] Terminating process because the JAX distributed service failed.
+*** Check failure stack trace: ***
+    @     0x7f4789440634  absl::lts_20260107::log_internal::LogMessage::SendToLog()
+    @     0x7f47ee8a71f5  (unknown)
+*** SIGABRT received at time=1795409181 on cpu 0 ***
+PC: @     0x7f47ee8a8eec  (unknown)  (unknown)
+[2026-11-23 04:46:21,504 E 27199 27545] logging.cc:474: *** SIGABRT received at time=1795409181 on cpu 0 ***
+[2026-11-23 04:46:21,509 E 27199 27545] logging.cc:474:     @     0x555a5caf3190  (unknown)  (unknown)
+Fatal Python error: Aborted
+
+
+Extension modules: msgpack._cmsgpack, google._upb._message (total: 2)
+Current thread 0x00007f (most recent call first):
+  File "train.py", line 7 in step
+"""
+"""What a process of JAX 0.10.2 prints, in a Ray worker, when another process of its gang is gone."""
+
+
+def test_native_stacks_are_left_out_and_counted_and_frames_of_python_stay() -> None:
+    one = throttle()
+    shown = one.feed(NATIVE_REPORT.encode(), 0.0)
+    assert [line.split(" ")[0] for line in shown] == ["F1123", "…", "Fatal", "…", "Current", ""]
+    assert [line for line in shown if line.startswith("…")] == [
+        "… 7 lines left out here; see the file",
+        "… 3 lines left out here; see the file",
+    ]
+    assert shown[-1] == '  File "train.py", line 7 in step'
+
+
 def test_tasks_of_a_large_gang_share_what_a_terminal_can_take() -> None:
     much = lines(1000)
     whole = sum(len(LineThrottle.for_task_of(256, "").feed(much, 0.0)) for _ in range(256))

@@ -142,5 +142,10 @@ def test_split_by_start_separates_what_acts_when_a_process_starts() -> None:
     assert split_by_start(at_start | at_run) == (at_start, at_run)
 
 
+def test_options_of_jax_act_at_the_start_of_a_process_that_imports_modules_before_its_task() -> None:
+    env = {"JAX_ENABLE_X64": "1", "XLA_FLAGS": "--x", "WANDB_API_KEY": "secret"}
+    assert split_by_start(env, ["jax"]) == ({"JAX_ENABLE_X64": "1"}, {"XLA_FLAGS": "--x", "WANDB_API_KEY": "secret"})
+
+
 def test_split_by_start_of_nothing_is_nothing() -> None:
     assert split_by_start({}) == ({}, {})
