@@ -23,6 +23,8 @@ class JobInfo:
         worker_id: 0-based number of the host within its slice or group.
         coordinator_address: ``ip:port`` on the host of task 0, free when the attempt started and new for every
             attempt; ``iris_ray.jax.initialize()`` uses it.
+        local_dir: a directory of the job on this host, in memory if there is room. It outlives the job's attempts on
+            the host, and is removed when the job ends or another job takes the host. Empty without chips.
     """
 
     job_id: str
@@ -35,6 +37,7 @@ class JobInfo:
     slice_name: str
     worker_id: int
     coordinator_address: str
+    local_dir: str = ""
 
     @property
     def namespace(self) -> str:

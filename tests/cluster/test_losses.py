@@ -3,13 +3,14 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import ray
 
-from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray import get_job_info, run_on_pod, run_on_pod_ray
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.testing import SimulatedCluster
@@ -36,18 +37,34 @@ def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_take
 
 
 @pytest.mark.proof
-def test_lost_slice_of_two_is_replaced_and_the_other_one_stays(cluster: SimulatedCluster, trace: Trace) -> None:
-    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2, max_retries_failure=0)
+def test_lost_slice_of_two_is_replaced_and_the_other_one_stays_with_its_files(
+    cluster: SimulatedCluster, trace: Trace
+) -> None:
+    directory = str(trace.directory)
+
+    def leaves_a_file(facts: dict[str, Any]) -> list[str]:
+        me = get_job_info()
+        assert me is not None
+        local = Path(me.local_dir)
+        found = sorted(path.name for path in local.iterdir())
+        (local / f"of attempt {me.attempt}").touch()
+        (Path(directory) / f"wrote-{me.attempt}-{me.task_index}").touch()
+        while me.attempt == 1:
+            time.sleep(0.05)
+        return [me.slice_name, *found]
+
+    ref = run_on_pod_ray.remote(trace.gang(leaves_a_file), "v4-16", num_slices=2, max_retries_failure=0)
     first = trace.wait_for_tasks(4)
+    wait_until(lambda: len([*trace.directory.glob("wrote-1-*")]) == 4)
     cluster.preempt_slice(first[2]["slice"])
-    second = trace.wait_for_tasks(4, attempt=2)
-    slices = {start["slice"] for start in second}
-    assert first[0]["slice"] in slices
-    assert first[2]["slice"] not in slices
-    trace.finish()
-    assert len(ray.get(ref)) == 4
+    results = ray.get(ref)
+    assert [found for name, *found in results if name == first[0]["slice"]] == [["of attempt 1"]] * 2
+    assert [found for name, *found in results if name != first[0]["slice"]] == [[]] * 2
+    assert first[2]["slice"] not in {name for name, *_ in results}
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1)
+    hosts = [cluster.host_dir(name, i) for name in {name for name, *_ in results} for i in (0, 1)]
+    wait_until(lambda: not any([*host.glob("jobs/*")] for host in hosts))  # the job is over
 
 
 @pytest.mark.proof

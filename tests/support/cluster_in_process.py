@@ -334,6 +334,8 @@ class Host:
 
     async def dump_stacks(self, pid: int) -> None: ...
 
+    async def job_over(self, job_id: str) -> None: ...
+
     async def teardown(self) -> None:
         for pid in self.adopted:
             self._node.processes[pid].kill("the slice is released")

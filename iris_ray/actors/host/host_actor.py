@@ -15,6 +15,7 @@ from ray.actor import ActorHandle
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.host.host_directory import can_not_start, host_directory
 from iris_ray.actors.host.host_preparation import HostPreparation
+from iris_ray.actors.host.local_directories import LocalDirectories
 from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree
@@ -141,6 +142,10 @@ class TPUHostActor:
     async def dump_stacks(self, pid: int) -> None:
         """Have a task print what each of its threads is doing."""
         self._watches[pid].dump_stacks()
+
+    async def job_over(self, job_id: str) -> None:
+        """Remove what a job has left in its directory on this host."""
+        await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)
 
     async def teardown(self) -> None:
         """End all tasks on this host, before the actor itself is ended."""

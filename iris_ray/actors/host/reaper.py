@@ -11,10 +11,13 @@ import sys
 import time
 from pathlib import Path
 
+from iris_ray.actors.host.local_directories import LocalDirectories
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import runs_since, stat_of
 
 AGAIN_S = 1.0
+LOCAL_DIRECTORIES_KEPT_S = 600.0
+"""How long a job may take to come back to a host before its directory there is removed."""
 
 
 def start_reaper(directory: Path, exclusive: bool) -> None:
@@ -43,8 +46,13 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # Ray ends the children of its workers, so this is to be none
     _wait_for_end(*recorder)
+    ended_at = time.time()
     while ledger.end_leftovers(recorder=recorder):
         time.sleep(AGAIN_S)
+    directories = LocalDirectories.of_host(Path(directory))
+    if int(exclusive) and directories.hold_anything():
+        time.sleep(LOCAL_DIRECTORIES_KEPT_S)
+        directories.remove(before=ended_at)
 
 
 def _wait_for_end(pid: int, started: int) -> None:

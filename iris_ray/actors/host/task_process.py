@@ -11,6 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 import ray
 
@@ -22,6 +23,7 @@ from iris_ray.actors.host.exit_handlers import run_exit_handlers
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.host_directory import can_not_start, host_directory
 from iris_ray.actors.host.libtpu_lock import LockProbe
+from iris_ray.actors.host.local_directories import LocalDirectories
 from iris_ray.actors.host.output_redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import stat_of
@@ -80,6 +82,7 @@ class TaskProcess:
             return TaskEnd(EndKind.HOST_UNFIT, time.time(), error=reason)
         try:
             files = TaskFiles.of_process(host_directory(), os.getpid())
+            local_dir = str(_local_directories().take(launch.info.job_id)) if launch.info.slice_name else ""
             survive_notices(files)  # before the mark of the start: from that on the host may send signals
             faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
             pipe = redirect_output(host_directory(), launch)
@@ -87,7 +90,7 @@ class TaskProcess:
             return TaskEnd(EndKind.HOST_UNFIT, time.time(), error=can_not_start(error))
         for held in self._held:
             held.close()
-        self._set_environment(launch, files)
+        self._set_environment(replace(launch, info=replace(launch.info, local_dir=local_dir)), files)
         if pipe is None:
             label_output(launch.label)
         end = _run_function(launch.pickled_function, files)
@@ -126,6 +129,10 @@ class TaskProcess:
                 os.environ[name] = value
         os.environ[TOKEN_VARIABLE] = self._token
         os.environ[TaskFiles.VARIABLE] = files.prefix
+
+
+def _local_directories() -> LocalDirectories:
+    return LocalDirectories.of_host(host_directory())
 
 
 def _run_function(function: Payload, files: TaskFiles) -> TaskEnd:

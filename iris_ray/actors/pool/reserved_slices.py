@@ -242,6 +242,11 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             events.append(AttemptEndConfirmedEvent(attempt))
         return events
 
+    async def job_over(self, job_id: str) -> None:
+        """Tell the hosts of the slices that a job used last that it is over. They answer once its files are removed."""
+        mine = [held for held in self._held.values() if held.used_by == job_id and TPU in held.bundle]
+        await asyncio.gather(*(host.job_over(job_id) for held in mine for host in held.host_stubs))
+
     # -- giving back -----------------------------------------------------------------------------------------------
 
     async def release_if(self, condition: Callable[[ReservedSlice], bool]) -> list[SliceReleasedEvent]:

@@ -259,6 +259,7 @@ class SlicePoolManager:
 
     async def _settle(self, run: JobRun) -> None:
         await run.settled()
+        await self._slices.job_over(run.job_id)
         await self._give_back(lambda held: held.used_by == run.job_id and held.keep_warm <= 0)
         del self._unsettled[run.job_id]
 

@@ -66,6 +66,11 @@ class HostStub:
         reply: Unreachable | None = await answer(self._handle.dump_stacks.remote(pid), self.name, ANSWER_TIMEOUT_S)
         return reply
 
+    async def job_over(self, job_id: str) -> Unreachable | None:
+        """Have the files removed that a job has left on the host for its own next attempts."""
+        reply: Unreachable | None = await answer(self._handle.job_over.remote(job_id), self.name, TEARDOWN_TIMEOUT_S)
+        return reply
+
     async def teardown(self, timeout_s: float | None = TEARDOWN_TIMEOUT_S) -> Unreachable | None:
         """Have everything on the host ended."""
         reply: Unreachable | None = await answer(self._handle.teardown.remote(), self.name, timeout_s)

@@ -5,6 +5,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -197,7 +198,9 @@ def test_run_sets_the_tasks_environment_before_user_code_is_loaded() -> None:
     assert seen["MINE"] == "yes"
     assert (seen["MEGASCALE_NUM_SLICES"], seen["MEGASCALE_SLICE_ID"]) == ("2", "0")
     assert "TPU_VISIBLE_CHIPS" not in seen
-    assert get_job_info(seen) == INFO
+    own = Path(seen["IRIS_RAY_HOST_DIR"]) / "jobs" / "job"
+    assert own.is_dir()
+    assert get_job_info(seen) == replace(INFO, local_dir=str(own))
 
 
 def test_run_on_a_single_slice_leaves_no_megascale_variable() -> None:

@@ -1,0 +1,127 @@
+"""The directory that a job has on a host: it outlives attempts, and goes when nobody can want it any more."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.host.local_directories import LEAST_MEMORY_BYTES, LocalDirectories
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Sets how many bytes of how many are free in memory."""
+
+    def has(free: int, total: int) -> None:
+        answer: Any = SimpleNamespace(f_bavail=free, f_blocks=total, f_frsize=1)
+        monkeypatch.setattr(os, "statvfs", lambda _: answer)
+
+    has(LEAST_MEMORY_BYTES, LEAST_MEMORY_BYTES)
+    return has
+
+
+def test_job_finds_its_files_at_its_next_attempt_and_not_those_of_the_job_before(disk: Path) -> None:
+    first = LocalDirectories(disk, None).take("a")
+    (first / "cache").touch()
+    assert LocalDirectories(disk, None).take("a") == first
+    assert (first / "cache").exists()
+    second = LocalDirectories(disk, None).take("b")
+    assert not first.exists()
+    assert [*second.iterdir()] == []
+    assert second.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("room")
+def test_directory_is_in_memory_if_there_is_room_and_stays_where_it_is(
+    disk: Path, memory: Path, room: Callable[[int, int], None]
+) -> None:
+    here = LocalDirectories(disk, memory)
+    first = here.take("a")
+    assert first.is_relative_to(memory)
+    room(0, LEAST_MEMORY_BYTES)
+    assert here.take("a") == first
+    assert here.take("b").is_relative_to(disk)
+
+
+@pytest.mark.parametrize(
+    ("free", "total"), [(LEAST_MEMORY_BYTES - 1, LEAST_MEMORY_BYTES), (LEAST_MEMORY_BYTES, 3 * LEAST_MEMORY_BYTES)]
+)
+def test_memory_with_little_room_is_not_used(
+    disk: Path, memory: Path, room: Callable[[int, int], None], free: int, total: int
+) -> None:
+    room(free, total)
+    assert LocalDirectories(disk, memory).take("a").is_relative_to(disk)
+
+
+def test_hosts_that_share_memory_have_directories_of_their_own(
+    tmp_path: Path, memory: Path, room: Callable[[int, int], None]
+) -> None:
+    places = [tmp_path / "one", tmp_path / "other"]
+    paths = {LocalDirectories(place, memory).take("a") for place in places}
+    assert len(paths) == 2
+    assert all(path.exists() for path in paths)
+
+
+@pytest.mark.parametrize("unsafe", ["link", "open"])
+@pytest.mark.usefixtures("room")
+def test_place_that_another_user_could_have_prepared_is_not_used(
+    tmp_path: Path, disk: Path, memory: Path, unsafe: str
+) -> None:
+    root = LocalDirectories(disk, memory).take("a").parent
+    LocalDirectories(disk, memory).remove()
+    root.rmdir()
+    if unsafe == "link":
+        (tmp_path / "elsewhere").mkdir()
+        root.symlink_to(tmp_path / "elsewhere")
+    else:
+        root.mkdir()
+        root.chmod(0o777)
+    assert LocalDirectories(disk, memory).take("a").is_relative_to(disk)
+
+
+def test_only_what_no_task_has_taken_since_is_removed_for_its_age(disk: Path) -> None:
+    here = LocalDirectories(disk, None)
+    path = here.take("a")
+    os.utime(path, (100.0, 100.0))
+    here.remove(before=99.0)
+    assert path.exists()
+    here.take("a")
+    here.remove(before=101.0)
+    assert path.exists()
+    os.utime(path, (100.0, 100.0))
+    here.remove(before=101.0)
+    assert not path.exists()
+
+
+def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
+    here = LocalDirectories(disk, None)
+    path = here.take("a")
+    (path / "cache").touch()
+    here.remove("b")
+    assert path.exists()
+    here.remove("a")
+    assert not path.exists()
+
+
+def test_empty_directories_are_nothing_to_wait_for(disk: Path) -> None:
+    here = LocalDirectories(disk, None)
+    path = here.take("a")
+    assert not here.hold_anything()
+    (here.take("a") / "cache").touch()
+    assert here.hold_anything()
+    assert path.exists()
