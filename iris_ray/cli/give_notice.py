@@ -21,11 +21,12 @@ from iris_ray.model.suggestions import unknown
 NOTICE_S = 30
 """What a spot VM gets."""
 MOST_NOTICE_S = 7 * 86_400
+HERE = "here"
 _LOOK_S = 0.5
 
 
-@click.command("give-notice", epilog=f"{TARGET_HELP} Without it, the host is this machine.")
-@click.argument("target", metavar="[SLICE|HOST]", required=False, shell_complete=complete_slices)
+@click.command("give-notice", epilog=f"{TARGET_HELP} `{HERE}` is this machine.")
+@click.argument("target", metavar=f"SLICE|HOST|{HERE}", shell_complete=complete_slices)
 @click.option(
     "--seconds",
     type=click.IntRange(1, MOST_NOTICE_S),
@@ -35,12 +36,12 @@ _LOOK_S = 0.5
 )
 @reason_option
 @address_option
-def give_notice(target: str | None, seconds: int, reason: str | None) -> None:
+def give_notice(target: str, seconds: int, reason: str | None) -> None:
     """Tell the tasks on a slice or host that it is about to end, and wait until they have left.
 
     \b
       iris-ray give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
-      iris-ray give-notice --seconds 14          on the host itself, as the preStop hook of a pod
+      iris-ray give-notice here --seconds 14     on the host itself, as the preStop hook of a pod
 
     Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
     until Ray starts there anew. The command ends nothing. The exit code is 1 if tasks are still there at the end.
@@ -62,14 +63,14 @@ def give_notice(target: str | None, seconds: int, reason: str | None) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
-def _hosts(target: str | None, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
+def _hosts(target: str, workers: Sequence[WorkerStatus]) -> list[WorkerStatus]:
     import ray
 
-    found = ray.get_runtime_context().get_node_id() if target is None else find_target(target, workers)
+    found = ray.get_runtime_context().get_node_id() if target == HERE else find_target(target, workers)
     hosts = [host for host in workers if found in (host.slice_name, host.node_id)]
     if hosts:
         return hosts
-    if target is None:
+    if target == HERE:
         raise UnknownNameError("no job can run on this machine; name a slice or host: iris-ray workers shows them")
     raise unknown("slice or host", target, (view.slice for view in slices_of(workers)))
 
