@@ -42,7 +42,8 @@ def initialize(**kwargs: Any) -> None:
     if info is None or info.num_tasks == 1:
         return
     if info.task_index:
-        _wait_for_listener(info.coordinator_address, WAIT_FOR_TASK_0_S)
+        patience_s = min(WAIT_FOR_TASK_0_S, kwargs.get("initialization_timeout", WAIT_FOR_TASK_0_S))
+        _wait_for_listener(info.coordinator_address, patience_s)
     jax.distributed.initialize(
         coordinator_address=info.coordinator_address,
         coordinator_bind_address=info.coordinator_address,  # and on no other interface

@@ -5,11 +5,12 @@ minutes after the last process of iris_ray there: nobody is left then who would 
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from iris_ray.actors.host.host_directory import VARIABLE
@@ -31,6 +32,7 @@ class LocalDirectories:
         key = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
         self._on_disk = directory / "jobs"
         self._memory = memory
+        self._kept: int | None = None  # a file descriptor
         self._in_memory = None if memory is None else memory / f"iris_ray-{os.getuid()}-{key}"
 
     @staticmethod
@@ -39,38 +41,39 @@ class LocalDirectories:
         return LocalDirectories(directory, None if environ.get(VARIABLE) else MEMORY)
 
     def take(self, job_id: str) -> Path:
-        """Return the directory of a job that has the host to itself. Create it if needed; remove those of other jobs.
+        """Return the directory of a job that has the host to itself, and keep it as long as this process lives.
+
+        It is created if needed, and those of other jobs are removed.
 
         Raises:
             OSError: it can't be created.
         """
         self.remove(but=job_id)
-        path = next((own for own in self._all() if own.name == job_id), None)
-        if path is None:
-            path = self._root() / job_id
-            path.mkdir(mode=0o700)
-        os.utime(path)
-        return path
+        while True:
+            path = next((own for own in self._all() if own.name == job_id), None) or self._create(job_id)
+            try:
+                self._kept = _lock(path, fcntl.LOCK_SH)
+            except FileNotFoundError:  # another process has removed it meanwhile
+                continue
+            return path
 
-    def remove(self, job_id: str | None = None, but: str | None = None, before: float | None = None) -> None:
-        """Remove directories, as far as that is possible.
+    def remove(self, job_id: str | None = None, but: str | None = None) -> None:
+        """Remove directories, as far as that is possible. Those that a living task has taken stay.
 
         Args:
             job_id: of this job only.
             but: not that of this job.
-            before: only those that no task has taken since, in Unix time.
         """
         for path in self._all():
-            with contextlib.suppress(FileNotFoundError):
-                is_old = before is None or path.stat().st_mtime < before
-                if is_old and path.name != but and job_id in (None, path.name):
-                    shutil.rmtree(path, ignore_errors=True)
+            if path.name != but and job_id in (None, path.name):
+                with contextlib.suppress(OSError):
+                    _remove(path, shutil.rmtree)
 
     def hold_anything(self) -> bool:
         """Return whether any job has left files. Directories without files are removed."""
         for path in self._all():
             with contextlib.suppress(OSError):
-                path.rmdir()
+                _remove(path, os.rmdir)
         return any(True for _ in self._all())
 
     def _all(self) -> Iterator[Path]:
@@ -78,14 +81,11 @@ class LocalDirectories:
             if root is not None and _is_ours(root):
                 yield from list(root.iterdir())
 
-    def _root(self) -> Path:
-        for root in (self._in_memory, self._on_disk):
-            if root is not None and (root is self._on_disk or self._has_room()):
-                with contextlib.suppress(FileExistsError):
-                    root.mkdir(mode=0o700)
-                if _is_ours(root):
-                    return root
-        raise PermissionError(f"{self._on_disk} is not this user's own directory; remove it")
+    def _create(self, job_id: str) -> Path:
+        if self._in_memory is not None and self._has_room():
+            with contextlib.suppress(OSError):
+                return _create(self._in_memory, job_id)
+        return _create(self._on_disk, job_id)
 
     def _has_room(self) -> bool:
         assert self._memory is not None
@@ -104,3 +104,40 @@ def _is_ours(root: Path) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _create(root: Path, name: str) -> Path:
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    if not _is_ours(root):
+        raise PermissionError(f"{root} is no directory of this user's alone; remove it")
+    path = root / name
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _lock(path: Path, kind: int) -> int:
+    """Lock a directory; return the file descriptor that holds the lock.
+
+    Raises:
+        FileNotFoundError: it is not there, or was removed before the lock was had.
+        BlockingIOError: another process holds it, and ``kind`` does not wait.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, kind)
+        if os.stat(path, follow_symlinks=False).st_ino != os.fstat(fd).st_ino:
+            raise FileNotFoundError(path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _remove(path: Path, by: Callable[[Path], object]) -> None:
+    """Remove a directory by that function, unless a process has locked it."""
+    fd = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        by(path)
+    finally:
+        os.close(fd)

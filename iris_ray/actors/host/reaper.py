@@ -46,13 +46,12 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # Ray ends the children of its workers, so this is to be none
     _wait_for_end(*recorder)
-    ended_at = time.time()
     while ledger.end_leftovers(recorder=recorder):
         time.sleep(AGAIN_S)
     directories = LocalDirectories.of_host(Path(directory))
     if int(exclusive) and directories.hold_anything():
         time.sleep(LOCAL_DIRECTORIES_KEPT_S)
-        directories.remove(before=ended_at)
+        directories.remove()
 
 
 def _wait_for_end(pid: int, started: int) -> None:

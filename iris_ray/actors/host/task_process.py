@@ -35,6 +35,7 @@ from iris_ray.actors.wire.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.wire.payloads import Payload, load, with_stored_payload
 from iris_ray.actors.wire.ray_internals import label_output
 from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.job_info import JobInfo
 from iris_ray.model.outcomes import EndKind, TaskEnd
 
 PORTS_HELD = 3
@@ -82,7 +83,7 @@ class TaskProcess:
             return TaskEnd(EndKind.HOST_UNFIT, time.time(), error=reason)
         try:
             files = TaskFiles.of_process(host_directory(), os.getpid())
-            local_dir = str(_local_directories().take(launch.info.job_id)) if launch.info.slice_name else ""
+            local_dir = self._take_local_directory(launch.info)
             survive_notices(files)  # before the mark of the start: from that on the host may send signals
             faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
             pipe = redirect_output(host_directory(), launch)
@@ -105,6 +106,12 @@ class TaskProcess:
             run_exit_handlers()
         finally:
             ray.actor.exit_actor()
+
+    def _take_local_directory(self, info: JobInfo) -> str:
+        if not info.slice_name:  # other jobs use the host, too
+            return ""
+        self._local_directories = LocalDirectories.of_host(host_directory())  # kept, and so the job's directory is
+        return str(self._local_directories.take(info.job_id))
 
     def _chips_in_use(self) -> str | None:
         """Return which other process holds this host's chips, in words; None, within some ten µs, if none does."""
@@ -129,10 +136,6 @@ class TaskProcess:
                 os.environ[name] = value
         os.environ[TOKEN_VARIABLE] = self._token
         os.environ[TaskFiles.VARIABLE] = files.prefix
-
-
-def _local_directories() -> LocalDirectories:
-    return LocalDirectories.of_host(host_directory())
 
 
 def _run_function(function: Payload, files: TaskFiles) -> TaskEnd:

@@ -67,8 +67,8 @@ class HostStub:
         return reply
 
     async def job_over(self, job_id: str) -> Unreachable | None:
-        """Have the files removed that a job has left on the host for its own next attempts."""
-        reply: Unreachable | None = await answer(self._handle.job_over.remote(job_id), self.name, TEARDOWN_TIMEOUT_S)
+        """Have what a job has left on the host for its next attempts removed; that may go on after the answer."""
+        reply: Unreachable | None = await answer(self._handle.job_over.remote(job_id), self.name, ANSWER_TIMEOUT_S)
         return reply
 
     async def teardown(self, timeout_s: float | None = TEARDOWN_TIMEOUT_S) -> Unreachable | None:

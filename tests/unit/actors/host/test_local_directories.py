@@ -11,6 +11,20 @@ import pytest
 from iris_ray.actors.host.local_directories import LEAST_MEMORY_BYTES, LocalDirectories
 
 
+def end_of(task: LocalDirectories) -> None:
+    """Close what the end of a task's process closes."""
+    assert task._kept is not None
+    os.close(task._kept)
+
+
+def taken(disk: Path, job_id: str) -> Path:
+    """The directory of a job whose task has ended."""
+    task = LocalDirectories(disk, None)
+    path = task.take(job_id)
+    end_of(task)
+    return path
+
+
 @pytest.fixture
 def disk(tmp_path: Path) -> Path:
     (tmp_path / "disk").mkdir()
@@ -36,11 +50,11 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
 
 
 def test_job_finds_its_files_at_its_next_attempt_and_not_those_of_the_job_before(disk: Path) -> None:
-    first = LocalDirectories(disk, None).take("a")
+    first = taken(disk, "a")
     (first / "cache").touch()
-    assert LocalDirectories(disk, None).take("a") == first
+    assert taken(disk, "a") == first
     assert (first / "cache").exists()
-    second = LocalDirectories(disk, None).take("b")
+    second = taken(disk, "b")
     assert not first.exists()
     assert [*second.iterdir()] == []
     assert second.stat().st_mode & 0o777 == 0o700
@@ -82,8 +96,10 @@ def test_hosts_that_share_memory_have_directories_of_their_own(
 def test_place_that_another_user_could_have_prepared_is_not_used(
     tmp_path: Path, disk: Path, memory: Path, unsafe: str
 ) -> None:
-    root = LocalDirectories(disk, memory).take("a").parent
-    LocalDirectories(disk, memory).remove()
+    task = LocalDirectories(disk, memory)
+    root = task.take("a").parent
+    end_of(task)
+    task.remove()
     root.rmdir()
     if unsafe == "link":
         (tmp_path / "elsewhere").mkdir()
@@ -94,23 +110,24 @@ def test_place_that_another_user_could_have_prepared_is_not_used(
     assert LocalDirectories(disk, memory).take("a").is_relative_to(disk)
 
 
-def test_only_what_no_task_has_taken_since_is_removed_for_its_age(disk: Path) -> None:
-    here = LocalDirectories(disk, None)
-    path = here.take("a")
-    os.utime(path, (100.0, 100.0))
-    here.remove(before=99.0)
+def test_directory_of_a_living_task_stays_whoever_removes(disk: Path) -> None:
+    task, other = LocalDirectories(disk, None), LocalDirectories(disk, None)
+    path = task.take("a")
+    other.remove()
+    assert other.hold_anything()
     assert path.exists()
-    here.take("a")
-    here.remove(before=101.0)
-    assert path.exists()
-    os.utime(path, (100.0, 100.0))
-    here.remove(before=101.0)
+    end_of(task)
+    other.remove()
     assert not path.exists()
 
 
+@pytest.mark.usefixtures("room")
+def test_memory_that_can_not_be_written_is_not_used(disk: Path, tmp_path: Path) -> None:
+    assert LocalDirectories(disk, tmp_path / "missing").take("a").is_relative_to(disk)
+
+
 def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
-    here = LocalDirectories(disk, None)
-    path = here.take("a")
+    here, path = LocalDirectories(disk, None), taken(disk, "a")
     (path / "cache").touch()
     here.remove("b")
     assert path.exists()
@@ -119,9 +136,9 @@ def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
 
 
 def test_empty_directories_are_nothing_to_wait_for(disk: Path) -> None:
-    here = LocalDirectories(disk, None)
-    path = here.take("a")
+    here, path = LocalDirectories(disk, None), taken(disk, "a")
     assert not here.hold_anything()
-    (here.take("a") / "cache").touch()
+    assert not path.exists()
+    (taken(disk, "a") / "cache").touch()
     assert here.hold_anything()
     assert path.exists()
