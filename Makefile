@@ -6,7 +6,7 @@ PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.
 # In the order of collection: tests without a cluster come first, while no process is connected to one.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder
 
-.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-large-gang chaos clean
+.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang chaos clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -43,6 +43,9 @@ bench-controller: $(READY)  ## a storm of tasks through the real Controller, and
 
 bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spare at hand; about five minutes
 	$(BIN)/python -m benchmarks.faults
+
+bench-progress: $(READY)  ## from the loss of a slice to the next training step, by phase; about two minutes
+	$(BIN)/python benchmarks/progress.py
 
 bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActors; about five minutes
 	$(BIN)/python benchmarks/large_gang.py

@@ -41,7 +41,7 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
 
     \b
       iris-ray give-notice v4-32-7/3 --seconds 300 --reason "kernel update"
-      iris-ray give-notice here --seconds 14     on the host itself, as the preStop hook of a pod
+      iris-ray give-notice here --seconds 12     on the host itself, as the preStop hook of a pod
 
     Their gangs save and go on elsewhere, as after a notice of the cloud's. This is final: the hosts take no more jobs
     until Ray starts there anew. The command ends nothing. The exit code is 1 if tasks are still there at the end.
