@@ -70,12 +70,21 @@ def kill_descendants() -> bool:
             return True
         if time.monotonic() > deadline:
             return False
-        for number in (signal.SIGSTOP, signal.SIGKILL):  # first all stop, as at a power cut: none reports another's end
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
+        for pid in sorted(pids, key=is_agent, reverse=True):  # or it would report the raylet's end to the driver
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         reap()
         time.sleep(0.003)
+
+
+def is_agent(pid: int) -> bool:
+    """Return whether this is Ray's runtime_env agent, or what stands in for it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+            arguments = cmdline.read().split(b"\0")
+    except OSError:
+        return False
+    return arguments[0] == b"ray::RuntimeEnvAgent" or any(one.endswith(b"/lazy_agent.py") for one in arguments)
 
 
 def start(command: list[str], prctl: Callable[..., int]) -> int:

@@ -53,28 +53,40 @@ class LocalDirectories:
             path = next((own for own in self._all() if own.name == job_id), None) or self._create(job_id)
             try:
                 self._kept = _lock(path, fcntl.LOCK_SH)
+                os.utime(path)
             except FileNotFoundError:  # another process has removed it meanwhile
                 continue
             return path
 
-    def remove(self, job_id: str | None = None, but: str | None = None) -> None:
+    def remove(
+        self, job_id: str | None = None, but: str | None = None, not_taken_since: Mapping[Path, int] | None = None
+    ) -> None:
         """Remove directories, as far as that is possible. Those that a living task has taken stay.
 
         Args:
             job_id: of this job only.
             but: not that of this job.
+            not_taken_since: only these, if no task has taken them since `left` returned them.
         """
         for path in self._all():
             if path.name != but and job_id in (None, path.name):
                 with contextlib.suppress(OSError):
-                    _remove(path, shutil.rmtree)
+                    if not_taken_since is None or not_taken_since.get(path) == path.stat().st_mtime_ns:
+                        _remove(path, shutil.rmtree)
 
-    def hold_anything(self) -> bool:
-        """Return whether any job has left files. Directories without files are removed."""
+    def left(self) -> dict[Path, int]:
+        """Return the directories in which jobs have left files, and when each was changed last, in ns.
+
+        Directories without files are removed.
+        """
         for path in self._all():
             with contextlib.suppress(OSError):
                 _remove(path, os.rmdir)
-        return any(True for _ in self._all())
+        found = {}
+        for path in self._all():
+            with contextlib.suppress(OSError):
+                found[path] = path.stat().st_mtime_ns
+        return found
 
     def _all(self) -> Iterator[Path]:
         for root in (self._in_memory, self._on_disk):

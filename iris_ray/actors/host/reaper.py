@@ -49,9 +49,9 @@ def main() -> None:
     while ledger.end_leftovers(recorder=recorder):
         time.sleep(AGAIN_S)
     directories = LocalDirectories.of_host(Path(directory))
-    if int(exclusive) and directories.hold_anything():
+    if int(exclusive) and (left := directories.left()):
         time.sleep(LOCAL_DIRECTORIES_KEPT_S)
-        directories.remove()
+        directories.remove(not_taken_since=left)
 
 
 def _wait_for_end(pid: int, started: int) -> None:

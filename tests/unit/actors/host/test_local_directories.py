@@ -114,7 +114,7 @@ def test_directory_of_a_living_task_stays_whoever_removes(disk: Path) -> None:
     task, other = LocalDirectories(disk, None), LocalDirectories(disk, None)
     path = task.take("a")
     other.remove()
-    assert other.hold_anything()
+    assert other.left()
     assert path.exists()
     end_of(task)
     other.remove()
@@ -124,6 +124,20 @@ def test_directory_of_a_living_task_stays_whoever_removes(disk: Path) -> None:
 @pytest.mark.usefixtures("room")
 def test_memory_that_can_not_be_written_is_not_used(disk: Path, tmp_path: Path) -> None:
     assert LocalDirectories(disk, tmp_path / "missing").take("a").is_relative_to(disk)
+
+
+def test_what_a_later_attempt_has_taken_is_not_removed_for_its_age(disk: Path) -> None:
+    here = LocalDirectories(disk, None)
+    (taken(disk, "a") / "cache").touch()
+    left = here.left()
+    path = taken(disk, "a")
+    here.remove(not_taken_since=left)
+    assert path.exists()
+    left = here.left()
+    here.remove(not_taken_since={})
+    assert path.exists()
+    here.remove(not_taken_since=left)
+    assert not path.exists()
 
 
 def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
@@ -137,8 +151,8 @@ def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
 
 def test_empty_directories_are_nothing_to_wait_for(disk: Path) -> None:
     here, path = LocalDirectories(disk, None), taken(disk, "a")
-    assert not here.hold_anything()
+    assert not here.left()
     assert not path.exists()
     (taken(disk, "a") / "cache").touch()
-    assert here.hold_anything()
+    assert here.left()
     assert path.exists()
