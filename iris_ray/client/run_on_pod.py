@@ -20,6 +20,7 @@ MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
 def run_on_pod(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
+    *,
     num_slices: int | Sequence[int] = 1,
     **options: Unpack[RunOptions],
 ) -> list[Any]:
@@ -130,6 +131,7 @@ run_on_pod_ray = _RunOnPodRay()
 def run_on_pod_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
+    *,
     num_slices: int | Sequence[int] = 1,
     **options: Unpack[RunOptions],
 ) -> list[Any]:
@@ -137,7 +139,7 @@ def run_on_pod_resumable(
 
     Arguments, results and errors as for `run_on_pod`.
     """
-    return run_on_pod(remote_fn, tpu_type, num_slices, **options)
+    return run_on_pod(remote_fn, tpu_type, num_slices=num_slices, **options)
 
 
 @takes(GangOptions)
@@ -151,7 +153,9 @@ def run_on_pod_multislice(
 
     Other arguments, results and errors as for `run_on_pod`.
     """
-    return run_on_pod(remote_fn, tpu_type, num_slices, max_retries_preemption=0, max_retries_failure=0, **options)
+    return run_on_pod(
+        remote_fn, tpu_type, num_slices=num_slices, max_retries_preemption=0, max_retries_failure=0, **options
+    )
 
 
 @takes(RunOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
@@ -162,7 +166,7 @@ def run_on_pod_multislice_resumable(
     **options: Unpack[RunOptions],
 ) -> list[Any]:
     """`run_on_pod_resumable` with ``num_slices`` as an argument that must be given."""
-    return run_on_pod_resumable(remote_fn, tpu_type, num_slices, **options)
+    return run_on_pod_resumable(remote_fn, tpu_type, num_slices=num_slices, **options)
 
 
 def release() -> None:

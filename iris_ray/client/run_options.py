@@ -83,7 +83,8 @@ def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
         defaults: this function's own defaults, in place of those in `DEFAULTS`.
 
     Raises:
-        TypeError: by the decorated function: it has no option of that name. The message has the nearest name.
+        TypeError: by the decorated function: it has no option of that name, or takes fewer arguments by position. The
+            message has the nearest name, or all.
     """
     hints = get_type_hints(options)
     values = {name: defaults.get(name, value) for name, value in DEFAULTS.items() if name in hints}
@@ -96,9 +97,12 @@ def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
             for name, value in values.items()
         ]
         known = [parameter.name for parameter in (*own, *shown) if parameter.name != "self"]
+        by_position = [p.name for p in own if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
 
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
+            if len(args) > len(by_position):
+                raise TypeError(_too_many_by_position(function.__name__, by_position, known))
             for name in given:
                 if name not in known:
                     raise TypeError(_unknown_option(function.__name__, name, known))
@@ -108,6 +112,12 @@ def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
         return cast(Function, call)
 
     return decorate
+
+
+def _too_many_by_position(function: str, by_position: Sequence[str], known: Sequence[str]) -> str:
+    first = [name for name in by_position if name != "self"]
+    by_name = [name for name in known if name not in first]
+    return f"{function}() takes {' and '.join(first)} by position, and the rest by name: {', '.join(by_name)}"
 
 
 def _unknown_option(function: str, name: str, known: Sequence[str]) -> str:

@@ -171,14 +171,14 @@ class TPUConfig:
         return replace(self, vm_count=self.chip_count // chips, chips_per_vm=chips)
 
 
-def get_tpu_config(name: str) -> TPUConfig:
+def get_tpu_config(tpu_type: str) -> TPUConfig:
     """Return what a TPU type consists of.
 
     Case and surrounding blanks don't matter. The name may begin with ``TPU``. The size may follow a hyphen, an
     underscore or a blank. v5e and v5lite mean v5litepod, and tpu7x means v7x.
 
     Args:
-        name: The type, as Google Cloud's ``--accelerator-type`` or Ray spells it. Its number counts
+        tpu_type: Its name, as Google Cloud's ``--accelerator-type`` or Ray spells it. Its number counts
             TensorCores for v2, v3, v4, v5p and v7x (two per chip), chips for v5litepod and v6e.
 
     Returns:
@@ -193,9 +193,9 @@ def get_tpu_config(name: str) -> TPUConfig:
         >>> get_tpu_config("TPU-v5e-16").name
         'v5litepod-16'
     """
-    rule, size = _parse(name)
+    rule, size = _parse(tpu_type)
     if size not in rule.sizes():
-        raise _unknown(name, rule.explain_sizes(), rule.nearest(size))
+        raise _unknown(tpu_type, rule.explain_sizes(), rule.nearest(size))
     chips = size // rule.cores_per_chip
     chips_per_vm = chips if chips in rule.single_vm_chips else _CHIPS_PER_VM
     return TPUConfig(

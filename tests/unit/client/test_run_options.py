@@ -113,8 +113,8 @@ def test_signature_that_help_shows_has_every_option_with_its_default(launch: Any
 def test_retries_may_be_the_fourth_and_fifth_argument_of_run_on_pod_ray_and_of_no_other() -> None:
     with pytest.raises(InvalidRequestError, match="max_retries_failure is -1"):
         run_on_pod_ray.remote(hello, "v4-16", 1, 0, -1)
-    with pytest.raises(TypeError, match="positional"):
-        run_on_pod(hello, "v4-16", 1, 0)  # type: ignore[call-arg, arg-type]
+    with pytest.raises(TypeError, match="remote_fn and tpu_type and num_slices by position"):
+        run_on_pod_multislice_resumable(hello, "v4-16", 1, 0)  # type: ignore[call-arg, arg-type]
 
 
 def needs_one(x: int) -> int:

@@ -1,0 +1,9 @@
+"""For users of Levanter: the names of ``levanter.infra.ray_tpu``, with its signatures.
+
+May import: `client`, `task`, `model`. Imports neither Levanter nor JAX until a function needs them.
+Start with `ray_tpu.py`. docs/coming-from-levanter.md is the page for users.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,72 @@
+"""The names of ``levanter.infra.ray_tpu``. Two functions take other arguments by position than `iris_ray`'s."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+from iris_ray.client.run_on_pod import (
+    MAX_RETRIES_PREEMPTION_RESUMABLE,
+    run_on_pod,
+    run_on_pod_multislice,
+    run_on_pod_ray,
+)
+from iris_ray.client.run_options import GangOptions, takes
+from iris_ray.model.job_spec import MAX_RETRIES_FAILURE
+from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.outcomes import TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
+from iris_ray.model.topology import TPUConfig, get_tpu_config
+
+__all__ = [
+    "MultisliceInfo",
+    "TPUConfig",
+    "TpuCancelled",
+    "TpuFailed",
+    "TpuPreempted",
+    "TpuRunError",
+    "TpuSuccess",
+    "get_tpu_config",
+    "run_on_pod",
+    "run_on_pod_multislice",
+    "run_on_pod_multislice_resumable",
+    "run_on_pod_ray",
+    "run_on_pod_resumable",
+]
+
+
+@takes(GangOptions)
+def run_on_pod_resumable(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
+    max_retries_failure: int = MAX_RETRIES_FAILURE,
+    **options: Unpack[GangOptions],
+) -> list[Any]:
+    """`iris_ray.run_on_pod_resumable` on one slice, with Levanter's order of arguments.
+
+    Options, results and errors as for `iris_ray.run_on_pod`.
+    """
+    return run_on_pod_multislice_resumable(
+        remote_fn, tpu_type, 1, max_retries_preemption, max_retries_failure, **options
+    )
+
+
+@takes(GangOptions)
+def run_on_pod_multislice_resumable(
+    remote_fn: Callable[[], Any] | Any,
+    tpu_type: str,
+    num_slices: int | Sequence[int],
+    max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
+    max_retries_failure: int = MAX_RETRIES_FAILURE,
+    **options: Unpack[GangOptions],
+) -> list[Any]:
+    """`iris_ray.run_on_pod_multislice_resumable`, with Levanter's order of arguments.
+
+    Options, results and errors as for `iris_ray.run_on_pod`.
+    """
+    return run_on_pod(
+        remote_fn,
+        tpu_type,
+        num_slices=num_slices,
+        max_retries_preemption=max_retries_preemption,
+        max_retries_failure=max_retries_failure,
+        **options,
+    )
