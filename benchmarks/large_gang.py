@@ -39,6 +39,7 @@ from iris_ray.actors.wire.messages import (
     StandbyReady,
     TaskLaunch,
 )
+from iris_ray.actors.wire.remote_methods import remote_methods
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.notices import Notice, NoticeKind
@@ -86,7 +87,7 @@ class MadeUpHosts:
         self._calls["healthy"] += 1
         return True
 
-    async def adopt(self, standby: ActorHandle, pid: int, started: int, token: str) -> None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         self._calls["adopt"] += 1
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
@@ -145,7 +146,7 @@ class Slices:
         assert not any(isinstance(reply, Unreachable) for reply in await asyncio.gather(*calls))
 
     def stub(self, name: str) -> SliceStub:
-        return SliceStub(self.actors[name], name)
+        return SliceStub(remote_methods(self.actors[name], SliceActor), name)
 
     def __contains__(self, name: str) -> bool:
         return name in self.actors

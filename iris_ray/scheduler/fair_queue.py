@@ -94,14 +94,16 @@ class FairQueue:
         turns = [(self._shares[user], jobs[0].number, user) for user, jobs in by_user.items()]
         heapq.heapify(turns)
         while turns:
-            _, _, user = heapq.heappop(turns)
+            _, _, user = turns[0]
             jobs = by_user[user]
             self._again = False
             yield jobs[0]
             if not self._again:
                 jobs.popleft()
             if jobs:
-                heapq.heappush(turns, (self._shares[user], jobs[0].number, user))
+                heapq.heapreplace(turns, (self._shares[user], jobs[0].number, user))
+            else:
+                heapq.heappop(turns)
 
     def _count(self, user: str, resources: Mapping[str, float]) -> None:
         counted, totals = self._counted[user], self._totals

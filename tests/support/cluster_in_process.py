@@ -288,7 +288,7 @@ class Host:
 
     def __init__(self, node: NodeProcesses, place: HostPlace, exclusive: bool, pool: Handle) -> None:
         self.handle: Handle = ray.get_runtime_context().current_actor
-        self.adopted: set[int] = set()
+        self.adopted: dict[int, str] = {}  # of which place the processes are
         self._node = node
         self._place = place
         self._exclusive = exclusive
@@ -296,11 +296,11 @@ class Host:
     async def healthy(self) -> bool:
         return True
 
-    async def adopt(self, standby: Handle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | None:
         if self._exclusive and not self.adopted:
             for process in self._node.left():
                 process.kill("an earlier actor has left it behind")
-        self.adopted.add(pid)
+        self.adopted[pid] = place
         if self._node.held_by is None:
             return None
         name = f"{self._place.slice_name} host {self._place.host_index}"
@@ -336,9 +336,14 @@ class Host:
 
     async def job_over(self, job_id: str) -> None: ...
 
-    async def teardown(self) -> None:
-        for pid in self.adopted:
+    async def teardown(self, place: str) -> None:
+        for pid in [pid for pid, whose in self.adopted.items() if whose == place]:
             self._node.processes[pid].kill("the slice is released")
+
+    def on_death(self) -> None:
+        """Have the reaper end the tasks of a shared host. A slice's are left to its next actor."""
+        for pid in () if self._exclusive else self.adopted:
+            self._node.processes[pid].kill("its host's actor is gone")
 
 
 @dataclass(eq=False)
@@ -479,7 +484,7 @@ class ClusterInProcess:
         self.ray.kill(found[-1])
 
     def kill_host_actor_of(self, task: Task) -> None:
-        """End the process that watches this task. Other tasks on its host have their own."""
+        """End the process that watches this task."""
         (found,) = (host for host in self._hosts if task.process.pid in host.adopted)
         self.ray.kill(found.handle)
 
@@ -502,8 +507,11 @@ class ClusterInProcess:
         strategy = options["scheduling_strategy"]
         group: Reservation | None = getattr(strategy, "placement_group", None)
         if group is None:
-            assert issubclass(actor_class, LogReader), actor_class
             self._actors.setdefault(strategy.node_id, []).append(ray.get_runtime_context().current_actor)
+            if issubclass(actor_class, TPUHostActor):
+                self._hosts.append(Host(self.node(strategy.node_id), *args))
+                return self._hosts[-1]
+            assert issubclass(actor_class, LogReader), actor_class
             with mock.patch.dict(os.environ, IRIS_RAY_HOST_DIR=str(self.node(strategy.node_id).directory)):
                 return LogReader()
         node = self.node(group.node_ids[strategy.placement_group_bundle_index])

@@ -6,7 +6,7 @@ It runs in a process of its own, so it answers whatever user code does in the ta
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from importlib import import_module
 
@@ -32,11 +32,13 @@ from iris_ray.model.outcomes import TaskEnd
 logger = logging.getLogger(__name__)
 
 ENDED_KEPT = 4
-"""How many ended processes the actor remembers: a caller may still ask how they ended."""
+"""How many ended processes of a place the actor remembers: a caller may still ask how they ended."""
 
 
 class TPUHostActor:
     """Watches the task processes of its host, by pid: the one that runs and the standby that waits.
+
+    A task belongs to a place: its slice, or, without chips, a place of its own on a host that many tasks share.
 
     Args:
         place: which host this is.
@@ -52,6 +54,7 @@ class TPUHostActor:
         self._devices = host_devices() if exclusive else None
         self._background = BackgroundTasks()
         self._watches: dict[int, TaskWatch] = {}
+        self._places: dict[int, str] = {}  # of which place the processes are
         self._metadata: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
@@ -70,10 +73,11 @@ class TPUHostActor:
         self._contact.asked()
         return True
 
-    async def adopt(self, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
+    async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
         """Watch a standby from now on. The first call prepares the host.
 
         Args:
+            place: whose task it will run.
             standby: its actor.
             pid, started: its process and the start of that in clock ticks since boot.
             token: the token that processes of its task will carry.
@@ -87,19 +91,20 @@ class TPUHostActor:
         try:
             why = await self._preparation.ensure()
             if why is None:
-                await self._watch(standby, pid, started, token)
+                await self._watch(place, standby, pid, started, token)
         except OSError as error:
             why = can_not_start(error)
         return None if why is None else Unfit(f"{self._name}: {why}", self._place.node_id, why)
 
-    async def _watch(self, standby: ActorHandle, pid: int, started: int, token: str) -> None:
+    async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:
             self._metadata = self._background.start(self._watch_metadata(), "watching the metadata server")
         if self._fence is None:
             self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
-        await self._forget_ended()
+        await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
         process, tree = WatchedProcess(pid, started), ProcessTree(pid, started)
         output = OutputPump(host_directory(), pid, self._place.node_id, self._last_lines_reporter())
+        self._places[pid] = place
         self._watches[pid] = TaskWatch(standby, process, tree, token, self._ledger, self._devices, output)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
@@ -147,12 +152,15 @@ class TPUHostActor:
         """Remove what a job has left in its directory on this host."""
         await asyncio.to_thread(LocalDirectories.of_host(host_directory()).remove, job_id)
 
-    async def teardown(self) -> None:
-        """End all tasks on this host, before the actor itself is ended."""
-        for watching in (self._metadata, self._fence):
+    async def teardown(self, place: str) -> None:
+        """End all tasks of a place; if the actor's tasks have the host to themselves, it is ended next."""
+        for watching in (self._metadata, self._fence) if self._exclusive else ():
             if watching is not None:
                 watching.cancel()
-        await asyncio.gather(*(watch.end("the slice is released") for watch in self._watches.values()))
+        pids = self._of_place(place)
+        await asyncio.gather(*(self._watches[pid].end("the slice is released") for pid in pids))
+        if not self._exclusive:
+            await self._forget(pids)
 
     def _runs_a_task(self) -> bool:
         return any(watch.runs for watch in self._watches.values())
@@ -172,13 +180,17 @@ class TPUHostActor:
         )
         os._exit(1)
 
-    async def _forget_ended(self) -> None:
-        """Forget all ended processes but the latest few."""
-        for pid in [pid for pid, watch in self._watches.items() if watch.ended][:-ENDED_KEPT]:
-            if (watch := self._watches.get(pid)) is not None:
+    def _of_place(self, place: str) -> list[int]:
+        return [pid for pid in self._watches if self._places[pid] == place]
+
+    async def _forget(self, pids: Iterable[int]) -> None:
+        """Forget processes that have ended."""
+        for pid in pids:
+            if (watch := self._watches.get(pid)) is not None:  # a concurrent call may have removed it
                 await asyncio.to_thread(watch.output.close)
-            self._ledger.forget(pid)
-            self._watches.pop(pid, None)  # a concurrent call may have removed it
+                if self._watches.pop(pid, None) is watch:
+                    del self._places[pid]
+                    self._ledger.forget(pid)
 
     def _last_lines_reporter(self) -> Callable[[LastLines], None]:
         """Return a function that passes a task's last lines on to the pool; any thread may call it."""

@@ -9,14 +9,11 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
-from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_crew import SharedCrew, SharedHosts, SliceCrew, on_bundle
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import Gone, Unreachable, answer
-from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
 from iris_ray.actors.wire.shared_names import reservations_of
 from iris_ray.model.ids import AttemptId
@@ -28,8 +25,7 @@ LOOK_AGAIN_S = 0.2
 START_TIMEOUT_S = 300.0
 """How long all hosts of a slice may take to start their processes (their runtime environment included)."""
 
-# Made once: Ray exports a class anew for each ray.remote(...).
-_SliceActor, _TPUHostActor, _TaskProcess = ray.remote(SliceActor), ray.remote(TPUHostActor), ray.remote(TaskProcess)
+_TaskProcess = ray.remote(TaskProcess)  # made once: Ray exports a class anew for each ray.remote(...)
 
 Bundle = dict[str, float]
 
@@ -41,6 +37,7 @@ class ReservedSlice:
     Attributes:
         hosts: by host index.
         bundle: what is reserved on each host, the chips included.
+        crew: the actors that watch its hosts.
         process: what its standbys were started with.
         ready: the ports that host 0's standby holds, once every host's next task could start at once.
         used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
@@ -55,8 +52,7 @@ class ReservedSlice:
     bundle: Bundle
     process: ProcessSpec
     group: PlacementGroup
-    actor: ActorHandle
-    host_actors: tuple[ActorHandle, ...]
+    crew: SliceCrew | SharedCrew
     standbys: list[ActorHandle]
     ready: "asyncio.Future[tuple[int, ...] | Unreachable]"
     used_by: str = ""
@@ -73,18 +69,18 @@ class ReservedSlice:
     @property
     def stub(self) -> SliceStub:
         """Its SliceActor."""
-        return SliceStub(self.actor, self.name)
-
-    @property
-    def host_stubs(self) -> list[HostStub]:
-        """Its TPUHostActors by host index."""
-        return [HostStub(actor, f"{self.name} host {i}") for i, actor in enumerate(self.host_actors)]
+        return self.crew.speaker
 
     @staticmethod
     def reserve(
-        owner: str, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec, avoid_ports: Collection[int]
+        owner: str,
+        hosts: tuple[HostPlace, ...],
+        bundle: Bundle,
+        process: ProcessSpec,
+        avoid_ports: Collection[int],
+        shared: SharedHosts,
     ) -> "ReservedSlice":
-        """Ask Ray for everything at once: the reservation, the slice's actor, its hosts' actors and their standbys.
+        """Ask Ray for everything at once: the reservation, the actors that watch its hosts, and their standbys.
 
         Returns at once; nothing has started yet. Bundle i is on worker i. The reservation's name says whose it is, so
         that the Controller finds it again if its owner vanishes. The standbys come last: if a host's memory is nearly
@@ -95,19 +91,10 @@ class ReservedSlice:
             name=f"{reservations_of(owner)}{hosts[0].slice_name}/{secrets.token_hex(4)}",
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
-        pool = ray.get_runtime_context().current_actor
-        host_actors = tuple(
-            _TPUHostActor.options(
-                num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, host.host_index)
-            ).remote(host, TPU in bundle, pool)
-            for host in hosts
-        )
-        actor = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=_on_bundle(group, 0)).remote(
-            hosts[0].slice_name, host_actors
-        )
+        crew = SliceCrew.start(hosts, group) if TPU in bundle else shared.crew(hosts)
         standbys = [_start_standby(group, host, process, avoid_ports, bundle.get(GPU, 0.0)) for host in hosts]
-        ready = _prepare(hosts, actor, standbys)
-        return ReservedSlice(hosts, bundle, process, group, actor, host_actors, standbys, ready)
+        ready = _prepare(crew, standbys)
+        return ReservedSlice(hosts, bundle, process, group, crew, standbys, ready)
 
     def renew_standbys(self, process: ProcessSpec, avoid_ports: Collection[int]) -> None:
         """Start a fresh task process on every host, for the next task. Returns at once."""
@@ -116,7 +103,7 @@ class ReservedSlice:
         # The used ones are dropped here; their hosts' actors keep handles of their own until they are gone.
         gpus = self.bundle.get(GPU, 0.0)
         self.standbys = [_start_standby(self.group, host, process, avoid_ports, gpus) for host in self.hosts]
-        self.ready = _prepare(self.hosts, self.actor, self.standbys)
+        self.ready = _prepare(self.crew, self.standbys)
 
     def is_reserved(self) -> bool:
         """Whether Ray has set the resources aside. Blocks for a millisecond or two."""
@@ -132,7 +119,7 @@ class ReservedSlice:
         name = f"{self.name} host {host_index}"
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                reply: Any = await self.host_stubs[host_index].teardown(None)
+                reply: Any = await self.crew.hosts[host_index].teardown(None)
                 if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
                     reply = await self._have_ended_by(heir, host_index)
                 if isinstance(reply, Gone):
@@ -158,13 +145,10 @@ class ReservedSlice:
     def discard(self) -> None:
         """Give the reservation back to Ray, which ends every process that runs in it. Returns at once."""
         self.ready.cancel()
-        for actor in (*self.standbys, *self.host_actors, self.actor):
-            ray.kill(actor)
+        for standby in self.standbys:
+            ray.kill(standby)
+        self.crew.end()
         remove_placement_group(self.group)
-
-
-def _on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
-    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
 async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
@@ -185,9 +169,9 @@ async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
 
 
 def _prepare(
-    hosts: tuple[HostPlace, ...], actor: ActorHandle, standbys: Sequence[ActorHandle]
+    crew: SliceCrew | SharedCrew, standbys: Sequence[ActorHandle]
 ) -> "asyncio.Future[tuple[int, ...] | Unreachable]":
-    ready = asyncio.ensure_future(SliceStub(actor, hosts[0].slice_name).prepare(standbys, START_TIMEOUT_S))
+    ready = asyncio.ensure_future(crew.speaker.prepare(standbys, START_TIMEOUT_S))
     ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
     return ready
 
@@ -197,7 +181,7 @@ def _start_standby(
 ) -> ActorHandle:
     """Start a task process. It claims the GPUs of its task, so that Ray names them in ``CUDA_VISIBLE_DEVICES``."""
     options = {"runtime_env": process.runtime_env} if process.runtime_env else {}
-    strategy = _on_bundle(group, host.host_index)
+    strategy = on_bundle(group, host.host_index)
     return _TaskProcess.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=strategy, **options).remote(
         host.address, frozenset(avoid_ports), process.preload
     )

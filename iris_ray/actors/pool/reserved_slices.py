@@ -12,6 +12,7 @@ from ray.exceptions import RuntimeEnvSetupError
 from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
+from iris_ray.actors.pool.slice_crew import SharedHosts
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
@@ -51,6 +52,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         self.owner = owner
         self.used_ports: deque[int] = deque(maxlen=USED_PORTS_KEPT)
         self._held: dict[str, ReservedSlice] = {}
+        self._shared = SharedHosts()
         self._worked = deque([ProcessSpec()], maxlen=WORKED_KEPT)  # the plain one does: this process has it, too
         self._leaving: dict[str, asyncio.Future[None]] = {}  # being given back; a new order reserves them afresh
 
@@ -72,7 +74,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Why each host of a slice counts as lost, asked without its SliceActor; None for those that answer."""
-        answers = await asyncio.gather(*(host.healthy(timeout_s) for host in self._held[name].host_stubs))
+        answers = await asyncio.gather(*(host.healthy(timeout_s) for host in self._held[name].crew.hosts))
         return {i: reply if isinstance(reply, Unreachable) else None for i, reply in enumerate(answers)}
 
     async def end_tasks(self, name: str, host_indexes: Iterable[int]) -> None:
@@ -106,7 +108,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             self._discard(held)
             held = None
         if held is None:
-            held = ReservedSlice.reserve(self.owner, hosts, bundle, process, self.used_ports)
+            held = ReservedSlice.reserve(self.owner, hosts, bundle, process, self.used_ports, self._shared)
             self._held[held.name] = held
         elif held.process != process:
             for standby in held.standbys:
@@ -185,7 +187,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
 
     async def _started(self, held: ReservedSlice, silence_s: float) -> Any:
         """Like `held.ready`, unless a host that has been there stops answering meanwhile."""
-        hosts = held.host_stubs
+        hosts = held.crew.hosts
         watch = FailureDetector(lambda i: hosts[i].ping(), range(len(hosts)), silence_s, since_first=True)
         silence = asyncio.ensure_future(watch.found())
         try:
@@ -245,7 +247,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
     async def job_over(self, job_id: str) -> None:
         """Tell the hosts of the slices that a job used last that it is over. They answer once its files are removed."""
         mine = [held for held in self._held.values() if held.used_by == job_id and TPU in held.bundle]
-        await asyncio.gather(*(host.job_over(job_id) for held in mine for host in held.host_stubs))
+        await asyncio.gather(*(host.job_over(job_id) for held in mine for host in held.crew.hosts))
 
     # -- giving back -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""One TPU slice: speaks for all its hosts, so that the pool asks one actor a slice and not one a host."""
+"""One TPU slice: speaks for all its hosts, so that the pool asks one actor a slice and not one a host.
+
+For tasks without chips it is no process of its own, but an object in the pool's.
+"""
 
 import asyncio
 import logging
@@ -52,7 +55,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
 
     def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
         self._name = name
-        self._hosts = {i: HostStub(handle, f"{name} host {i}") for i, handle in enumerate(hosts)}
+        self._hosts = {i: HostStub(handle, f"{name} host {i}", name) for i, handle in enumerate(hosts)}
         self._standbys: dict[int, tuple[ActorHandle, int]] = {}  # with their pids
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
@@ -299,3 +302,9 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
     async def teardown(self) -> None:
         """End everything on the slice before its actors are ended."""
         await self.ask_all(lambda host: host.teardown())
+
+    def close(self) -> None:
+        """Stop asking the hosts, where this object lives longer than what it speaks for."""
+        self._unwatch_hosts()
+        for task in (task for tasks in (self._tasks, *self._stopping.values()) for task in tasks.values()):
+            task.end.cancel()

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Sequence
 
 from ray.actor import ActorHandle
 
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
 from iris_ray.actors.wire.messages import Progress, TaskLaunch
 from iris_ray.model.ids import AttemptId
@@ -14,21 +15,20 @@ TEARDOWN_TIMEOUT_S = 20.0
 
 
 class SliceStub:
-    """The slice behind an actor handle. A slice that does not answer in time answers `Unreachable`.
+    """A slice that does not answer in time answers `Unreachable`.
 
     Args:
-        handle: the actor.
+        actor: speaks for it: an object of this process, or what `remote_methods` makes of an actor.
         name: the slice's name.
     """
 
-    def __init__(self, handle: ActorHandle, name: str) -> None:
-        self._handle = handle
+    def __init__(self, actor: SliceActor, name: str) -> None:
+        self._actor = actor
         self._name = f"slice {name}"
 
     def ping(self) -> Awaitable[None]:
         """Return an awaitable that raises RayError if the actor is gone, and waits for ever if it hangs."""
-        pinged: Awaitable[None] = self._handle.ping.remote()
-        return pinged
+        return self._actor.ping()
 
     async def healthy(self, patience_s: float, timeout_s: float) -> dict[int, Unreachable | None] | Unreachable:
         """Return why each host counts as lost; None for those that answer.
@@ -37,13 +37,13 @@ class SliceStub:
             patience_s: how long each host may take to answer; seconds.
             timeout_s: how long the SliceActor may take; seconds.
         """
-        call = self._handle.healthy.remote(patience_s)
+        call = self._actor.healthy(patience_s)
         hosts: dict[int, Unreachable | None] | Unreachable = await answer(call, self._name, timeout_s)
         return hosts
 
     async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
         """Hand over the next attempt's standbys; return the ports that host 0's holds once all have started."""
-        call = self._handle.prepare.remote(standbys, timeout_s)
+        call = self._actor.prepare(standbys, timeout_s)
         ports: tuple[int, ...] | Unreachable = await answer(call, self._name, timeout_s + ANSWER_TIMEOUT_S)
         return ports
 
@@ -51,7 +51,7 @@ class SliceStub:
         self, attempt: AttemptId, launches: Sequence[TaskLaunch], silence_s: float
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a task on every host; return when all have returned, or at the first other end."""
-        call = self._handle.run_remote_fn.remote(attempt, launches, silence_s)
+        call = self._actor.run_remote_fn(attempt, launches, silence_s)
         ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, None)
         return ends
 
@@ -63,29 +63,29 @@ class SliceStub:
         Returns:
             How each ended; None where its host can't say that it has.
         """
-        call = self._handle.stop.remote(attempt, reason, exit_grace)
+        call = self._actor.stop(attempt, reason, exit_grace)
         ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, None)
         return ends
 
     async def notify(self, attempt: AttemptId, notice: Notice, patience_s: float) -> tuple[bool, bool] | Unreachable:
         """Tell every task that it is to move; return whether all have saved or returned, and whether any waits."""
-        call = self._handle.notify.remote(attempt, notice)
+        call = self._actor.notify(attempt, notice)
         saved: tuple[bool, bool] | Unreachable = await answer(call, self._name, patience_s)
         return saved
 
     async def progress(self, attempt: AttemptId) -> dict[int, Progress | Unreachable] | Unreachable:
         """Return how far every task is that has not returned."""
-        call = self._handle.progress.remote(attempt)
+        call = self._actor.progress(attempt)
         progress: dict[int, Progress | Unreachable] | Unreachable = await answer(call, self._name, ANSWER_TIMEOUT_S)
         return progress
 
     async def dump_stacks(self, attempt: AttemptId) -> Unreachable | None:
         """Have every task print what it is doing."""
-        call = self._handle.dump_stacks.remote(attempt)
+        call = self._actor.dump_stacks(attempt)
         reply: Unreachable | None = await answer(call, self._name, ANSWER_TIMEOUT_S)
         return reply
 
     async def teardown(self) -> Unreachable | None:
         """Have everything on the slice ended."""
-        reply: Unreachable | None = await answer(self._handle.teardown.remote(), self._name, TEARDOWN_TIMEOUT_S)
+        reply: Unreachable | None = await answer(self._actor.teardown(), self._name, TEARDOWN_TIMEOUT_S)
         return reply

@@ -18,11 +18,13 @@ class HostStub:
     Args:
         handle: the actor.
         name: what people call the host.
+        place: the slice, or the place on a shared host, for whose tasks it is asked.
     """
 
-    def __init__(self, handle: ActorHandle, name: str) -> None:
+    def __init__(self, handle: ActorHandle, name: str, place: str) -> None:
         self.name = name
         self._handle = handle
+        self._place = place
 
     def ping(self) -> Awaitable[bool]:
         """Return an awaitable that raises RayError if the actor is gone, and waits for ever if it hangs."""
@@ -36,7 +38,7 @@ class HostStub:
 
     async def adopt(self, standby: ActorHandle, ready: StandbyReady, timeout_s: float) -> Unreachable | None:
         """Have a standby watched from now on; `Unfit` if the host can't take a task."""
-        call = self._handle.adopt.remote(standby, ready.pid, ready.started, ready.token)
+        call = self._handle.adopt.remote(self._place, standby, ready.pid, ready.started, ready.token)
         unfit: Unfit | Unreachable | None = await answer(call, self.name, timeout_s)
         return unfit
 
@@ -72,6 +74,6 @@ class HostStub:
         return reply
 
     async def teardown(self, timeout_s: float | None = TEARDOWN_TIMEOUT_S) -> Unreachable | None:
-        """Have everything on the host ended."""
-        reply: Unreachable | None = await answer(self._handle.teardown.remote(), self.name, timeout_s)
+        """Have every task of the place ended."""
+        reply: Unreachable | None = await answer(self._handle.teardown.remote(self._place), self.name, timeout_s)
         return reply

@@ -173,7 +173,7 @@ def test_refusal_says_how_many_processes_could_not_be_checked(host: Host, common
 
 def adopted(host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes], token: str = "t") -> Unfit | None:
     """Return a host's answer to the adoption of a standby for its first task."""
-    return asyncio.run(actor.adopt(None, standby.pid, tree(standby).started, token))
+    return asyncio.run(actor.adopt("slice-a", None, standby.pid, tree(standby).started, token))
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def test_standby_whose_pid_another_process_has_got_meanwhile_is_not_adopted(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     with pytest.raises(RuntimeError, match=f"pid {standby.pid}, has ended"):
-        asyncio.run(actor.adopt(None, standby.pid, tree(standby).started + 1, "t"))
+        asyncio.run(actor.adopt("slice-a", None, standby.pid, tree(standby).started + 1, "t"))
     assert list(host.directory.rglob("*.json")) == [], "it is not recorded as ours"
 
 
@@ -263,7 +263,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
 
     async def run() -> tuple[TaskEnd | None, ChipHolder]:
         task = subprocess.Popen(["sleep", "60"])
-        assert await actor.adopt(None, task.pid, tree(task).started, TOKEN) is None
+        assert await actor.adopt("slice-a", None, task.pid, tree(task).started, TOKEN) is None
         TaskFiles.of_process(host.directory, task.pid).started.touch()
         holder = during()
         task.kill()

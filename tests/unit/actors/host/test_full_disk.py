@@ -42,10 +42,10 @@ def adopts(standby: subprocess.Popen[bytes], times: int, between: Callable[[], N
         actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, None)
         answers = []
         for _ in range(times):
-            answers.append(await actor.adopt(None, standby.pid, started, "token"))
+            answers.append(await actor.adopt("slice-a", None, standby.pid, started, "token"))
             assert await actor.healthy()
             between()
-        await actor._forget_ended()
+        await actor._forget([pid for pid, watch in actor._watches.items() if watch.ended])
         for watch in actor._watches.values():
             watch.output.close()
         return answers

@@ -188,22 +188,17 @@ async def returns_at_once(task: Task) -> None:
     """Does nothing."""
 
 
-def test_task_that_shares_its_host_ends_with_our_process_before_its_next_attempt(stage: Stage) -> None:
-    """Other tasks are on that host, whose processes stay."""
-
+def test_tasks_that_share_their_host_end_with_our_process_before_their_next_attempts(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
-        stays = cluster.run_tasks("stays", 1)
-        (other,) = await cluster.runs("stays", 1)
-        results = cluster.run_tasks("job", 1, max_retries_preemption=1)
-        (first,) = await cluster.runs("job", 1)
-        cluster.kill_host_actor_of(first)
-        (second,) = await cluster.started("job", 1, attempt=2)
-        assert not cluster.is_running(first)
-        assert cluster.is_running(other)
-        for task in (second, other):
-            task.end.set_result(task.info.attempt)
-        assert (await results, await stays) == ([2], [1])
-        assert await cluster.charged("job") == (0, 1)
+        results = {name: cluster.run_tasks(name, 1, max_retries_preemption=1) for name in ("one", "other")}
+        firsts = [task for name in results for task in await cluster.runs(name, 1)]
+        cluster.kill_host_actor_of(firsts[0])
+        for name in results:
+            (second,) = await cluster.started(name, 1, attempt=2)
+            assert not any(map(cluster.is_running, firsts))
+            second.end.set_result(second.info.attempt)
+        assert [await result for result in results.values()] == [[2], [2]]
+        assert [await cluster.charged(name) for name in results] == [(0, 1), (0, 1)]
 
     stage.play(story, slices=0)
 

@@ -2,10 +2,12 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
 from tests.support import virtual_time
 
@@ -16,11 +18,11 @@ async def never(*_: object) -> None:
 
 def slices_with(ready: "asyncio.Future[Any]") -> ReservedSlices:
     """One slice, a, whose actor does not answer."""
-    actor: Any = SimpleNamespace(healthy=SimpleNamespace(remote=never))
+    crew: Any = SimpleNamespace(speaker=SliceStub(cast(SliceActor, SimpleNamespace(healthy=never)), "a"), hosts=())
     hosts = (HostPlace("node", "10.0.0.1", "a", 0),)
     slices = ReservedSlices("pool")
     group: Any = SimpleNamespace()
-    slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, actor, (), [], ready)
+    slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, crew, [], ready)
     return slices
 
 

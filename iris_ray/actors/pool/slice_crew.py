@@ -1,0 +1,168 @@
+"""The actors that watch the hosts of a reserved slice, or of the place of a task that shares its host."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.pool.failure_detector import FailureDetector
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_stub import SliceStub
+from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.host_stub import HostStub
+from iris_ray.actors.wire.messages import HOST_SILENCE_S, HostPlace
+from iris_ray.actors.wire.remote_methods import remote_methods
+
+SHARED_IDLE_S = 30.0
+"""How long the TPUHostActor of a shared host waits for its next task."""
+
+# Made once: Ray exports a class anew for each ray.remote(...).
+_SliceActor, _TPUHostActor = ray.remote(SliceActor), ray.remote(TPUHostActor)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCrew:
+    """The actors of a slice that has its hosts to itself. They run in its reservation and end with it.
+
+    Attributes:
+        speaker: the SliceActor.
+        hosts: the TPUHostActors by host index.
+        actors: all of them.
+    """
+
+    speaker: SliceStub
+    hosts: tuple[HostStub, ...]
+    actors: tuple[ActorHandle, ...]
+
+    @staticmethod
+    def start(hosts: Sequence[HostPlace], group: PlacementGroup) -> "SliceCrew":
+        """Start the actors in a reservation. Returns at once."""
+        pool, name = ray.get_runtime_context().current_actor, hosts[0].slice_name
+        host_actors = tuple(
+            _TPUHostActor.options(
+                num_cpus=0, max_concurrency=100, scheduling_strategy=on_bundle(group, host.host_index)
+            ).remote(host, True, pool)
+            for host in hosts
+        )
+        options = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=on_bundle(group, 0))
+        slice_actor = options.remote(name, host_actors)
+        speaker = SliceStub(remote_methods(slice_actor, SliceActor), name)
+        return SliceCrew(speaker, _host_stubs(name, host_actors), (*host_actors, slice_actor))
+
+    def end(self) -> None:
+        """End the actors. Returns at once."""
+        for actor in self.actors:
+            ray.kill(actor)
+
+
+class SharedHost:
+    """The TPUHostActor of a host on which a pool runs tasks without chips.
+
+    Args:
+        host: which host.
+
+    Attributes:
+        actor: the actor.
+        node_id: the host's id in Ray.
+        places: how many places use it.
+    """
+
+    def __init__(self, host: HostPlace) -> None:
+        strategy = NodeAffinitySchedulingStrategy(host.node_id, soft=False)
+        pool = ray.get_runtime_context().current_actor
+        here = HostPlace(host.node_id, host.address, host.address, 0)
+        options = _TPUHostActor.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
+        self.actor: ActorHandle = options.remote(here, False, pool)
+        self.node_id = host.node_id
+        self.places = 0
+
+
+class SharedHosts:
+    """One TPUHostActor for each host on which the pool runs tasks without chips, as long as there are any."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, SharedHost] = {}
+        self._background = BackgroundTasks()
+
+    def crew(self, hosts: Sequence[HostPlace]) -> "SharedCrew":
+        """Return the actors of a place on these hosts. Returns at once."""
+        return SharedCrew(hosts[0].slice_name, self, [self._take(host) for host in hosts])
+
+    def give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
+        """Have what a place has on its hosts ended. Returns at once."""
+        self._background.start(self._give_back(crew, used), f"giving back {crew.name}")
+
+    async def _give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
+        try:
+            await asyncio.gather(*(host.teardown() for host in crew.hosts))
+        finally:
+            for shared in used:
+                shared.places -= 1
+                if not shared.places:
+                    asyncio.get_running_loop().call_later(SHARED_IDLE_S, self._end_if_idle, shared)
+
+    def _take(self, host: HostPlace) -> SharedHost:
+        shared = self._hosts.get(host.node_id)
+        if shared is None:
+            shared = self._hosts[host.node_id] = SharedHost(host)
+            self._background.start(self._forget_if_lost(host, shared), f"watching host {host.address}")
+        shared.places += 1
+        return shared
+
+    async def _forget_if_lost(self, host: HostPlace, shared: SharedHost) -> None:
+        """Have later tasks get another actor if this one is gone or hangs; those that use it see that themselves."""
+        stub = HostStub(shared.actor, f"host {host.address}", "")
+        detector = FailureDetector(lambda _: stub.ping(), [0], HOST_SILENCE_S, since_first=True)
+        try:
+            await detector.found()
+        finally:
+            detector.stop()
+        self._forget(shared)
+
+    def _end_if_idle(self, shared: SharedHost) -> None:
+        if not shared.places:
+            self._forget(shared)
+            ray.kill(shared.actor)
+
+    def _forget(self, shared: SharedHost) -> None:
+        if self._hosts.get(shared.node_id) is shared:
+            del self._hosts[shared.node_id]
+
+
+class SharedCrew:
+    """What watches the hosts of a place that shares them: an object of this process, and actors that others use, too.
+
+    Args:
+        name: the place's name.
+        owner: has the actors.
+        shared: the hosts by index.
+    """
+
+    def __init__(self, name: str, owner: SharedHosts, shared: Sequence[SharedHost]) -> None:
+        actors = [host.actor for host in shared]
+        self.name = name
+        self._slice = SliceActor(name, actors)
+        self._owner = owner
+        self._shared = shared
+        self.speaker = SliceStub(self._slice, name)
+        self.hosts = _host_stubs(name, actors)
+
+    def end(self) -> None:
+        """End what the place has on its hosts. Returns at once."""
+        self._slice.close()
+        self._owner.give_back(self, self._shared)
+        self._shared = ()
+
+
+def on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
+    """Return how Ray is told to start an actor on a host of a reservation."""
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+
+
+def _host_stubs(name: str, actors: Sequence[ActorHandle]) -> tuple[HostStub, ...]:
+    return tuple(HostStub(actor, f"{name} host {i}", name) for i, actor in enumerate(actors))
