@@ -4,8 +4,8 @@
     python benchmarks/cpu_jobs.py --jobs 300
 
 Each job has one task that returns at once. Beside the time by the clock stands the CPU time of every process of the
-cluster, and the most memory that those had which ran tasks or watched them: on a machine with few cores a job costs what
-its processes cost to start.
+cluster, and the most memory that those had which ran tasks or watched them: on a machine with few cores a job costs
+what its processes cost to start.
 """
 
 import argparse
