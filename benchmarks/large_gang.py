@@ -113,7 +113,7 @@ class MadeUpHosts:
     async def ready(self) -> StandbyReady:
         self._calls["ready"] += 1
         self._pids += 1
-        return StandbyReady(self._pids, 1, f"token {self._pids}", (20_000, 20_001, 20_002))
+        return StandbyReady(self._pids, 1, f"token {self._pids}", (20_000, 20_001, 20_002), 200)
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         self._calls["run"] += 1

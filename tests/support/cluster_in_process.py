@@ -200,7 +200,7 @@ class Process:
         await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
         first = 20_000 + 3 * (self.pid % 4000)
         ports = first, first + 1, first + 2
-        return StandbyReady(self.pid, 1, f"token {self.pid}", ports, self._host.setup_error)
+        return StandbyReady(self.pid, 1, f"token {self.pid}", ports, self._cluster.cores, self._host.setup_error)
 
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before."""
@@ -377,6 +377,7 @@ class ClusterInProcess:
         tasks: all that have begun, in their order.
         works: what the tasks of a job do, by job id; without an entry, `wait_for_end`.
         process_start_s: how long a task process takes to start; seconds.
+        cores: how many each host has.
     """
 
     def __init__(
@@ -387,6 +388,7 @@ class ClusterInProcess:
         self.tasks: list[Task] = []
         self.works: dict[str, Work] = {}
         self.process_start_s = 0.0
+        self.cores = 2
         self._directory = directory
         self._table = {HEAD_NODE: _node(HEAD_NODE, "10.0.0.1", {"CPU": 8.0, "node:__internal_head__": 1.0})}
         self._nodes: dict[str, NodeProcesses] = {}

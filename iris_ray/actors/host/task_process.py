@@ -60,7 +60,7 @@ class TaskProcess:
         ports = tuple(held.getsockname()[1] for held in self._held)
         stat = stat_of(os.getpid())
         assert stat is not None
-        return StandbyReady(stat.pid, stat.started, self._token, ports, self._error)
+        return StandbyReady(stat.pid, stat.started, self._token, ports, len(os.sched_getaffinity(0)), self._error)
 
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before, in place of its TPUHostActor, which is gone.

@@ -21,14 +21,15 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_br
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, TaskLaunch
+from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, SliceReady, TaskLaunch
 from iris_ray.actors.wire.payloads import with_fetched_payload
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, Fault, HostEvidence, TaskEnd, TaskKey, TpuPreempted
 from iris_ray.model.verdict import Verdict, judge_gang
 
-REFILL_DELAY_S = 4.0
-"""A gang on slices that has run so long gets its next standbys; before, they would only compete with it."""
+REFILL_DELAY_S, MANY_CORES = 4.0, 16
+"""A gang on slices that has run so long gets its next standbys; before, they would only compete with it. On hosts with
+many cores they don't, and start at once."""
 RUNNING_DELAY_S = 0.1
 """A gang that ends sooner is not worth a report that it runs."""
 AT_ONCE_S = 0.5
@@ -108,6 +109,7 @@ class Attempt:
         self._stop = StopRequest()
         self._notices = NoticeDelivery(self.place, slices, controller, self._stop)
         self._hangs = HangWatch(self.place, slices, self._notices, self._stop, request.stall_timeout)
+        self._refill_delay_s = REFILL_DELAY_S
         self._ends: Ends = {}
         self._ended_at_once = False
         self._lost_hosts: set[TaskKey] = set()
@@ -199,9 +201,10 @@ class Attempt:
         broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
         if broken:
             raise self._failed_launch(broken, some_are_ready=len(broken) < len(answers))
-        ports: tuple[int, ...] = answers[self._names[0]]
-        self._slices.used_ports.extend(ports)
-        return launch_plan(self._request, self.place, ports)
+        first_slice: SliceReady = answers[self._names[0]]
+        self._refill_delay_s = REFILL_DELAY_S if first_slice.cores < MANY_CORES else 0.0
+        self._slices.used_ports.extend(first_slice.ports)
+        return launch_plan(self._request, self.place, first_slice.ports)
 
     def _failed_launch(self, broken: Mapping[str, Any], some_are_ready: bool) -> LaunchFailed:
         """What to say if these slices can't be used. What works on any host is no fault of the request."""
@@ -279,7 +282,7 @@ class Attempt:
             call.add_done_callback(_heed_error)  # there is no caller once we are cancelled
         self._slices.use_standbys(self._names)
         kept = self._names if self.place.on_slices else ()  # other places are given back with every attempt
-        refill = loop.call_later(REFILL_DELAY_S, self._slices.renew_standbys, kept, self._request.process)
+        refill = loop.call_later(self._refill_delay_s, self._slices.renew_standbys, kept, self._request.process)
         running = loop.call_later(RUNNING_DELAY_S, report_running)
         hangs = asyncio.ensure_future(self._hangs.watch())
         try:

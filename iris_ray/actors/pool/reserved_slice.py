@@ -14,7 +14,7 @@ from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_crew import SharedCrew, SharedHosts, SliceCrew, on_bundle
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import Gone, Unreachable, answer
-from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
+from iris_ray.actors.wire.messages import HostPlace, ProcessSpec, SliceReady
 from iris_ray.actors.wire.shared_names import reservations_of
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.workers import GPU, TPU
@@ -39,7 +39,7 @@ class ReservedSlice:
         bundle: what is reserved on each host, the chips included.
         crew: the actors that watch its hosts.
         process: what its standbys were started with.
-        ready: the ports that host 0's standby holds, once every host's next task could start at once.
+        ready: done once every host's next task could start at once.
         used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
         in_use: an attempt runs on it.
         spare: the attempt of the job that only holds it ready, or None.
@@ -54,7 +54,7 @@ class ReservedSlice:
     group: PlacementGroup
     crew: SliceCrew | SharedCrew
     standbys: list[ActorHandle]
-    ready: "asyncio.Future[tuple[int, ...] | Unreachable]"
+    ready: "asyncio.Future[SliceReady | Unreachable]"
     used_by: str = ""
     in_use: bool = False
     spare: AttemptId | None = None
@@ -170,7 +170,7 @@ async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
 
 def _prepare(
     crew: SliceCrew | SharedCrew, standbys: Sequence[ActorHandle]
-) -> "asyncio.Future[tuple[int, ...] | Unreachable]":
+) -> "asyncio.Future[SliceReady | Unreachable]":
     ready = asyncio.ensure_future(crew.speaker.prepare(standbys, START_TIMEOUT_S))
     ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
     return ready

@@ -137,7 +137,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             raise SpareFailed(in_words(broken), tuple(unused))
 
     async def all_ready(self, names: Sequence[str], silence_s: float) -> dict[str, Any]:
-        """The ports that each slice's host 0 holds, once every host could start a task at once.
+        """`SliceReady` for each slice, once every host could start a task at once.
 
         As soon as a slice can't, what is known by then; for that one `Unreachable`, or the exception that keeps it. If
         a slice can't set up what the user asks for, the others are waited for: they show whose fault it is.
@@ -165,7 +165,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         return process in self._worked
 
     async def _ready(self, held: ReservedSlice, silence_s: float) -> Any:
-        """When one slice is ready, the ports; `Unreachable` or an exception if it is not going to be. Never raises."""
+        """`SliceReady` when one slice is; `Unreachable` or an exception if it is not going to be. Never raises."""
         try:
             if held.ready.done():
                 return held.ready.result()

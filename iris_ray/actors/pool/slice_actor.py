@@ -18,7 +18,7 @@ from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
 from iris_ray.actors.wire.contact import SLICE_UNASKED_S, Contact
 from iris_ray.actors.wire.host_stub import HostStub
-from iris_ray.actors.wire.messages import HOST_SILENCE_S, Progress, StandbyReady, TaskLaunch
+from iris_ray.actors.wire.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -82,8 +82,8 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         """Note that the pool is there."""
         self._contact.asked()
 
-    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
-        """Take these standbys for the next attempt; returns, once all have started, the ports that host 0's holds."""
+    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> SliceReady | Unreachable:
+        """Take these standbys for the next attempt; returns once all have started."""
         calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
         answers = await asyncio.gather(*calls)
         failed = {i: reply for i, reply in enumerate(answers) if isinstance(reply, SetupFailed)}
@@ -96,7 +96,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
             reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed.values()))
             return SetupFailed(reasons, tuple(failed), works_elsewhere=len(failed) < len(answers))
         assert isinstance(answers[0], StandbyReady)
-        return answers[0].ports
+        return SliceReady(answers[0].ports, answers[0].cores)
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
         name = self._hosts[host].name

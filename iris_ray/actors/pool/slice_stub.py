@@ -6,7 +6,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
-from iris_ray.actors.wire.messages import Progress, TaskLaunch
+from iris_ray.actors.wire.messages import Progress, SliceReady, TaskLaunch
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -41,11 +41,11 @@ class SliceStub:
         hosts: dict[int, Unreachable | None] | Unreachable = await answer(call, self._name, timeout_s)
         return hosts
 
-    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> tuple[int, ...] | Unreachable:
-        """Hand over the next attempt's standbys; return the ports that host 0's holds once all have started."""
+    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> SliceReady | Unreachable:
+        """Hand over the next attempt's standbys; return once all have started."""
         call = self._actor.prepare(standbys, timeout_s)
-        ports: tuple[int, ...] | Unreachable = await answer(call, self._name, timeout_s + ANSWER_TIMEOUT_S)
-        return ports
+        ready: SliceReady | Unreachable = await answer(call, self._name, timeout_s + ANSWER_TIMEOUT_S)
+        return ready
 
     async def run_remote_fn(
         self, attempt: AttemptId, launches: Sequence[TaskLaunch], silence_s: float

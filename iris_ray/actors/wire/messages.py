@@ -123,6 +123,7 @@ class StandbyReady:
         started: when that started, in clock ticks since boot; another process may get its pid.
         token: what its task's processes will carry in their environment.
         ports: free ports of its host that it holds.
+        cores: how many CPUs of its host it may use.
         error: why it is of no use, or None.
     """
 
@@ -130,7 +131,20 @@ class StandbyReady:
     started: int
     token: str
     ports: tuple[int, ...]
+    cores: int
     error: str | None = None
+
+
+class SliceReady(NamedTuple):
+    """Every host of a slice could start a task at once.
+
+    Attributes:
+        ports: free ports that host 0's standby holds.
+        cores: how many CPUs host 0 has.
+    """
+
+    ports: tuple[int, ...]
+    cores: int
 
 
 @dataclass(frozen=True, slots=True)

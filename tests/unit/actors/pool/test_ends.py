@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -201,6 +202,26 @@ def test_tasks_that_share_their_host_end_with_our_process_before_their_next_atte
         assert [await cluster.charged(name) for name in results] == [(0, 1), (0, 1)]
 
     stage.play(story, slices=0)
+
+
+@pytest.mark.parametrize(("cores", "waits_s"), [(200, 0.5), (2, 1.5)], ids=["many", "few"])
+def test_next_standbys_start_with_the_task_where_there_are_cores_for_them(
+    stage: Stage, cores: int, waits_s: float
+) -> None:
+    """Where there are few, they start once it has ended."""
+
+    async def lasts_one_second(task: Task) -> float:
+        begin = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0)
+        return begin
+
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.process_start_s, cluster.cores = 1.5, cores
+        begins = [(await cluster.run(f"run-{n}", (1,), lasts_one_second, keep_warm=600.0))[0] for n in range(4)]
+        waits = [after - before - 1.0 for before, after in pairwise(begins)]
+        assert waits == pytest.approx([waits_s] * 3, abs=0.1)
+
+    stage.play(story, slices=1)
 
 
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
