@@ -36,7 +36,7 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _default)
 
 
-SHARED = ("cluster", "persistent_cluster", "cloud_cluster")
+SHARED = ("cluster", "cloud_cluster")
 """Fixtures that are clusters which tests share, in the order in which their tests run."""
 OWN = "no_shared_cluster"
 """The fixture of tests that start a cluster of their own in this process. They come last."""
@@ -137,14 +137,11 @@ def clusters() -> Iterator["Clusters"]:
 
 @pytest.fixture(scope="module")
 def cluster(clusters: "Clusters") -> Iterator["SimulatedCluster"]:
-    """Three v4-16 slices of two hosts each. One that a test breaks is replaced by one of another name."""
+    """Three v4-16 slices of two hosts each. One that a test breaks is replaced by one of another name.
+
+    Its GCS keeps everything on disk, so that it can be killed. Tests that start a cluster of their own try the other.
+    """
     yield from shared(clusters, three_slices())
-
-
-@pytest.fixture(scope="module")
-def persistent_cluster(clusters: "Clusters") -> Iterator["SimulatedCluster"]:
-    """The same, with a GCS that can be killed."""
-    yield from shared(clusters, three_slices(persistent=True))
 
 
 @pytest.fixture
@@ -153,12 +150,11 @@ def no_shared_cluster(clusters: "Clusters") -> None:
     clusters.give_back_and_end()
 
 
-def three_slices(persistent: bool = False) -> "Shape":
+def three_slices() -> "Shape":
     from iris_ray.testing import SimulatedCluster
     from tests.support.clusters import Shape
 
-    name = "persistent" if persistent else "usual"
-    return Shape(name, lambda: SimulatedCluster({"v4-16": 3}, persistent=persistent, quiet=True))
+    return Shape("three slices", lambda: SimulatedCluster({"v4-16": 3}, persistent=True, quiet=True))
 
 
 def shared(clusters: "Clusters", shape: "Shape") -> Iterator["SimulatedCluster"]:

@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 
 
 def test_gang_runs_and_ends_while_no_gcs_is_there_and_the_controller_goes_on_answering(
-    persistent_cluster: SimulatedCluster, trace: Trace
+    cluster: SimulatedCluster, trace: Trace
 ) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     job_id = trace.wait_for_tasks(4)[0]["job"]
@@ -25,45 +25,41 @@ def test_gang_runs_and_ends_while_no_gcs_is_there_and_the_controller_goes_on_ans
         statuses = ray.get(controller.list_jobs.remote(), timeout=20)
         return next(status.state for status in statuses if status.job_id == job_id) is JobState.SUCCEEDED
 
-    persistent_cluster.kill_gcs()
+    cluster.kill_gcs()
     try:
         trace.finish()
         assert [task["index"] for task in result_of(job)] == [0, 1, 2, 3]
         wait_until(has_heard_of_it, 20)
     finally:
-        persistent_cluster.restart_gcs()
+        cluster.restart_gcs()
     assert controller_pid() == before
     assert len(trace.starts()) == 4
 
 
 @pytest.mark.proof
-def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(
-    persistent_cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(cluster: SimulatedCluster, trace: Trace) -> None:
     trace.finish()
     assert run_on_pod(lambda: 1, "v4-16") == [1, 1]  # now there is a Controller, and a pool of this process
-    persistent_cluster.kill_gcs()
+    cluster.kill_gcs()
     try:
         job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=1)
         assert not ray.wait([job], timeout=3)[0]
     finally:
-        persistent_cluster.restart_gcs()
+        cluster.restart_gcs()
     assert len(result_of(job)) == 2
     assert len(trace.starts()) == 2
 
 
 @pytest.mark.proof
-def test_controller_that_dies_while_no_gcs_is_there_comes_back_with_it(
-    persistent_cluster: SimulatedCluster, trace: Trace
-) -> None:
+def test_controller_that_dies_while_no_gcs_is_there_comes_back_with_it(cluster: SimulatedCluster, trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     trace.wait_for_tasks(4)
     pid = controller_pid()
-    persistent_cluster.kill_gcs()
+    cluster.kill_gcs()
     try:
         os.kill(pid, signal.SIGKILL)
     finally:
-        persistent_cluster.restart_gcs()
+        cluster.restart_gcs()
     wait_until(lambda: controller_pid() != pid)
     trace.finish()
     assert len(result_of(job)) == 4
@@ -71,14 +67,14 @@ def test_controller_that_dies_while_no_gcs_is_there_comes_back_with_it(
 
 
 @pytest.mark.proof
-def test_host_lost_while_no_gcs_is_there_restarts_the_gang(persistent_cluster: SimulatedCluster, trace: Trace) -> None:
+def test_host_lost_while_no_gcs_is_there_restarts_the_gang(cluster: SimulatedCluster, trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)
-    persistent_cluster.kill_gcs()
+    cluster.kill_gcs()
     try:
-        persistent_cluster.kill_host(str(start["slice"]), 1)
+        cluster.kill_host(str(start["slice"]), 1)
     finally:
-        persistent_cluster.restart_gcs()
+        cluster.restart_gcs()
     trace.wait_for_tasks(4, attempt=2, timeout_s=90)
     trace.finish()
     assert len(result_of(job)) == 4

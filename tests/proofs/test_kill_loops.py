@@ -69,7 +69,7 @@ def test_controller_killed_again_and_again_costs_no_job_anything(
 
 
 @pytest.mark.proof
-def test_gcs_killed_again_and_again_costs_no_job_anything(persistent_cluster: SimulatedCluster, tmp_path: Path) -> None:
+def test_gcs_killed_again_and_again_costs_no_job_anything(cluster: SimulatedCluster, tmp_path: Path) -> None:
     """Every job ends with the right result and the right counts.
 
     With every new GCS Ray begins anew with all actors that have not started yet: kills that come faster than processes
@@ -81,6 +81,6 @@ def test_gcs_killed_again_and_again_costs_no_job_anything(persistent_cluster: Si
     for _ in range(20):
         crowd.keep_busy_until_a_task_starts()
         time.sleep(crowd.chance.uniform(0.0, 3.0))
-        persistent_cluster.restart_gcs()  # kills it first
+        cluster.restart_gcs()  # kills it first
         controller_pid()
     crowd.check_all()

@@ -485,6 +485,10 @@ class ClusterInProcess:
         found = [a for a in self._actors[self.node_id(slice_name, number)] if self.ray.is_alive(a, actor_class)]
         self.ray.kill(found[-1])
 
+    def host_actors(self) -> list[Handle]:
+        """Return the TPUHostActors that there have ever been."""
+        return [host.handle for host in self._hosts]
+
     def kill_host_actor_of(self, task: Task) -> None:
         """End the process that watches this task."""
         (found,) = (host for host in self._hosts if task.process.pid in host.adopted)

@@ -261,6 +261,10 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             await self.left(held.name)
         return [SliceReleasedEvent(held.name, self.owner) for held in chosen]
 
+    async def release_idle_hosts(self) -> None:
+        """End what watches hosts on which no task without chips runs any more."""
+        await self._shared.end_idle()
+
     async def lost_while_idle(self) -> tuple[str, ...]:
         """The idle slices, spares included, of which some process or host does not answer any more."""
         idle = [name for name, held in self._held.items() if not held.in_use and held.ready.done()]

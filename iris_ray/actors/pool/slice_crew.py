@@ -87,7 +87,7 @@ class SharedHosts:
 
     def __init__(self) -> None:
         self._hosts: dict[str, SharedHost] = {}
-        self._background = BackgroundTasks()
+        self._giving_back, self._watching = BackgroundTasks(), BackgroundTasks()
 
     def crew(self, hosts: Sequence[HostPlace]) -> "SharedCrew":
         """Return the actors of a place on these hosts. Returns at once."""
@@ -95,7 +95,7 @@ class SharedHosts:
 
     def give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
         """Have what a place has on its hosts ended. Returns at once."""
-        self._background.start(self._give_back(crew, used), f"giving back {crew.name}")
+        self._giving_back.start(self._give_back(crew, used), f"giving back {crew.name}")
 
     async def _give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
         try:
@@ -110,9 +110,15 @@ class SharedHosts:
         shared = self._hosts.get(host.node_id)
         if shared is None:
             shared = self._hosts[host.node_id] = SharedHost(host)
-            self._background.start(self._forget_if_lost(host, shared), f"watching host {host.address}")
+            self._watching.start(self._forget_if_lost(host, shared), f"watching host {host.address}")
         shared.places += 1
         return shared
+
+    async def end_idle(self) -> None:
+        """End the actors of hosts that no place uses, without waiting for a next task."""
+        await self._giving_back.all_ended()
+        for shared in list(self._hosts.values()):
+            self._end_if_idle(shared)
 
     async def _forget_if_lost(self, host: HostPlace, shared: SharedHost) -> None:
         """Have later tasks get another actor if this one is gone or hangs; those that use it see that themselves."""

@@ -128,6 +128,7 @@ class SlicePoolManager:
         """Give up every slice that no job has a use for, those included whose last task is just being ended."""
         await self.tasks_ended()
         await self._give_back(self._unused)
+        await self._slices.release_idle_hosts()
 
     async def tasks_ended(self) -> None:
         """Returns when no task of a job whose results are out runs any more."""

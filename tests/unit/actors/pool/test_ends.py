@@ -10,6 +10,7 @@ import pytest
 
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_crew import SHARED_IDLE_S
 from iris_ray.actors.wire.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
@@ -187,6 +188,23 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
 
 async def returns_at_once(task: Task) -> None:
     """Does nothing."""
+
+
+def test_tasks_without_chips_share_what_watches_their_host_until_it_has_been_idle(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        async def one_after_another() -> None:
+            for n in range(3):
+                await cluster.run_tasks(f"job-{n}", 1, returns_at_once)
+
+        await asyncio.gather(one_after_another(), cluster.run_tasks("beside", 1, returns_at_once))
+        watchers = cluster.host_actors()
+        assert len(watchers) == 1
+        await asyncio.sleep(SHARED_IDLE_S + 1.0)
+        assert not cluster.ray.is_alive(watchers[0], TPUHostActor)
+        await cluster.run_tasks("later", 1, returns_at_once)
+        assert len(cluster.host_actors()) == 2
+
+    stage.play(story, slices=0)
 
 
 def test_tasks_that_share_their_host_end_with_our_process_before_their_next_attempts(stage: Stage) -> None:
