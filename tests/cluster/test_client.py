@@ -43,6 +43,7 @@ from iris_ray.testing import SimulatedCluster
 from tests.conftest import Terminal
 from tests.support.command_line import command_line, environment, iris
 from tests.support.gangs import Trace, alive, the_controller
+from tests.support.proofs import in_proofs
 from tests.support.waiting import wait_until
 
 V4_8, V4_16 = tpu_device("v4-8"), tpu_device("v4-16")
@@ -189,21 +190,6 @@ def test_failures_of_all_tasks_together_end_the_job_though_each_has_retries_left
         job.results(120)
     status = job.wait()
     assert (status.state, status.failures) == (JobState.FAILED, 3)
-
-
-@pytest.mark.proof
-def test_results_of_the_other_tasks_come_back_if_the_job_survives_the_failure_of_one(client: IrisClient) -> None:
-    def fail_or_not() -> int:
-        index: int = me()[1]
-        if index == 1:
-            raise ValueError("no")
-        return index
-
-    job = client.submit(fail_or_not, resources=ResourceSpec(replicas=2), max_task_failures=1)
-    first, error = job.results(120)
-    assert first == 0
-    assert isinstance(error, ValueError)
-    assert job.wait().state is JobState.SUCCEEDED
 
 
 def test_job_handle_is_a_future(client: IrisClient) -> None:
@@ -387,7 +373,7 @@ DRIVER = """
 """
 
 
-@pytest.mark.parametrize("kind", ["detached", "attached"])
+@pytest.mark.parametrize("kind", ["detached", *in_proofs("attached")])
 def test_detached_job_outlives_a_killed_driver_and_an_attached_one_ends_with_it(
     client: IrisClient, cluster: SimulatedCluster, tmp_path: Path, kind: str
 ) -> None:

@@ -51,29 +51,13 @@ def test_waiting_job_keeps_its_place_while_the_controller_restarts(trace: Trace,
 
 
 @pytest.mark.proof
-def test_restarted_controller_remembers_the_retries_that_are_used_up(trace: Trace) -> None:
-    """A restarted controller forgot all budgets (defect 9)."""
-
-    def fail(start: dict[str, object]) -> None:
-        time.sleep(0.5)
-        raise ValueError(f"attempt {start['attempt']}")
-
-    job = run_on_pod_ray.remote(trace.gang(fail), "v4-16", max_retries_failure=2)
-    for attempt in (1, 2):
-        trace.wait_for_tasks(2, attempt)
-        kill_controller()
-    with pytest.raises(ValueError, match="attempt 3"):
-        result_of(job)
-    assert {start["attempt"] for start in trace.starts()} == {1, 2, 3}
-
-
-@pytest.mark.proof
 def test_restarted_controller_knows_who_keeps_slices_warm() -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     kill_controller()
     assert run_on_pod(lambda: 2, "v4-16", num_slices=3) == [2] * 6
 
 
+@pytest.mark.proof
 def test_host_lost_while_no_controller_runs_restarts_the_gang(trace: Trace, cluster: SimulatedCluster) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)

@@ -101,15 +101,12 @@ def test_warm_slices_of_an_idle_driver_go_to_the_driver_that_needs_them(drivers:
     assert "[0, 1]" in output
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("normal", "exception", "SIGTERM", "SIGINT")])
+@pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("normal", "SIGTERM", "SIGINT")])
 def test_drivers_end_leaves_nothing_but_the_controller(cluster: SimulatedCluster, drivers: "Drivers", how: str) -> None:
-    bodies = {
-        "normal": "ref = run_on_pod_ray.remote(linger, 'v4-16'); time.sleep(0.1)\n"
-        "while len(list(directory.glob('pid-*'))) < 2: time.sleep(0.05)",
-        "exception": "ref = run_on_pod_ray.remote(linger, 'v4-16')\n"
-        "while len(list(directory.glob('pid-*'))) < 2: time.sleep(0.05)\nraise SystemExit(3)",
-    }
-    driver = drivers.start(bodies.get(how, "run_on_pod(linger, 'v4-16')"))
+    ends_by_itself = (
+        "ref = run_on_pod_ray.remote(linger, 'v4-16')\nwhile len(list(directory.glob('pid-*'))) < 2: time.sleep(0.05)"
+    )
+    driver = drivers.start(ends_by_itself if how == "normal" else "run_on_pod(linger, 'v4-16')")
     pids = drivers.task_pids(2)
     assert len(actors_left(cluster)) >= 2 + 2 + 1  # tasks, hosts and slices at least: it is the right place to look
     if how.startswith("SIG"):
@@ -166,6 +163,7 @@ def test_script_that_ends_waits_for_what_its_tasks_still_write(drivers: "Drivers
     assert written == dict.fromkeys(("atexit-0", "atexit-1", "thread-0", "thread-1"), "all of it")
 
 
+@pytest.mark.proof
 def test_interrupt_at_the_end_of_a_script_ends_what_its_tasks_still_write(drivers: "Drivers") -> None:
     driver = drivers.start(
         """

@@ -160,6 +160,7 @@ def test_earlier_attempts_are_found_on_their_hosts_by_a_controller_that_has_seen
     assert [log.text.splitlines()[0] for log in found] == ["attempt 1", "attempt 2", "attempt 3"]
 
 
+@pytest.mark.proof
 def test_binary_output_comes_back_as_it_was() -> None:
     def prints() -> None:
         import os

@@ -10,11 +10,11 @@ import psutil
 import pytest
 import ray
 
-from iris_ray import get_job_info, run_on_pod, run_on_pod_ray
+from iris_ray import get_job_info, run_on_pod_ray
 from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, alive, job_view, the_controller
+from tests.support.gangs import Trace, alive, job_view
 from tests.support.proofs import in_proofs
 from tests.support.waiting import wait_until
 
@@ -68,19 +68,6 @@ def test_lost_slice_of_two_is_replaced_and_the_other_one_stays_with_its_files(
 
 
 @pytest.mark.proof
-def test_flexible_job_goes_on_with_fewer_slices(cluster: SimulatedCluster, trace: Trace) -> None:
-    """[1, 3] on three slices: when one is lost, it does not wait for a third."""
-    run_on_pod(lambda: None, "v4-16")  # starts the Controller, if it is the first
-    wait_until(lambda: len([worker for worker in the_controller().list_workers() if worker.slice_name]) == 6)
-    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=[1, 3])
-    first = trace.wait_for_tasks(6)
-    cluster.preempt_slice(first[0]["slice"])
-    trace.wait_for_tasks(2, attempt=2)
-    trace.finish()
-    assert len(ray.get(ref)) == 2
-
-
-@pytest.mark.proof
 def test_host_whose_watcher_dies_under_a_printing_task_counts_as_lost(cluster: SimulatedCluster, trace: Trace) -> None:
     """Then no process reads the task's output: its next line fails, which is no fault of the task."""
     directory = trace.directory
@@ -109,6 +96,7 @@ def test_host_whose_watcher_dies_under_a_printing_task_counts_as_lost(cluster: S
     assert len(trace.starts()) == 4
 
 
+@pytest.mark.proof
 def test_frozen_host_is_noticed_and_replaced(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0)
     first = trace.wait_for_tasks(2)
@@ -145,14 +133,3 @@ def test_preempted_too_many_times_is_a_runtime_error_that_says_so(cluster: Simul
         ray.get(ref)
     error: Any = caught.value
     assert isinstance(error.cause, PreemptedTooManyTimesError)
-
-
-@pytest.mark.proof
-def test_job_waits_for_a_slice_that_comes_later(cluster: SimulatedCluster, trace: Trace) -> None:
-    trace.finish()
-    first = cluster.add_slice("v4-8")
-    ref = run_on_pod_ray.remote(trace.gang(), "v4-8", num_slices=2)
-    assert ray.wait([ref], timeout=3) == ([], [ref])
-    assert not trace.starts(), "all or none: one of two slices starts nothing"
-    second = cluster.add_slice("v4-8")
-    assert {r["slice"] for r in ray.get(ref)} == {first, second}

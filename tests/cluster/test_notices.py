@@ -12,7 +12,7 @@ import ray
 
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import Trace, actor_pid, job_view, slice_of_this_task, the_controller
+from tests.support.gangs import Trace, job_view, slice_of_this_task, the_controller
 from tests.support.waiting import wait_until
 
 
@@ -84,7 +84,6 @@ def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_
     directory = trace.directory
 
     def work(facts: dict[str, Any]) -> str:
-        import signal
 
         import iris_ray
 
@@ -116,7 +115,6 @@ def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
     directory = trace.directory
 
     def work(facts: dict[str, Any]) -> int:
-        import os
         import signal
 
         if facts["index"] == 3:
@@ -135,25 +133,6 @@ def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
     view = job_view(first[0]["job"])
     assert (view.failures, view.preemptions) == (0, 1)
     preemption.cancel()
-
-
-@pytest.mark.proof
-def test_gang_of_which_some_have_saved_moves_at_the_deadline(cluster: SimulatedCluster, trace: Trace) -> None:
-    directory = trace.directory
-
-    def save_one(notice: Any, facts: dict[str, Any], step: int) -> None:
-        if facts["index"] == 0:
-            notice.saved()
-
-    ref = run_on_pod_ray.remote(trace.gang(steps(directory, save_one)), "v4-16", max_retries_failure=0)
-    first = trace.wait_for_tasks(2)
-    told = time.time()
-    preemption = cluster.preempt_slice(first[0]["slice"], notice_s=5)
-    trace.wait_for_tasks(2, attempt=2)
-    assert time.time() - told >= 4.5
-    trace.finish()
-    assert [attempt for attempt, _ in ray.get(ref)] == [2, 2]
-    preemption.wait()
 
 
 def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedCluster, trace: Trace) -> None:
@@ -203,23 +182,6 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
 
 
 @pytest.mark.proof
-def test_spare_whose_slice_breaks_gets_another_one(cluster: SimulatedCluster, trace: Trace) -> None:
-    ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, spares=1)
-    (first, _) = trace.wait_for_tasks(2)
-
-    def spare() -> Any:
-        (found,) = [job for job in the_controller().list_jobs() if job.job_id.startswith(first["job"] + "/spare")]
-        return found
-
-    wait_until(lambda: spare().state.name == "RUNNING")
-    attempt = spare().attempt
-    os.kill(actor_pid(cluster, spare().groups[0], 1, "TPUHostActor"), signal.SIGKILL)
-    wait_until(lambda: spare().attempt > attempt and spare().state.name == "RUNNING")
-    trace.finish()
-    ray.get(ref)
-
-
-@pytest.mark.proof
 def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 
@@ -250,7 +212,6 @@ def test_handler_that_saves_and_exits_is_neither_a_success_nor_a_failure(
     directory = trace.directory
 
     def work(facts: dict[str, Any]) -> int:
-        import signal
         import sys
 
         def save_and_leave(*_: object) -> None:

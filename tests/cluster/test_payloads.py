@@ -54,6 +54,7 @@ def test_large_function_of_a_detached_job_does_not_need_its_driver(cluster: Simu
     assert job.results() == [(len(payload), hashlib.sha256(payload).hexdigest())] * 2
 
 
+@pytest.mark.proof
 def test_results_of_200_mb_come_back(cluster: SimulatedCluster) -> None:
     run_on_pod(lambda: 1, "v4-16", keep_warm=600)
     before = put_into_stores()
