@@ -183,7 +183,7 @@ def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
     world: ControllerInProcess, script: str
 ) -> None:
     for rack, number in (("a", 0), ("b", 0), ("b", 1)):
-        world.add_node(f"{rack}-{number}", f"10.9.{number}.1", {"CPU": 8.0}, {"rack": rack})
+        world.add_node(world.node_id(rack, number), f"10.9.{number}.1", {"CPU": 8.0}, {"rack": rack})
     job = world.iris("submit", script, "--cpu", "1", "--replicas", "2", "--group-by", "rack").stdout.strip()
     world.wait_for_attempt(job, 1)
     assert [task["group"] for task in world.json("tasks", job)] == ["b", "b"]
@@ -194,7 +194,7 @@ def test_gang_by_rack_is_submitted_whole_and_says_if_no_rack_is_large_enough(
 
 
 def test_submitted_tasks_get_the_gpus_that_they_ask_for(world: ControllerInProcess, script: str) -> None:
-    world.add_node("gpus", "10.9.0.1", {"CPU": 8.0, "GPU": 4.0}, {})
+    world.add_node(world.node_id("gpus", 0), "10.9.0.1", {"CPU": 8.0, "GPU": 4.0}, {})
     job = world.iris("submit", script, "--gpu", "2", "--replicas", "2").stdout.strip()
     world.wait_for_attempt(job, 1)
     assert [task["address"] for task in world.json("tasks", job)] == ["10.9.0.1"] * 2
