@@ -11,6 +11,7 @@
     │   ├── InvalidMessageError              a value that is not of the type that it should be
     │   ├── UnknownNameError                 no such job, task, host or slice; the message names the nearest
     │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
+    │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── LimitReachedError (RuntimeError)     its user has too many jobs that wait, or too many tasks, for one more
@@ -76,6 +77,10 @@ class UnknownNameError(InvalidRequestError):
 
 class InvalidSimulationError(InvalidRequestError):
     """A fleet, a workload or a trace that can't be simulated as written; the message names the place."""
+
+
+class InvalidModeError(InvalidRequestError):
+    """No such mode of a run, or a fault that can't be simulated; the message names the nearest."""
 
 
 class InvalidFunctionError(InvalidRequestError):

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -16,7 +16,7 @@ from iris_ray.cli.options import JobFlags, ScriptCommand, address_option, job_op
 from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
 from iris_ray.cli.words import one_line
-from iris_ray.errors import InvalidFunctionError, InvalidRequestError, IrisError, RemoteUserError
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 
 _LONGEST_RESULT = 500
 _CANCEL_TIMEOUT_S = 30.0
@@ -29,8 +29,14 @@ _OUR_FRAME = re.compile(r'  File "(<frozen runpy>|[^"]*/iris_ray/(actors|cli)/[^
 @click.argument("second", metavar="TPU_TYPE", required=False, shell_complete=tpu_types)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @job_options
+@click.option(
+    "--mode",
+    metavar="MODE",
+    help="cluster, simple, validate, simulate, or 'simulate: kill slice 0 after 30s'.  [default: $IRIS_RAY_MODE, or"
+    " cluster]",
+)
 @address_option
-def run(target: str, second: str | None, arguments: tuple[str, ...], options: JobFlags) -> None:
+def run(target: str, second: str | None, arguments: tuple[str, ...], options: JobFlags, mode: str | None) -> None:
     """Run a script or function on every host of TPU slices, and wait for its end.
 
     \b
@@ -56,13 +62,21 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], options: Jo
     task, called = as_task(found, arguments, options.env, options.working_dir is None)
     from iris_ray.client.caller_pool import pool_of_this_process
     from iris_ray.client.job_request import make_pod_request
+    from iris_ray.client.modes.local_run import run_here
+    from iris_ray.client.modes.mode import chosen_mode
 
+    where = chosen_mode(mode, None)
     # This refuses what can't work, before anything is connected.
     num_slices = 1 if options.num_slices is None else options.num_slices
     request = make_pod_request(task, tpu_type, num_slices, keep_warm=0, **options.for_job())
-    with cluster(show_logs=True, **options.for_ray()):
-        ref, _ = pool_of_this_process.submit(request)
-        results = _wait(ref, options.name or called)
+    name = options.name or called
+    if where.local:
+        with _failure_told(name):
+            results = run_here(request, where)
+    else:
+        with cluster(show_logs=True, **options.for_ray()):
+            ref, _ = pool_of_this_process.submit(request)
+            results = _wait(ref, name)
     for index, result in enumerate(results):
         if result is not None:
             click.echo(f"task {index}: {_shortened(one_line(repr(result)))}")
@@ -161,27 +175,38 @@ def _require_fit(function: Callable[..., Any], name: str, arguments: Sequence[st
 def _wait(ref: Any, name: str) -> list[Any]:
     """Return the results; end the command if there are none."""
     import ray
-    from ray.exceptions import RayError, RayTaskError
 
     while True:
         try:
-            results: list[Any] = ray.get(ref)
-            return results
+            with _failure_told(name):
+                results: list[Any] = ray.get(ref)
+                return results
         except KeyboardInterrupt:
             if not on_a_terminal() or really_cancel("go on waiting for it", default=True):
                 _cancel(ref)
                 say_error(f"{name} is cancelled")
                 raise click.exceptions.Exit(INTERRUPTED) from None
-        except RayTaskError as error:
-            if isinstance(error.cause, IrisError) and not isinstance(error.cause, RemoteUserError):
-                raise error.cause from None
-            click.echo(users_part(str(error)), err=True)
-            last = one_line(str(error.cause))
-            say_error(f"{name} failed: {type(error.cause).__name__}: {last}")
-            raise click.exceptions.Exit(FAILED) from None
-        except RayError as error:
-            say_error(f"{name} was lost: {type(error).__name__}: {one_line(error)}")
-            raise click.exceptions.Exit(FAILED) from None
+
+
+@contextlib.contextmanager
+def _failure_told(name: str) -> Iterator[None]:
+    """Say how a job has failed, if it has, and end the command."""
+    from ray.exceptions import RayError, RayTaskError
+
+    from iris_ray.client.callers_error import callers_error
+
+    try:
+        yield
+    except RayTaskError as error:
+        cause = error.cause
+        if (ours := callers_error(error)) is not error:
+            raise ours from None
+        click.echo(users_part(str(error)), err=True)
+        say_error(f"{name} failed: {type(cause).__name__}: {one_line(str(cause))}")
+        raise click.exceptions.Exit(FAILED) from None
+    except RayError as error:
+        say_error(f"{name} was lost: {type(error).__name__}: {one_line(error)}")
+        raise click.exceptions.Exit(FAILED) from None
 
 
 def users_part(text: str) -> str:

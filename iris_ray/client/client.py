@@ -18,6 +18,7 @@ from iris_ray.client.detached_job import submit_detached
 from iris_ray.client.identity import current_user
 from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of, require_number
 from iris_ray.client.job_request import make_request
+from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.pool_actor import REPEATED
 from iris_ray.client.run_options import JobOptions, takes
@@ -35,9 +36,11 @@ class IrisClient:
 
     Raises:
         NoClusterError: Ray is not initialised and there is no cluster to connect to.
+        InvalidModeError: `IRIS_RAY_MODE` asks for a local mode; `IrisClient.local` is for that.
     """
 
     def __init__(self) -> None:
+        require_no_local_mode()
         require_cluster()
         self._at_the_end = contextlib.ExitStack()
 
@@ -71,7 +74,8 @@ class IrisClient:
 
         with contextlib.ExitStack() as starting:
             starting.enter_context(SimulatedCluster(slices, **options))
-            client = cls()
+            require_cluster()
+            client = cls.__new__(cls)
             client._at_the_end = starting.pop_all()
         client._at_the_end.callback(pool_of_this_process.wait_for_tasks)
         return client

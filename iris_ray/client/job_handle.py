@@ -11,15 +11,14 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
+from iris_ray.client.callers_error import callers_error
 from iris_ray.client.host_logs import host_logs
 from iris_ray.client.identity import current_user
 from iris_ray.client.log_stream import FIRST_WORD_S, REPEAT_S, print_logs
 from iris_ray.errors import (
     ControllerUnavailableError,
     InvalidRequestError,
-    IrisError,
     JobCancelledError,
-    RemoteUserError,
     UnknownNameError,
 )
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -43,11 +42,8 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         results.future().add_done_callback(self._take)
 
     def _take(self, done: "concurrent.futures.Future[list[Any]]") -> None:
-        error = done.exception()
-        if isinstance(error, RayTaskError) and isinstance(error.cause, IrisError):
-            error = error if isinstance(error.cause, RemoteUserError) else error.cause
-        if error is not None:
-            self.set_exception(error)
+        if (error := done.exception()) is not None:
+            self.set_exception(callers_error(error))
         else:
             self.set_result([_as_the_users(result) for result in done.result()])
 

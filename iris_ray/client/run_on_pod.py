@@ -1,28 +1,31 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import ray
 from ray.exceptions import RayTaskError
 
+from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.callers_error import callers_error
 from iris_ray.client.connection import require_cluster
 from iris_ray.client.job_request import make_pod_request
-from iris_ray.client.run_options import GangOptions, RunOptions, takes
-from iris_ray.errors import IrisError, RemoteUserError
+from iris_ray.client.modes.local_run import run_here, start_here
+from iris_ray.client.modes.mode import chosen_mode
+from iris_ray.client.run_options import ModeOptions, PodGangOptions, PodOptions, RunOptions, takes
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 
 MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
 
 
-@takes(RunOptions)
+@takes(PodOptions)
 def run_on_pod(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     *,
     num_slices: int | Sequence[int] = 1,
-    **options: Unpack[RunOptions],
+    **options: Unpack[PodOptions],
 ) -> list[Any]:
     """Run a function on every host of TPU slices and wait for its results.
 
@@ -54,6 +57,10 @@ def run_on_pod(
             logs and the gang starts again, at the cost of one failure. The start of the function counts, too.
         exit_grace: seconds that threads and exit handlers of a task have after its function has returned, such as for
             an upload. The results are out by then; the hosts are busy until it is done, and so is a script that ends.
+        mode: where it runs: "cluster"; "simple", in local processes, one per task, without Ray; "validate", which
+            prints the plan before; "simulate", on a simulated cluster. None: ``$IRIS_RAY_MODE``, or "cluster".
+        simulate: faults that happen to the simulated cluster, such as ``"kill slice 0 after 30s"``; it implies that
+            mode. docs/local-modes.md lists all.
 
     Returns:
         One result per host, ordered by slice id, then worker id.
@@ -74,14 +81,15 @@ def run_on_pod(
 
         results = run_on_pod(train, "v4-32", num_slices=2)
     """
+    mode = chosen_mode(options["mode"], options["simulate"])
+    if mode.local:
+        return run_here(_request(remote_fn, tpu_type, num_slices, **options), mode)
     ref = run_on_pod_ray.remote(remote_fn, tpu_type, num_slices, **options)
     try:
         results: list[Any] = ray.get(ref)
         return results
     except RayTaskError as error:
-        if isinstance(error.cause, IrisError) and not isinstance(error.cause, RemoteUserError):
-            raise error.cause from None  # ours: the message says it all, the actor's traceback nothing
-        raise
+        raise callers_error(error) from None
     except BaseException:  # Ctrl-C above all: the gang must not go on when its caller has stopped waiting
         ray.cancel(ref)
         raise
@@ -94,7 +102,7 @@ class _RunOnPodRay:
     ``ray.get`` raises Ray's TaskCancelledError. Several runs of one process share its warm slices.
     """
 
-    @takes(GangOptions)
+    @takes(PodGangOptions)
     def remote(
         self,
         remote_fn: Callable[[], Any] | Any,
@@ -102,10 +110,14 @@ class _RunOnPodRay:
         num_slices: int | Sequence[int] = 1,
         max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
         max_retries_failure: int = MAX_RETRIES_FAILURE,
-        **options: Unpack[GangOptions],
+        **options: Unpack[PodGangOptions],
     ) -> "ray.ObjectRef[list[Any]]":
-        """Start the job; arguments and errors for bad ones as in `run_on_pod`."""
-        request = make_pod_request(
+        """Start the job; arguments and errors for bad ones as in `run_on_pod`.
+
+        In a local mode a Ray of this machine carries the reference, and is started if this process has none.
+        """
+        mode = chosen_mode(options["mode"], options["simulate"])
+        request = _request(
             remote_fn,
             tpu_type,
             num_slices,
@@ -113,6 +125,8 @@ class _RunOnPodRay:
             max_retries_failure=max_retries_failure,
             **options,
         )
+        if mode.local:
+            return start_here(request, mode)
         require_cluster()
         results, _ = pool_of_this_process.submit(request)
         return results
@@ -127,13 +141,13 @@ class _RunOnPodRay:
 run_on_pod_ray = _RunOnPodRay()
 
 
-@takes(RunOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
+@takes(PodOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
 def run_on_pod_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     *,
     num_slices: int | Sequence[int] = 1,
-    **options: Unpack[RunOptions],
+    **options: Unpack[PodOptions],
 ) -> list[Any]:
     """`run_on_pod` for a function that resumes from its own checkpoints: a million preemptions are fine.
 
@@ -142,12 +156,12 @@ def run_on_pod_resumable(
     return run_on_pod(remote_fn, tpu_type, num_slices=num_slices, **options)
 
 
-@takes(GangOptions)
+@takes(PodGangOptions)
 def run_on_pod_multislice(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int],
-    **options: Unpack[GangOptions],
+    **options: Unpack[PodGangOptions],
 ) -> list[Any]:
     """`run_on_pod` on several slices without any retry: the first lost host or error ends the job.
 
@@ -158,15 +172,22 @@ def run_on_pod_multislice(
     )
 
 
-@takes(RunOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
+@takes(PodOptions, max_retries_preemption=MAX_RETRIES_PREEMPTION_RESUMABLE)
 def run_on_pod_multislice_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int],
-    **options: Unpack[RunOptions],
+    **options: Unpack[PodOptions],
 ) -> list[Any]:
     """`run_on_pod_resumable` with ``num_slices`` as an argument that must be given."""
     return run_on_pod_resumable(remote_fn, tpu_type, num_slices=num_slices, **options)
+
+
+def _request(
+    remote_fn: Callable[[], Any] | Any, tpu_type: str, num_slices: int | Sequence[int], **options: Unpack[PodOptions]
+) -> RunRequest:
+    of_the_job = {name: value for name, value in options.items() if name not in ModeOptions.__optional_keys__}
+    return make_pod_request(remote_fn, tpu_type, num_slices, **cast(RunOptions, of_the_job))
 
 
 def release() -> None:

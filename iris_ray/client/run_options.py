@@ -21,7 +21,7 @@ KEEP_WARM_S = 60.0
 
 
 class GangOptions(TypedDict, total=False):
-    """What every member of the ``run_on_pod`` family takes; `run_on_pod` explains each."""
+    """What every way to run a gang takes; `run_on_pod` explains each."""
 
     constraints: Sequence[Constraint]
     preferences: Sequence[Constraint]
@@ -43,6 +43,21 @@ class RunOptions(GangOptions, total=False):
     max_retries_failure: int
 
 
+class ModeOptions(TypedDict, total=False):
+    """Where a run happens; `run_on_pod` explains both."""
+
+    mode: str | None
+    simulate: str | None
+
+
+class PodGangOptions(GangOptions, ModeOptions, total=False):
+    """`GangOptions` of the ``run_on_pod`` family."""
+
+
+class PodOptions(RunOptions, ModeOptions, total=False):
+    """`RunOptions` of the ``run_on_pod`` family."""
+
+
 class JobOptions(RunOptions, total=False):
     """`RunOptions`, and what only `IrisClient.submit` takes, which explains each."""
 
@@ -50,7 +65,11 @@ class JobOptions(RunOptions, total=False):
     env: Mapping[str, str] | None
 
 
-DEFAULTS = JobOptions(
+class _AllOptions(JobOptions, ModeOptions):
+    """Every option of every public function."""
+
+
+DEFAULTS = _AllOptions(
     constraints=(),
     preferences=(),
     tolerations=(),
@@ -66,6 +85,8 @@ DEFAULTS = JobOptions(
     grow_after=GROW_AFTER_S,
     stall_timeout=None,
     exit_grace=EXIT_GRACE_S,
+    mode=None,
+    simulate=None,
 )
 """In the order in which `help` shows the options."""
 

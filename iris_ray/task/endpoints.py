@@ -1,13 +1,15 @@
 """Names under which the tasks of a job find each other's addresses.
 
 A task that offers an endpoint records it in the cluster's key-value store. The record counts only as long as that
-attempt of that task is not over. So it outlives the Controller, and need not be taken back.
+attempt of that task is not over. So it outlives the Controller, and need not be taken back. A run without Ray keeps
+files instead.
 """
 
 import pickle
 import time
 
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
+from iris_ray.actors.wire.local_run import LocalRun
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import endpoint_key
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
@@ -29,7 +31,11 @@ def register_endpoint(name: str, address: str) -> None:
     me = _task(name)
     if not isinstance(address, str) or not address:
         raise InvalidRequestError(f"address is {address!r}; give a str, such as 10.0.0.2:8080")
-    ClusterStore().put(_key(me, name), pickle.dumps((me.task_index, me.attempt, address)))
+    record = pickle.dumps((me.task_index, me.attempt, address))
+    if (run := LocalRun.of_this_task()) is not None:
+        run.put(_key(me, name), record)
+    else:
+        ClusterStore().put(_key(me, name), record)
 
 
 def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
@@ -54,12 +60,15 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
 
 
 def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
-    found = ClusterStore().get(_key(me, name))
+    run = LocalRun.of_this_task()
+    found = ClusterStore().get(_key(me, name)) if run is None else run.get(_key(me, name))
     if found is None:
         return None
     index, attempt, address = pickle.loads(found)
     if (index, attempt) == (me.task_index, me.attempt):
         return str(address)
+    if run is not None:
+        return None if run.has_ended(index) else str(address)
     holder = ControllerConnection(patience_s=max(left_s, RESTART_S)).task_status(me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 

@@ -6,7 +6,6 @@ thread, where signals arrive.
 """
 
 import faulthandler
-import importlib
 import os
 import secrets
 import time
@@ -18,7 +17,7 @@ import ray
 from iris_ray.actors.host.chip_release import in_use
 from iris_ray.actors.host.chips import describe, lock_file
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE
-from iris_ray.actors.host.exit_after_notice import flush_output, means_saved, report_saved
+from iris_ray.actors.host.exit_after_notice import flush_output
 from iris_ray.actors.host.exit_handlers import run_exit_handlers
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.host_directory import can_not_start, host_directory
@@ -28,11 +27,11 @@ from iris_ray.actors.host.output_redirect import redirect_output, wait_until_dra
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.raylet_environment import raylet_environment
-from iris_ray.actors.host.result_pickling import exited, raised, returned
 from iris_ray.actors.host.task_environment import task_environment
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
+from iris_ray.actors.host.user_code import import_all, run_function
 from iris_ray.actors.wire.messages import StandbyReady, TaskLaunch
-from iris_ray.actors.wire.payloads import Payload, load, with_stored_payload
+from iris_ray.actors.wire.payloads import with_stored_payload
 from iris_ray.actors.wire.ray_internals import label_output
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.job_info import JobInfo
@@ -51,7 +50,7 @@ class TaskProcess:
     """
 
     def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
-        self._error = _import_all(preload)
+        self._error = import_all(preload)
         self._token = secrets.token_hex(8)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
 
@@ -94,7 +93,7 @@ class TaskProcess:
         self._set_environment(replace(launch, info=replace(launch.info, local_dir=local_dir)), files)
         if pipe is None:
             label_output(launch.label)
-        end = _run_function(launch.pickled_function, files)
+        end = run_function(launch.pickled_function, files)
         flush_output()
         if pipe is not None:
             wait_until_drained(pipe)
@@ -136,24 +135,3 @@ class TaskProcess:
                 os.environ[name] = value
         os.environ[TOKEN_VARIABLE] = self._token
         os.environ[TaskFiles.VARIABLE] = files.prefix
-
-
-def _run_function(function: Payload, files: TaskFiles) -> TaskEnd:
-    try:
-        return returned(load(function)())
-    except SystemExit as stop:
-        if means_saved(stop, files):
-            report_saved(files)
-        return exited(stop)
-    except BaseException as error:
-        return raised(error)
-
-
-def _import_all(modules: Collection[str]) -> str | None:
-    """Import modules, and return why the first one that can't be imported can't; None if all can."""
-    for module in modules:
-        try:
-            importlib.import_module(module)
-        except Exception as error:
-            return f"preload={module!r} can't be imported: {type(error).__name__}: {error}"
-    return None

@@ -8,29 +8,24 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from ray import cloudpickle
-from ray.exceptions import RayTaskError
-
 from iris_ray.actors.pool.attempt import Attempt, LaunchFailed, Phase
+from iris_ray.actors.pool.failure_error import failure_error
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import AttemptOrder, JobView, RunRequest
-from iris_ray.actors.wire.payloads import Pickled, PickledError
+from iris_ray.actors.wire.payloads import Pickled
 from iris_ray.errors import (
     ControllerUnavailableError,
     JobCancelledError,
     JobUnschedulableError,
     LaunchesFailedError,
     PreemptedTooManyTimesError,
-    RemoteUserError,
-    TaskCrashedError,
-    TaskOutOfMemoryError,
     TaskSetupError,
 )
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import OUR_MOVES, Notice
-from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
+from iris_ray.model.outcomes import TpuCancelled, TpuPreempted, TpuRunError, TpuSuccess
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -316,11 +311,4 @@ class GangRun:
             )
         if verdict is None:
             return TaskSetupError(f"job {self._who} could not start its tasks: {job.error}")
-        result = verdict.result
-        if isinstance(result, TpuRunError) and result.traceback:
-            payload = result.exception or cloudpickle.dumps(RemoteUserError(result.error))
-            where = f"{job.error}\n{result.traceback}"  # which task it was, then its own traceback
-            error: Exception = RayTaskError(self._request.spec.name, where, PickledError(payload))
-            return error
-        ended = isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY
-        return (TaskOutOfMemoryError if ended else TaskCrashedError)(f"job {self._who} failed: {job.error}")
+        return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result)

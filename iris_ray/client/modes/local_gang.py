@@ -1,0 +1,198 @@
+"""One gang in processes of this machine, one for each task, without Ray. It has one attempt."""
+
+import contextlib
+import os
+import pickle
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ray.exceptions import RayTaskError
+
+from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
+from iris_ray.actors.host.free_ports import hold_ports
+from iris_ray.actors.host.task_environment import task_environment
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.failure_error import failure_error
+from iris_ray.actors.pool.launch_plan import launch_plan
+from iris_ray.actors.wire.local_run import LocalRun
+from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, RunRequest, TaskLaunch
+from iris_ray.actors.wire.payloads import load
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.client.callers_error import callers_error
+from iris_ray.client.modes.local_process import LocalProcess
+from iris_ray.client.modes.mode import VARIABLE, ModeKind
+from iris_ray.errors import InvalidJobError
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.outcomes import EndKind, HostEvidence, TaskEnd, TaskKey
+from iris_ray.model.verdict import judge_gang
+from iris_ray.model.workers import TPU
+
+MOST_TASKS = 64
+"""Of a gang on this machine: each is a Python process."""
+POLL_S = 0.02
+LAST_LINES_S = 2.0
+ADDRESS = "127.0.0.1"
+ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
+"""The tasks share this machine, so they keep off its accelerators unless their user says otherwise."""
+
+
+def run_gang(request: RunRequest) -> list[Any]:
+    """Run a request on the largest number of slices that it can use, and return its results by task.
+
+    The first task that fails ends the others. Returns once the processes have ended, threads and exit handlers
+    included; those have ``exit_grace`` seconds.
+
+    Raises:
+        InvalidJobError: it has too many tasks for one machine.
+        ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
+        TaskCrashedError: a task's process ended without a word.
+    """
+    place = local_place(request)
+    tasks: dict[TaskKey, LocalTask] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="iris-ray-", ignore_cleanup_errors=True) as folder,
+        ended_at_last(tasks),
+    ):
+        _say(request, place)
+        for key, launch in _launches(request, place).items():
+            tasks[key] = LocalTask(request, launch, LocalRun(Path(folder)))
+        ends = _wait(tasks)
+        verdict = judge_gang(ends, {key: HostEvidence() for key in ends})
+        if verdict.cause is not None:
+            where = f"{place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
+            raise _as_of_a_cluster(failure_error(request.spec.name, request.spec.job_id, where, verdict.result))
+        deadline = time.monotonic() + request.exit_grace
+        for task in tasks.values():
+            task.process.wait(max(0.0, deadline - time.monotonic()))
+    return [load(end.payload) for _, end in sorted(ends.items(), key=lambda item: place.task_index(item[0]))]
+
+
+def local_place(request: RunRequest) -> AttemptPlace:
+    """Return hosts of this machine's own for a gang.
+
+    Raises:
+        InvalidJobError: it has too many tasks, whatever number of slices it uses.
+    """
+    spec = request.spec
+    counts = spec.coscheduling.num_groups if spec.coscheduling else (1,)
+    fitting = [count for count in counts if count * spec.replicas <= MOST_TASKS]
+    if not fitting:
+        raise InvalidJobError(
+            f"{min(counts)} slices of {spec.device} have {min(counts) * spec.replicas} hosts, and a local run has"
+            f" {MOST_TASKS} processes at most; try a smaller type, or fewer slices"
+        )
+    slices = tuple(
+        tuple(
+            HostPlace(f"{slice_id}-{host}", ADDRESS, f"{spec.device}-{slice_id}", host) for host in range(spec.replicas)
+        )
+        for slice_id in range(max(fitting))
+    )
+    return AttemptPlace(AttemptOrder(AttemptId(spec.job_id, 1), slices, {TPU: spec.resources[TPU]}, 0, 0))
+
+
+class LocalTask:
+    """One task of a gang in a process of its own. What it prints appears here, each line with its task.
+
+    Args:
+        request: its job.
+        launch: what it runs.
+        run: the run.
+    """
+
+    def __init__(self, request: RunRequest, launch: TaskLaunch, run: LocalRun) -> None:
+        self._index, self._run, self._label = launch.info.task_index, run, launch.label
+        local_dir = run.local_dir(self._index)
+        local_dir.mkdir()
+        launch_file = run.launch_file(self._index)
+        launch_file.write_bytes(pickle.dumps((launch.pickled_function, request.process.preload)))
+        self.process = LocalProcess(
+            "iris_ray.client.modes.local_task",
+            launch_file,
+            _environment(request, replace(launch, info=replace(launch.info, local_dir=str(local_dir))), run),
+            piped=True,
+        )
+        self._printer = threading.Thread(target=self._print, daemon=True)
+        self._printer.start()
+
+    def end(self) -> TaskEnd | None:
+        """Return how it has ended, or None while it runs."""
+        code = self.process.exit_code()  # before the look for the file, which it has written by then
+        with contextlib.suppress(FileNotFoundError):
+            end: TaskEnd = pickle.loads(self._run.end_file(self._index).read_bytes())
+            return end
+        if code is None:
+            return None
+        return diagnose(ProcessExit(time.time(), self._run.files(self._index).started.exists(), False, code, None))
+
+    def finish_printing(self) -> None:
+        """Print what it has left, if no process that has outlived it keeps its output open."""
+        self._printer.join(LAST_LINES_S)
+
+    def _print(self) -> None:
+        assert self.process.output is not None
+        with self.process.output as lines:
+            for line in lines:
+                text = line.decode(errors="replace").rstrip("\n")
+                print(f"({self._label} pid={self.process.pid}) {text}", flush=True)
+
+
+@contextlib.contextmanager
+def ended_at_last(tasks: Mapping[TaskKey, LocalTask]) -> Iterator[None]:
+    """End all tasks that there are at the end of the block, and print what they have left."""
+    try:
+        yield
+    finally:
+        for task in tasks.values():
+            task.process.kill()
+        for task in tasks.values():
+            task.finish_printing()
+
+
+def _launches(request: RunRequest, place: AttemptPlace) -> dict[TaskKey, TaskLaunch]:
+    held = hold_ports(ADDRESS, 3, ())
+    ports = tuple(one.getsockname()[1] for one in held)
+    for one in held:
+        one.close()
+    launches = launch_plan(request, place, ports)
+    return {key: launches[place.name(key)][key.host_index] for key in place.tasks()}
+
+
+def _environment(request: RunRequest, launch: TaskLaunch, run: LocalRun) -> dict[str, str]:
+    user = request.process.runtime_env.get("env_vars", {}) | launch.env
+    changes = task_environment(os.environ, {}, user, launch.info, launch.multislice, launch.num_cpus)
+    files = run.files(launch.info.task_index)
+    ours = {LocalRun.VARIABLE: str(run.directory), TaskFiles.VARIABLE: files.prefix, VARIABLE: ModeKind.SIMPLE.value}
+    environ = ON_CPU | os.environ | changes | ours
+    return {name: value for name, value in environ.items() if value is not None}
+
+
+def _wait(tasks: Mapping[TaskKey, LocalTask]) -> dict[TaskKey, TaskEnd]:
+    """Return the ends of all tasks, or of those that have ended when one has failed."""
+    while True:
+        ends = {key: end for key, task in tasks.items() if (end := task.end()) is not None}
+        if len(ends) == len(tasks) or any(end.kind is not EndKind.RETURNED for end in ends.values()):
+            return ends
+        time.sleep(POLL_S)
+
+
+def _as_of_a_cluster(error: Exception) -> BaseException:
+    """Return the error as Ray gives it to a caller: with the user's exception, and an instance of its class."""
+    if not isinstance(error, RayTaskError):
+        return error
+    travelled: RayTaskError = pickle.loads(pickle.dumps(error))
+    rebuilt: BaseException = travelled.as_instanceof_cause()
+    return callers_error(rebuilt)
+
+
+def _say(request: RunRequest, place: AttemptPlace) -> None:
+    count = place.num_tasks
+    print(f"iris_ray: {request.spec.job_id} runs in {count} local process{'es' * (count > 1)}", file=sys.stderr)
+    parts = [part for part in request.process.runtime_env if part != "env_vars" and not part.startswith("_")]
+    if parts:  # Ray would set them up
+        print(f"iris_ray: {', '.join(parts)} of the runtime_env left out: packages are those of here", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""Python processes of this machine that end with the process that has started them."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+class LocalProcess:
+    """``python -m MODULE PATH PARENT``, the leader of a process group of its own. Ctrl-C in a terminal passes it by.
+
+    Args:
+        module: what to run. It calls `end_with_parent` first.
+        path: its first argument.
+        environ: its environment.
+        piped: whether to read what it prints from `output`; otherwise it prints where this process does.
+    """
+
+    def __init__(self, module: str, path: Path, environ: Mapping[str, str], piped: bool = False) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(path), str(os.getpid())],
+            env=with_module_path(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if piped else None,
+            stderr=subprocess.STDOUT if piped else None,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self.output = self._process.stdout
+
+    def exit_code(self) -> int | None:
+        """Return its exit code, or the negative number of the signal that killed it; None while it runs."""
+        return self._process.poll()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for its end; return whether it has ended."""
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def interrupt(self) -> None:
+        """Do to it what Ctrl-C does."""
+        self._process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it, if it runs, and whatever is left of its process group."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that has started it ends. Linux only."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it was gone before
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def with_module_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which a process finds the modules that this one finds."""
+    ours = [path or os.getcwd() for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    return {**environ, "PYTHONPATH": os.pathsep.join(ours)}

@@ -1,0 +1,31 @@
+"""The process of one task of a local run: ``python -m iris_ray.client.modes.local_task LAUNCH_FILE PARENT``."""
+
+import pickle
+import sys
+from pathlib import Path
+
+from iris_ray.actors.host.exit_after_notice import flush_output
+from iris_ray.actors.host.result_pickling import raised
+from iris_ray.actors.host.user_code import import_all, run_function
+from iris_ray.actors.wire.local_run import LocalRun, write_whole
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.client.modes.local_process import end_with_parent
+from iris_ray.errors import TaskSetupError
+
+
+def main(launch_file: Path) -> None:
+    """Run the function and write how it ended; threads and exit handlers of user code then have their time."""
+    function, preload = pickle.loads(launch_file.read_bytes())
+    files, run, index = TaskFiles.of_this_task(), LocalRun.of_this_task(), int(launch_file.stem)
+    assert files is not None, "the run has set its variable"
+    assert run is not None, "and its own"
+    problem = import_all(preload)
+    files.started.touch()
+    end = run_function(function, files) if problem is None else raised(TaskSetupError(problem))
+    flush_output()
+    write_whole(run.end_file(index), pickle.dumps(end))
+
+
+if __name__ == "__main__":
+    end_with_parent(int(sys.argv[2]))
+    main(Path(sys.argv[1]))

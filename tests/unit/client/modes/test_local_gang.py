@@ -1,0 +1,240 @@
+"""Simple and validate: a gang in local processes, without Ray."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray import get_job_info, heartbeat, lookup_endpoint, preemption_notice, register_endpoint, run_on_pod
+from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.errors import InvalidRequestError, TaskCrashedError, TaskSetupError
+from tests.support.waiting import wait_until
+
+WATCHED = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "JAX_PLATFORMS", "MINE", "IRIS_RAY_MODE")
+
+
+@pytest.fixture(autouse=True)
+def _without_ray() -> Any:
+    yield
+    assert not ray.is_initialized()
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What the four tasks of a gang on two slices see."""
+    done = tmp_path_factory.mktemp("done")
+
+    def look() -> dict[str, Any]:
+        me, files = get_job_info(), TaskFiles.of_this_task()
+        assert me is not None
+        assert files is not None
+        heartbeat(7)
+        register_endpoint(f"task-{me.task_index}", f"10.0.0.1:{me.task_index}")
+        neighbours = [lookup_endpoint(f"task-{i}", timeout=60) for i in range(me.num_tasks)]
+        (done / str(me.task_index)).touch()
+        while len(list(done.iterdir())) < me.num_tasks:  # nobody leaves before everybody has found everybody
+            time.sleep(0.02)
+        return {
+            "me": me,
+            "pid": os.getpid(),
+            "notice": preemption_notice(),
+            "heartbeat": files.heartbeat.read_text(),
+            "neighbours": neighbours,
+            "env": {name: os.environ.get(name) for name in WATCHED},
+            "local_dir": Path(me.local_dir).is_dir(),
+        }
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("JAX_PLATFORMS", raising=False)
+        remote = ray.remote(runtime_env={"env_vars": {"MINE": "a b\n'c'"}})(look)
+        return run_on_pod(remote, "v4-16", num_slices=2, mode="simple")
+
+
+def test_each_task_has_a_process_of_its_own_and_knows_its_place(seen: list[dict[str, Any]]) -> None:
+    me = [one["me"] for one in seen]
+    assert [info.task_index for info in me] == [0, 1, 2, 3]
+    assert [(info.slice_id, info.worker_id, info.slice_name) for info in me] == [
+        (0, 0, "v4-16-0"),
+        (0, 1, "v4-16-0"),
+        (1, 0, "v4-16-1"),
+        (1, 1, "v4-16-1"),
+    ]
+    assert {(info.num_tasks, info.num_slices, info.attempt) for info in me} == {(4, 2, 1)}
+    assert len({info.coordinator_address for info in me} | {info.job_id for info in me}) == 2
+    assert len({one["pid"] for one in seen} | {os.getpid()}) == 5
+
+
+def test_task_has_the_variables_of_a_multislice_run_and_the_users_own_and_keeps_off_accelerators(
+    seen: list[dict[str, Any]],
+) -> None:
+    assert [one["env"]["MEGASCALE_SLICE_ID"] for one in seen] == ["0", "0", "1", "1"]
+    for one in seen:
+        assert one["env"]["MEGASCALE_NUM_SLICES"] == "2"
+        assert one["env"]["MINE"] == "a b\n'c'"
+        assert one["env"]["JAX_PLATFORMS"] == "cpu"
+        assert one["env"]["IRIS_RAY_MODE"] == "simple"
+
+
+def test_heartbeats_notices_endpoints_and_local_directories_work(seen: list[dict[str, Any]]) -> None:
+    for one in seen:
+        assert one["heartbeat"] == "7"
+        assert one["notice"] is None
+        assert one["neighbours"] == [f"10.0.0.1:{i}" for i in range(4)]
+        assert one["local_dir"]
+        assert not Path(one["me"].local_dir).exists(), "it goes with the run"
+
+
+def test_endpoint_of_a_task_that_has_ended_is_not_found(tmp_path: Path) -> None:
+    def run() -> str:
+        me, found = get_job_info(), tmp_path / "found"
+        assert me is not None
+        if me.task_index == 0:
+            register_endpoint("gone", "10.0.0.1:1")
+            while not found.exists():
+                time.sleep(0.02)
+            return ""
+        assert lookup_endpoint("gone", timeout=60) == "10.0.0.1:1"
+        found.touch()
+        while True:
+            try:
+                lookup_endpoint("gone")
+            except LookupError as error:
+                return str(error)
+
+    assert "no task of run-" in run_on_pod(run, "v4-16", mode="simple")[1]
+
+
+class OwnError(Exception):
+    """Takes other arguments than it passes on."""
+
+    def __init__(self, number: int, word: str) -> None:
+        super().__init__(f"{number} {word}")
+        self.number = number
+
+
+def test_first_error_ends_the_gang_and_is_raised_as_on_a_cluster(tmp_path: Path) -> None:
+    def fail() -> None:
+        me = get_job_info()
+        assert me is not None
+        (tmp_path / f"{me.task_index}").write_text(str(os.getpid()))
+        if me.task_index == 1:
+            raise OwnError(7, "it is")
+        time.sleep(600)
+
+    with pytest.raises(OwnError, match="7 it is") as raised:
+        run_on_pod(fail, "v4-16", mode="simple", max_retries_failure=3)
+    assert isinstance(raised.value, ray.exceptions.RayTaskError)
+    assert raised.value.number == 7
+    assert "slice 0 (v4-16-0) worker 1: " in str(raised.value)
+    for file in tmp_path.iterdir():
+        assert stat_of(int(file.read_text())) is None, "nobody is left, and there was one attempt"
+
+
+def test_process_that_ends_without_a_word_is_a_crash_with_its_exit_code() -> None:
+    with pytest.raises(TaskCrashedError, match=r"slice 0 \(v4-8-0\) worker 0: .* exited with code 7"):
+        run_on_pod(lambda: os._exit(7), "v4-8", mode="simple")
+
+
+def test_exit_code_is_a_failure_and_exit_without_one_a_success() -> None:
+    assert run_on_pod(lambda: sys.exit(0), "v4-8", mode="simple") == [None]
+    with pytest.raises(TaskCrashedError, match=r"sys.exit\(3\)"):
+        run_on_pod(lambda: sys.exit(3), "v4-8", mode="simple")
+
+
+def test_thread_that_goes_on_after_the_function_has_its_time(tmp_path: Path) -> None:
+    def upload_later() -> str:
+        import threading
+
+        def upload() -> None:
+            time.sleep(0.5)
+            (tmp_path / "uploaded").touch()
+
+        threading.Thread(target=upload).start()
+        return "done"
+
+    assert run_on_pod(upload_later, "v4-8", mode="simple") == ["done"]
+    assert (tmp_path / "uploaded").exists()
+
+
+def test_lines_come_with_their_task_and_what_ray_would_set_up_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    def say() -> None:
+        print("a line")
+        print("no newline", end="", file=sys.stderr)
+
+    run_on_pod(ray.remote(runtime_env={"pip": ["no-such-package"]})(say), "v4-8", mode="simple")
+    out, err = capfd.readouterr()
+    lines = out.splitlines()
+    assert [line.partition(" pid=")[0] for line in lines] == ["(say slice=0 worker=0"] * 2
+    assert [line.partition(") ")[2] for line in lines] == ["a line", "no newline"]
+    assert "runs in 1 local process\n" in err
+    assert "iris_ray: pip of the runtime_env left out" in err
+
+
+def test_validate_prints_the_plan_and_then_runs(capfd: pytest.CaptureFixture[str]) -> None:
+    remote = ray.remote(num_cpus=2, runtime_env={"env_vars": {"TOKEN": "s3cret"}})(lambda: "ran")
+    assert run_on_pod(remote, "v4-16", num_slices=[1, 2], mode="validate", preload=["json"]) == ["ran"] * 4
+    err = capfd.readouterr().err
+    assert "1 or 2 of v4-16, each of 2 hosts with 4 chips" in err
+    assert "4 on 2 slices" in err
+    assert "TOKEN" in err
+    assert "s3cret" not in err
+
+
+def test_validate_refuses_a_module_to_preload_that_is_not_there() -> None:
+    with pytest.raises(InvalidRequestError, match="there is no such module"):
+        run_on_pod(lambda: None, "v4-8", mode="validate", preload=["no_such_module.at_all"])
+
+
+def test_module_of_preload_that_can_not_be_imported_is_an_error_of_the_setup() -> None:
+    with pytest.raises(TaskSetupError, match="preload='no_such_module' can't be imported"):
+        run_on_pod(lambda: None, "v4-8", mode="simple", preload=["no_such_module"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
+def test_local_processes_end_with_their_script(tmp_path: Path, number: signal.Signals) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, pathlib, sys, time\n"
+        "from iris_ray import run_on_pod\n"
+        "def wait():\n"
+        "    pathlib.Path(sys.argv[1], str(os.getpid())).touch()\n"
+        "    time.sleep(600)\n"
+        "directory = sys.argv[1]\n"
+        "def task(directory=directory):\n"
+        "    sys.argv = ['', directory]\n"
+        "    wait()\n"
+        "run_on_pod(task, 'v4-16')\n"
+    )
+    started = tmp_path / "started"
+    started.mkdir()
+    environ = os.environ | {"IRIS_RAY_MODE": "simple"}
+    with subprocess.Popen([sys.executable, str(script), str(started)], env=environ, stderr=subprocess.DEVNULL) as run:
+        wait_until(lambda: len(list(started.iterdir())) == 2)
+        run.send_signal(number)
+    for file in started.iterdir():
+        wait_until(partial(is_gone, int(file.name)))
+
+
+def is_gone(pid: int) -> bool:
+    return stat_of(pid) is None
+
+
+@pytest.mark.proof
+def test_processes_of_a_local_gang_make_one_jax_program() -> None:
+    def count() -> tuple[int, int]:
+        import jax
+
+        import iris_ray.jax
+
+        iris_ray.jax.initialize()
+        return jax.process_index(), jax.process_count()
+
+    assert run_on_pod(count, "v4-16", mode="simple") == [(0, 2), (1, 2)]

@@ -1,0 +1,108 @@
+"""Which mode a run has, and which faults happen to a simulated one; what makes no sense is refused with the nearest."""
+
+from typing import Any
+
+import pytest
+
+from iris_ray import IrisClient, run_on_pod
+from iris_ray.client.modes.fault_schedule import FORMS, PlannedFault, parse_schedule, require_possible
+from iris_ray.client.modes.mode import Mode, ModeKind, chosen_mode
+from iris_ray.errors import InvalidJobError, InvalidModeError
+from tests.support.requests import hello
+
+
+def said_by(variable: str) -> dict[str, str]:
+    return {"IRIS_RAY_MODE": variable}
+
+
+@pytest.mark.parametrize(
+    ("mode", "variable", "kind"),
+    [
+        (None, "", ModeKind.CLUSTER),
+        (None, "simple", ModeKind.SIMPLE),
+        (None, "Validate", ModeKind.VALIDATE),
+        ("simulate", "simple", ModeKind.SIMULATE),
+        ("cluster", "simple", ModeKind.CLUSTER),
+    ],
+)
+def test_argument_wins_over_variable_and_without_both_it_is_the_cluster(
+    mode: str | None, variable: str, kind: ModeKind
+) -> None:
+    assert chosen_mode(mode, None, said_by(variable)) == Mode(kind)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (None, "kill slice 0 after 30s", {}),
+        ("simulate", "kill slice 0 after 30s", {}),
+        ("simulate: Kill slice  0 after 30 s", None, {}),
+        (None, None, said_by("simulate:kill slice 0 after 0.5m")),
+    ],
+)
+def test_faults_are_given_as_an_argument_or_behind_the_mode(given: Any) -> None:
+    mode = chosen_mode(*given)
+    assert mode.kind is ModeKind.SIMULATE
+    (fault,) = mode.faults
+    assert (fault.action, fault.slice_number, fault.host, fault.after_s) == ("kill", 0, None, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("simpel", None, {}), "mode is 'simpel'.*did you mean 'simple'"),
+        ((None, None, said_by("simulation")), "IRIS_RAY_MODE is 'simulation'.*did you mean 'simulate'"),
+        (("xyz", None, {}), "give one of cluster, simple, validate, simulate"),
+        ((7, None, {}), "mode is 7; give one of"),
+        (("simple: kill slice 0 after 1s", None, {}), "only simulate takes faults"),
+        (("simple", "kill slice 0 after 1s", {}), "leave one of them out"),
+        ((None, 30, {}), 'simulate is 30; give faults, such as "kill slice 0 after 30s"'),
+        ((None, "kil slice 2 after 5s", {}), "did you mean 'kill slice 2 after 5s'"),
+        ((None, "kill slice 0 after 30", {}), "did you mean 'kill slice 0 after 30s'"),
+        ((None, "kill the world", {}), "did you mean 'kill slice 0 after 30s'"),
+        ((None, "freeze slice 1 host 1 after 2s", {}), "did you mean 'freeze host 1 of slice 1 after 2s'"),
+        ((None, "preempt slice 0 after 1m with notice of 9s", {}), "'preempt slice 0 after 1m with 9s notice'"),
+    ],
+)
+def test_bad_mode_or_fault_is_refused_with_the_nearest(given: Any, said: str) -> None:
+    with pytest.raises(InvalidModeError, match=said):
+        chosen_mode(*given)
+
+
+def test_faults_are_sorted_by_time_and_every_form_can_be_written() -> None:
+    values = {"SLICE": "1", "HOST": "0", "TIME": "2s", "NOTICE": "3s"}
+    for form in FORMS:
+        text = form
+        for place, value in values.items():
+            text = text.replace(place, value)
+        (fault,) = parse_schedule("simulate", text)
+        assert (fault.text, fault.after_s) == (text, 2.0)
+    faults = parse_schedule("simulate", "kill slice 1 after 1m, preempt slice 0 after 20s with 5s notice, ")
+    assert [fault.after_s for fault in faults] == [20.0, 60.0]
+    assert faults[0].notice_s == 5.0
+
+
+def test_fault_of_a_slice_that_there_will_not_be_is_refused_but_not_of_one_that_replaces_another() -> None:
+    first, second = parse_schedule("simulate", "kill slice 0 after 1s, kill slice 2 after 2s")
+    require_possible([first, second], slices=2, hosts=2)
+    with pytest.raises(InvalidModeError, match="'kill slice 2 after 2s': by then there are only the slices 0 to 1"):
+        require_possible([second], slices=2, hosts=2)
+    with pytest.raises(InvalidModeError, match="a slice has the hosts 0 to 1"):
+        require_possible([PlannedFault("kill host 2", "kill", 1.0, 0, 2)], slices=1, hosts=2)
+
+
+def test_fault_that_can_not_happen_is_refused_before_a_cluster_starts() -> None:
+    with pytest.raises(InvalidModeError, match="only the slices 0 to 0"):
+        run_on_pod(hello, "v4-16", simulate="kill slice 1 after 1s")
+
+
+@pytest.mark.parametrize(("mode", "limit"), [("simple", 64), ("simulate", 32)])
+def test_gang_that_is_too_large_for_one_machine_is_refused(mode: str, limit: int) -> None:
+    with pytest.raises(InvalidJobError, match=rf"2 slices of v4-1024 have 256 hosts.* {limit} .*smaller type"):
+        run_on_pod(hello, "v4-1024", num_slices=2, mode=mode)
+
+
+def test_client_of_a_cluster_is_refused_in_a_local_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_RAY_MODE", "simple")
+    with pytest.raises(InvalidModeError, match=r"IrisClient\.local"):
+        IrisClient()
