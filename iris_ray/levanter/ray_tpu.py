@@ -9,7 +9,7 @@ from iris_ray.client.run_on_pod import (
     run_on_pod_multislice,
     run_on_pod_ray,
 )
-from iris_ray.client.run_options import GangOptions, takes
+from iris_ray.client.run_options import PodGangOptions, takes
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE
 from iris_ray.model.multislice import MultisliceInfo
 from iris_ray.model.outcomes import TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 
-@takes(GangOptions)
+@takes(PodGangOptions)
 def run_on_pod_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
     max_retries_failure: int = MAX_RETRIES_FAILURE,
-    **options: Unpack[GangOptions],
+    **options: Unpack[PodGangOptions],
 ) -> list[Any]:
     """`iris_ray.run_on_pod_resumable` on one slice, with Levanter's order of arguments.
 
@@ -49,14 +49,14 @@ def run_on_pod_resumable(
     )
 
 
-@takes(GangOptions)
+@takes(PodGangOptions)
 def run_on_pod_multislice_resumable(
     remote_fn: Callable[[], Any] | Any,
     tpu_type: str,
     num_slices: int | Sequence[int],
     max_retries_preemption: int = MAX_RETRIES_PREEMPTION_RESUMABLE,
     max_retries_failure: int = MAX_RETRIES_FAILURE,
-    **options: Unpack[GangOptions],
+    **options: Unpack[PodGangOptions],
 ) -> list[Any]:
     """`iris_ray.run_on_pod_multislice_resumable`, with Levanter's order of arguments.
 
