@@ -13,8 +13,10 @@ from .ray_tpu import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
+from .training import PRELOAD, run
 
 __all__ = [
+    "PRELOAD",
     "MultisliceInfo",
     "TPUConfig",
     "TpuCancelled",
@@ -23,6 +25,7 @@ __all__ = [
     "TpuRunError",
     "TpuSuccess",
     "get_tpu_config",
+    "run",
     "run_on_pod",
     "run_on_pod_multislice",
     "run_on_pod_multislice_resumable",

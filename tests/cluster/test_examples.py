@@ -59,7 +59,18 @@ def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
     assert "accuracy on unseen images" in output
 
 
-RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py"}
+@pytest.mark.proof
+def test_levanter_loses_a_slice_and_no_step(tmp_path: Path) -> None:
+    pytest.importorskip("levanter")
+    output = run("train_levanter.py", "--checkpoints", str(tmp_path))
+    (saved,) = set(re.findall(r"Step (\d+) is saved, because the gang moves", output))
+    started = re.findall(r"process \d of 2 starts at step (\d+)", output)
+    assert started == ["0", "0", *[str(int(saved) + 1)] * 2]
+    assert "step 100: loss" in output
+    assert "last losses, one for each task: " in output
+
+
+RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py", "train_levanter.py"}
 
 
 def test_every_example_is_run_by_a_test() -> None:

@@ -1,0 +1,73 @@
+"""When a run of Levanter in a gang saves: as its config says, at a notice, and once everything else is done."""
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from iris_ray.task.jax import agreed_notice
+from iris_ray.task.preemption import heartbeat
+
+
+class GangCheckpointer:
+    """Levanter's Checkpointer, which also tells the gang of each step, and saves at a notice.
+
+    The checkpoint of the last step says that a run is complete. So it is left to `save_last_step`, after the last
+    evaluations and exports, which Levanter would not do again.
+
+    Args:
+        checkpointer: Levanter's.
+        num_train_steps: how many steps the run has.
+        before_leaving: called once the checkpoint of a notice is saved.
+    """
+
+    def __init__(self, checkpointer: Any, num_train_steps: int, before_leaving: Callable[[], object]) -> None:
+        self._checkpointer = checkpointer
+        self._last_step = num_train_steps - 1
+        self._before_leaving = before_leaving
+        self._latest_step = -1
+        self._save_last_step: Callable[..., object] | None = None
+
+    def on_step(self, *info: Any, force: bool = False, **state: Any) -> None:
+        """Levanter calls it after each step, with a ``StepInfo`` or with ``tree`` and ``step``, as its versions differ.
+
+        After the last one it calls it once more. ``force`` says the same, but not in all versions.
+        """
+        step = int(info[0].step if info else state["step"])
+        heartbeat(step)
+        save = functools.partial(self._checkpointer.on_step, *info, **state)
+        if step in (self._last_step, self._latest_step):
+            self._save_last_step = save
+            return
+        self._latest_step = step
+        if notice := agreed_notice(step):
+            self._checkpointer.save_interval = timedelta.resolution  # so a checkpoint is due, a temporary one
+        save()
+        if notice:
+            self._checkpointer.wait_until_finished()
+            print(f"Step {step} is saved, because the gang moves: {notice.reason}", flush=True)
+            self._before_leaving()
+            notice.saved()
+
+    def save_last_step(self) -> None:
+        """Save the last step, if there was one, and wait until it is saved."""
+        if self._save_last_step is not None:
+            self._save_last_step(force=True)
+        self._checkpointer.wait_until_finished()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpointer, name)
+
+
+def is_complete(path: str, num_train_steps: int) -> bool:
+    """Return whether the last step of a run is among its checkpoints.
+
+    Args:
+        path: the directory of the run's checkpoints, in any file system that fsspec knows.
+        num_train_steps: how many steps the run has.
+    """
+    import fsspec
+
+    files, _, (directory,) = fsspec.get_fs_token_paths(path)
+    saved = [found.split("/")[-2] for found in files.glob(f"{directory}/step-*/metadata.json")]
+    return any(int(name.removeprefix("step-")) >= num_train_steps - 1 for name in saved)

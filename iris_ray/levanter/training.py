@@ -1,0 +1,136 @@
+"""A run of Levanter as the task of a gang: joined with its peers, resumed, and saved at a notice and at its end."""
+
+import copy
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.task.job_info import get_job_info
+
+if TYPE_CHECKING:
+    from iris_ray.levanter.checkpointing import GangCheckpointer
+
+PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.jax"]
+"""For the option ``preload``: what waiting processes import ahead. It takes some ten seconds off each start."""
+
+Config = TypeVar("Config")
+Result = TypeVar("Result")
+
+
+def run(main: Callable[[Config], Result], config: Config) -> Result | None:
+    """Call a ``main`` function of Levanter in a task of a gang, so that it goes on where the attempt before has saved.
+
+    - The gang's processes are joined before Levanter touches JAX. Levanter does not join them again, and starts no Ray.
+    - The run's id is the config's, else ``$RUN_ID``, else the job's id: each attempt finds the checkpoints of the run.
+    - Every step is a heartbeat. At a notice a checkpoint is saved, and the gang moves without losing a step.
+    - Once ``main`` has returned, the last step is saved, and that is waited for. Then the run is complete: another
+      attempt, or another job with the same id, does not call ``main``.
+
+    Outside a task it only calls ``main``.
+
+    Args:
+        main: such as ``levanter.main.train_lm.main``.
+        config: for ``main``: a ``TrainerConfig``, or a dataclass that has one as ``trainer``. It is left as it is.
+
+    Returns:
+        What ``main`` returns; None if the run was complete.
+
+    Raises:
+        InvalidRequestError: the config is none of Levanter's, or its checkpoints would be on one host only.
+
+    Example::
+
+        def train():
+            iris_ray.levanter.run(levanter.main.train_lm.main, config)
+
+
+        iris_ray.levanter.run_on_pod_resumable(train, "v4-32", preload=iris_ray.levanter.PRELOAD)
+    """
+    given = _trainer_of(config)
+    me = get_job_info()
+    if me is None:
+        return main(config)
+    _require_shared(given.checkpointer.base_path)
+    _join()
+    from iris_ray.levanter.checkpointing import is_complete
+
+    trainer = _in_a_gang(given, me)
+    saved = trainer.checkpointer.expanded_path(trainer.id)
+    if trainer.load_checkpoint is not False and is_complete(saved, trainer.num_train_steps):
+        print(f"Run {trainer.id} is complete: its last step is in {saved}.", flush=True)
+        return None
+    checkpointers = _with_gang_checkpointers(trainer)
+    result = main(trainer if given is config else dataclasses.replace(config, trainer=trainer))  # type: ignore
+    for checkpointer in checkpointers:
+        checkpointer.save_last_step()
+    return result
+
+
+def _trainer_of(config: Any) -> Any:
+    """Return the part of a config that is Levanter's ``TrainerConfig``."""
+    trainer = getattr(config, "trainer", config)
+    if not (
+        dataclasses.is_dataclass(trainer) and dataclasses.is_dataclass(config) and hasattr(trainer, "checkpointer")
+    ):
+        raise InvalidRequestError(
+            f"the config is a {type(config).__name__}; give Levanter's TrainerConfig, or a dataclass that has one as"
+            " trainer"
+        )
+    return trainer
+
+
+def _require_shared(base_path: str) -> None:
+    if "://" not in base_path and not os.path.isabs(base_path):
+        raise InvalidRequestError(
+            f"checkpointer.base_path is {base_path!r}, a directory of each host's own, where another attempt would find"
+            " nothing; give one that all hosts share, such as gs://bucket/checkpoints"
+        )
+
+
+def _join() -> None:
+    import jax
+
+    import iris_ray.jax
+
+    if not jax.distributed.is_initialized():
+        iris_ray.jax.initialize()
+
+
+def _in_a_gang(given: Any, me: JobInfo) -> Any:
+    """Return Levanter's config with what a gang needs: other parts of it do by themselves what iris_ray has done."""
+    changes = {
+        "id": given.id or os.environ.get("RUN_ID") or re.sub(r"[^\w.-]", "-", me.job_id),
+        "distributed": dataclasses.replace(given.distributed, initialize_jax_distributed=False),
+        "checkpointer": copy.copy(given.checkpointer),
+    }
+    if hasattr(given, "ray"):  # no longer in Marin's Levanter
+        changes["ray"] = dataclasses.replace(given.ray, auto_start_cluster=False)
+    if given.require_accelerator is None and os.environ.get("JAX_PLATFORMS") == "cpu":
+        changes["require_accelerator"] = False  # JAX was told to use the CPU, as on simulated slices
+    return dataclasses.replace(given, **changes)
+
+
+def _with_gang_checkpointers(trainer: Any) -> "list[GangCheckpointer]":
+    """Have a config make checkpointers for a gang, and return the list of those that it has made."""
+    from iris_ray.levanter.checkpointing import GangCheckpointer
+
+    made: list[GangCheckpointer] = []
+    create = trainer.checkpointer.create
+
+    def create_for_gang(run_id: str) -> GangCheckpointer:
+        made.append(GangCheckpointer(create(run_id), trainer.num_train_steps, _finish_trackers))
+        return made[-1]
+
+    trainer.checkpointer.create = create_for_gang
+    return made
+
+
+def _finish_trackers() -> None:
+    """Have W&B and its kind upload what they have: the process is about to be ended."""
+    import levanter.tracker
+
+    levanter.tracker.current_tracker().finish()

@@ -1,0 +1,147 @@
+"""When a run of Levanter in a gang saves."""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.levanter.checkpointing import GangCheckpointer, is_complete
+from tests.support.task_children import NOTICE
+from tests.support.waiting import wait_until
+
+STEPS = 10
+
+
+@dataclass
+class Info:
+    """What Levanter hands to its hooks."""
+
+    step: int
+
+
+@dataclass
+class Recording:
+    """Levanter's Checkpointer, as far as a gang sees it: it saves what is due, in a thread of its own."""
+
+    save_interval: timedelta | None = timedelta(minutes=15)
+    base_path: str = "gs://bucket/run"
+    saves: list[tuple[int, str]] = field(default_factory=list)
+    waited: int = 0
+
+    def on_step(self, info: Info | None = None, *, tree: Any = None, step: int = 0, force: bool = False) -> None:
+        due = self.save_interval is not None and self.save_interval <= timedelta.resolution
+        if force or due:
+            self.saves.append((info.step if info else step, "permanent" if force else "temporary"))
+
+    def wait_until_finished(self) -> None:
+        self.waited = len(self.saves)
+
+
+def after_step(checkpointer: GangCheckpointer, step: int) -> None:
+    """As levanter 1.2 calls it."""
+    checkpointer.on_step(Info(step))
+
+
+def after_step_of_marin(checkpointer: GangCheckpointer, step: int) -> None:
+    """As Marin's Levanter calls it."""
+    checkpointer.on_step(tree={"step": step}, step=step, force=False)
+
+
+both_versions = pytest.mark.parametrize("after", [after_step, after_step_of_marin])
+
+
+@pytest.fixture
+def files(own_host: Path, monkeypatch: pytest.MonkeyPatch) -> TaskFiles:
+    """This process is a task."""
+    files = TaskFiles.of_process(own_host, os.getpid())
+    monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
+    return files
+
+
+@both_versions
+def test_every_step_is_a_heartbeat_and_saves_what_levanter_finds_due(
+    files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
+) -> None:
+    levanter = Recording(save_interval=timedelta.resolution)
+    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    for step in (3, 4):
+        after(checkpointer, step)
+        assert files.heartbeat.read_text() == str(step)
+    assert levanter.saves == [(3, "temporary"), (4, "temporary")]
+
+
+@both_versions
+def test_at_a_notice_the_step_is_saved_and_waited_for_before_the_task_says_so(
+    files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
+) -> None:
+    levanter, left = Recording(), []
+    checkpointer = GangCheckpointer(levanter, STEPS, lambda: left.append((levanter.waited, files.saved.exists())))
+    after(checkpointer, 3)
+    files.write_notice(NOTICE)
+    threading.Thread(target=after, args=(checkpointer, 4), daemon=True).start()
+    wait_until(files.saved.exists)
+    assert levanter.saves == [(4, "temporary")]
+    assert left == [(1, False)], "what is to be done before leaving comes after the save and before the word"
+
+
+@both_versions
+def test_last_step_is_saved_when_all_else_is_done_and_only_then(
+    files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
+) -> None:
+    levanter = Recording(save_interval=timedelta.resolution)
+    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    after(checkpointer, STEPS - 2)
+    after(checkpointer, STEPS - 1)
+    files.write_notice(NOTICE)
+    after(checkpointer, STEPS - 1)  # Levanter runs its hooks once more
+    assert levanter.saves == [(STEPS - 2, "temporary")], "another attempt would take the run for complete"
+    assert not files.saved.exists()
+    checkpointer.save_last_step()
+    assert levanter.saves[1:] == [(STEPS - 1, "permanent")]
+    assert levanter.waited == 2
+
+
+def test_last_step_of_data_that_ended_early_is_saved_too(files: TaskFiles) -> None:
+    levanter = Recording()
+    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    checkpointer.on_step(Info(4))
+    checkpointer.on_step(Info(4))
+    checkpointer.save_last_step()
+    assert levanter.saves == [(4, "permanent")]
+
+
+def test_run_without_a_step_saves_nothing_at_its_end() -> None:
+    levanter = Recording()
+    GangCheckpointer(levanter, STEPS, lambda: None).save_last_step()
+    assert levanter.saves == []
+
+
+def test_what_else_is_asked_of_the_checkpointer_is_answered_by_levanters() -> None:
+    assert GangCheckpointer(Recording(), STEPS, lambda: None).base_path == "gs://bucket/run"
+
+
+@pytest.mark.parametrize(
+    ("saved", "complete"),
+    [
+        ([], False),
+        (["step-8"], False),
+        (["step-9"], True),
+        (["step-5", "step-12"], True),
+        (["epoch-12"], False),
+    ],
+)
+def test_run_is_complete_if_its_last_step_or_a_later_one_is_saved(
+    tmp_path: Path, saved: list[str], complete: bool
+) -> None:
+    pytest.importorskip("fsspec")
+    for name in saved:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metadata.json").touch()
+    (tmp_path / "step-30").mkdir()  # its save did not end
+    assert is_complete(str(tmp_path), STEPS) is complete
