@@ -1,6 +1,8 @@
 from .actors.wire.status import JobStatus, TaskAttempt, TaskStatus
 from .client.client import IrisClient
 from .client.job_handle import JobHandle
+from .client.ray_job_config import RayJobConfig
+from .client.ray_jobs import RayJobs, RayJobStatus, submit_tpu_job_on_ray
 from .client.run_on_pod import (
     release,
     run_on_pod,
@@ -39,6 +41,9 @@ __all__ = [
     "NoticeKind",
     "PreemptionNotice",
     "PriorityBand",
+    "RayJobConfig",
+    "RayJobStatus",
+    "RayJobs",
     "ResourceSpec",
     "TPUConfig",
     "TaskAttempt",
@@ -62,5 +67,6 @@ __all__ = [
     "run_on_pod_multislice_resumable",
     "run_on_pod_ray",
     "run_on_pod_resumable",
+    "submit_tpu_job_on_ray",
     "tpu_device",
 ]

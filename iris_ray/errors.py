@@ -18,6 +18,8 @@
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
     ├── ControllerUnavailableError (RuntimeError)
     ├── NotPermittedError (PermissionError)  it is not the user's own job, or only operators may do it
+    ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another one
+    ├── RayJobError (RuntimeError)           Ray's job API refused what was asked
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
@@ -105,6 +107,14 @@ class ControllerUnavailableError(IrisError, RuntimeError):
 
 class NotPermittedError(IrisError, PermissionError):
     """Only others may do this: a job's user, or operators; the message says who. Nothing was done."""
+
+
+class TokenRefusedError(IrisError, PermissionError):
+    """The cluster takes no request without a token, or not with this one. Nothing was done."""
+
+
+class RayJobError(IrisError, RuntimeError):
+    """Ray's job API refused what was asked; the message has its reason."""
 
 
 class ResultNotPicklableError(IrisError, TypeError):

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from iris_ray.client.connection import AUTO, connect
+from iris_ray.errors import InvalidRequestError
 
 
 def remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -24,6 +25,28 @@ def address_given(context: click.Context) -> str | None:
 
 def chosen_address() -> str:
     return address_given(click.get_current_context()) or os.environ.get("RAY_ADDRESS") or AUTO
+
+
+def dashboard_address() -> str | None:
+    """Return the chosen address if it is that of a dashboard: jobs of Ray's job API are meant then."""
+    address = chosen_address()
+    return address if address.startswith(("http://", "https://")) else None
+
+
+def address_for_ray_jobs() -> str:
+    """Return the address of the dashboard to which ``--ray-job`` sends a job.
+
+    Raises:
+        InvalidRequestError: none is given.
+    """
+    given = (
+        address_given(click.get_current_context()) or os.environ.get("RAY_API_SERVER_ADDRESS") or dashboard_address()
+    )
+    if given is None:
+        raise InvalidRequestError(
+            "to which cluster? Give the URL of its dashboard: --address http://10.0.0.2:8265, or RAY_API_SERVER_ADDRESS"
+        )
+    return given
 
 
 @contextmanager

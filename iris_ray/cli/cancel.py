@@ -3,11 +3,12 @@
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.cli.address import cluster
+from iris_ray.cli.address import cluster, dashboard_address
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import address_option, json_option, yes_option
 from iris_ray.cli.questions import confirm
+from iris_ray.cli.ray_job import stop_ray_job
 from iris_ray.cli.words import state_in_words
 
 
@@ -27,6 +28,9 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
     """
     from iris_ray.client.identity import current_user
 
+    if (dashboard := dashboard_address()) is not None:
+        stop_ray_job(dashboard, job, yes, as_json)
+        return
     with cluster():
         controller = ControllerConnection()
         before = controller.job_status(job)

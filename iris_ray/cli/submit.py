@@ -16,6 +16,7 @@ from iris_ray.cli.options import (
     marked_arguments,
 )
 from iris_ray.cli.questions import on_a_terminal, really_cancel
+from iris_ray.cli.ray_job import require_fitting_options, submit_ray_job
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
 from iris_ray.cli.words import one_line
@@ -47,6 +48,11 @@ from iris_ray.task.job_info import get_job_info
 @click.option("--max-task-failures", type=click.IntRange(0), metavar="N",
               help="Failed attempts of all tasks together that it survives, retried ones included.")  # fmt: skip
 @click.option("--follow", "-f", is_flag=True, help="Stay, and print its tasks' output until it ends.")
+@click.option("--ray-job", is_flag=True, help="Run the script itself on the cluster, by Ray's job API.")
+@click.option("--run-id", metavar="ID", help="What to call a --ray-job; a number is added if it is taken.")
+@click.option("--exclude", "excludes", multiple=True, metavar="PATTERN",
+              help="What a --ray-job does not need of the directory; as in .gitignore, repeatable.")  # fmt: skip
+@click.option("--env-file", metavar="FILE", help="Variables of a --ray-job, NAME=VALUE a line, such as secrets.")
 @json_option
 @address_option
 def submit(
@@ -60,6 +66,10 @@ def submit(
     memory_gb: float,
     max_task_failures: int | None,
     follow: bool,
+    ray_job: bool,
+    run_id: str | None,
+    excludes: tuple[str, ...],
+    env_file: str | None,
     as_json: bool,
 ) -> None:
     """Put a job into the queue and leave it to the cluster.
@@ -68,6 +78,7 @@ def submit(
       iris-ray submit train.py --tpu v4-32 --num-slices 2,4 -- --steps 1000
       iris-ray submit prepare.py --cpu 4 --replicas 8
       iris-ray submit train.py --cpu 4 --replicas 8 --group-by rack
+      iris-ray submit --ray-job --address http://10.0.0.2:8265 train.py -- --steps 1000
 
     This prints the job's id and ends; the job goes on. If the cluster as it is can't run the job, a line on stderr says
     so. `iris-ray status`, `why`, `tasks`, `logs` and `cancel` take that id. With --follow the command stays until the
@@ -77,7 +88,15 @@ def submit(
     together, each on a host of its own, and again together after a loss. On slices there is one task on every host,
     with all its chips, and --cpu and --memory-gb are of each. ARGUMENTS are the script's sys.argv[1:], or strings for
     the function.
+
+    With --ray-job the script runs once, on the cluster, and calls run_on_pod itself: so a laptop that can reach nothing
+    but the dashboard can submit. The current directory, or --working-dir, is sent; its size is shown before. Logs,
+    status and cancel take the id that is printed, with the same --address.
     """
+    require_fitting_options(ray_job)
+    if ray_job:
+        submit_ray_job(target, arguments, options.working_dir, excludes, options.env, env_file, run_id, follow, as_json)
+        return
     from iris_ray.client.client import IrisClient
     from iris_ray.model.resources import ResourceSpec, tpu_device
 

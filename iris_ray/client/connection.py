@@ -38,7 +38,7 @@ def connect(address: str, show_logs: bool = False, **options: Any) -> None:
     if ray.is_initialized():
         return
     try:
-        with _without_ray_address():
+        with without_ray_address():
             ray.init(address=address, log_to_driver=show_logs, logging_level="ERROR", **options)
     except InvalidRequestError:
         raise
@@ -120,8 +120,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     if "://" in address:
         raise InvalidRequestError(
             f"the address is {address}; give HOST:PORT of the cluster's head (Ray's port, 6379 unless set otherwise)."
-            " Ray Client and the dashboard's address are not enough: run iris-ray on a node of the cluster, or with"
-            " `ray job submit -- iris-ray ...`"
+            " Ray Client and the dashboard's address are not enough for this: run iris-ray on a node of the cluster, or"
+            " with `ray job submit -- iris-ray ...`; a script goes there with `iris-ray submit --ray-job`"
         )
     host, colon, port = address.rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port) < 65536):
@@ -160,11 +160,11 @@ def _speaks_grpc(probe: socket.socket) -> bool:
 
 
 @contextmanager
-def _without_ray_address() -> Iterator[None]:
-    """Hide ``$RAY_ADDRESS`` from Ray within, which would prefer it to the address that it is given."""
-    given = os.environ.pop("RAY_ADDRESS", None)
+def without_ray_address() -> Iterator[None]:
+    """Hide the variables from Ray within whose addresses it would prefer to the one that it is given."""
+    names = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+    given = {name: os.environ.pop(name) for name in names if name in os.environ}
     try:
         yield
     finally:
-        if given is not None:
-            os.environ["RAY_ADDRESS"] = given
+        os.environ.update(given)

@@ -1,5 +1,6 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack, cast
 
@@ -129,6 +130,7 @@ class _RunOnPodRay:
             return start_here(request, mode)
         require_cluster()
         results, _ = pool_of_this_process.submit(request)
+        print(f"iris_ray: job {request.spec.job_id}", file=sys.stderr)  # `RayJobs.status` reads it
         return results
 
     def options(self, **_: object) -> None:

@@ -1,10 +1,15 @@
 """The one module that uses private Ray APIs, checked on Ray 2.60.0: when Ray changes, look here."""
 
+import logging
+import os
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import ray_constants
+from ray._private.runtime_env import packaging
 from ray._raylet import PlacementGroupID
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RpcError
@@ -13,6 +18,8 @@ from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
 
 STORE_TIMEOUT_S = 5.0
+MOST_PACKAGE_BYTES = packaging.GCS_STORAGE_MAX_SIZE
+"""Limit for a directory that travels to the cluster."""
 
 
 def draining_nodes() -> dict[str, int]:
@@ -55,6 +62,20 @@ def label_output(name: str, stderr: bool = True) -> None:
     """
     for stream in (sys.stdout, sys.stderr) if stderr else (sys.stdout,):
         print(f"{ray_constants.LOG_PREFIX_ACTOR_NAME}{name}", file=stream, flush=True)
+
+
+def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], None]) -> None:
+    """Call a function for each file and directory that Ray would send of this one, given what is excluded."""
+    patterns = [*ray_constants.get_runtime_env_default_excludes(), *excludes]
+    with_gitignore = os.environ.get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1"
+    quiet = logging.Logger(__name__, logging.CRITICAL)
+    packaging._dir_travel(
+        directory,
+        [packaging._get_excludes(directory, patterns)],
+        handle,
+        include_gitignore=with_gitignore,
+        logger=quiet,
+    )
 
 
 def remote_function_parts(function: RemoteFunction) -> tuple[Any, dict[str, Any]]:

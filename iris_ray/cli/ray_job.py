@@ -1,0 +1,156 @@
+"""Jobs of Ray's job API on the command line: ``submit --ray-job``, and other commands with a dashboard's address."""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import click
+from click.core import ParameterSource
+
+from iris_ray.cli.address import address_for_ray_jobs
+from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.questions import confirm, on_a_terminal, really_cancel
+from iris_ray.cli.tables import print_facts
+from iris_ray.cli.words import one_line
+from iris_ray.client.ray_job_config import RayJobConfig
+from iris_ray.client.ray_jobs import RayJobs, RayJobStatus
+from iris_ray.errors import InvalidRequestError
+from iris_ray.model.suggestions import unknown
+
+_CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
+"""Loggers of Ray that tell each step."""
+
+OWN = ("run_id", "excludes", "env_file")
+"""Options of ``submit`` that only a job of Ray's job API takes."""
+SHARED = ("address", "target", "arguments", "ray_job", "env", "working_dir", "follow", "as_json")
+
+
+def require_fitting_options(ray_job: bool) -> None:
+    """Refuse options that were given and say nothing to this kind of job.
+
+    Raises:
+        InvalidRequestError: the first of them.
+    """
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if not ray_job and name in OWN:
+            raise InvalidRequestError(f"{parameter.opts[0]} is for --ray-job")
+        if ray_job and name not in (*OWN, *SHARED):
+            raise InvalidRequestError(
+                f"{parameter.opts[0]} is not for --ray-job: the script says it itself, where it calls run_on_pod"
+            )
+
+
+def submit_ray_job(
+    target: str,
+    arguments: Sequence[str],
+    working_dir: str | None,
+    excludes: Sequence[str],
+    env: Mapping[str, str],
+    env_file: str | None,
+    run_id: str | None,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Send a directory and a command to a cluster; print the job's id."""
+    directory = Path(working_dir or ".")
+    command = [*_program(target, directory), *arguments]
+    config = RayJobConfig(command, directory, list(excludes), dict(env), env_file)
+    jobs = _jobs(address_for_ray_jobs())
+    submitted = jobs.submit(config, run_id)
+    if as_json:
+        print_json({"run_id": submitted})
+    else:
+        click.echo(submitted)
+    if follow:
+        follow_ray_job(jobs, submitted)
+
+
+def follow_ray_job(jobs: RayJobs, run_id: str) -> None:
+    """Print what a job prints until its end. End the command if it did not succeed, or at Ctrl-C."""
+    try:
+        status = jobs.follow(run_id, lambda piece: click.echo(piece, nl=False))
+    except KeyboardInterrupt:
+        _interrupted(jobs, run_id)
+    if status.state != "succeeded":
+        say_error(f"{run_id} has ended: {status.state}: {one_line(status.message)}")
+        raise click.exceptions.Exit(FAILED)
+
+
+def show_ray_job_logs(address: str, run_id: str, follow: bool) -> None:
+    """Print what a job has printed, or prints until its end."""
+    jobs = _jobs(address)
+    if follow:
+        follow_ray_job(jobs, run_id)
+    else:
+        sys.stdout.write(jobs.logs(run_id))
+
+
+def show_ray_job_status(address: str, run_id: str, as_json: bool) -> None:
+    """Print how a job stands, with the jobs that its script has submitted."""
+    found = _jobs(address).status(run_id)
+    if as_json:
+        print_json(found)
+    else:
+        print_facts(_facts(found))
+
+
+def stop_ray_job(address: str, run_id: str, yes: bool, as_json: bool) -> None:
+    """End a job, and all that it has started."""
+    jobs = _jobs(address)
+    before = jobs.status(run_id)
+    stopped = False
+    if not before.finished:
+        confirm(f"Stop {run_id}, {before.state}?", yes)
+        stopped = jobs.stop(run_id)
+    if as_json:
+        print_json({"run_id": run_id, "stopped": stopped, "state_before": before.state})
+    else:
+        click.echo(f"{run_id} is being stopped" if stopped else f"{run_id} had already ended: {before.state}")
+
+
+def _jobs(address: str) -> RayJobs:
+    jobs = RayJobs(address)
+    for name in _CHATTY:  # each sets its own level when it is imported
+        logging.getLogger(name).setLevel(logging.WARNING)
+    return jobs
+
+
+def _facts(status: RayJobStatus) -> dict[str, object]:
+    return {
+        "run": status.run_id,
+        "state": status.state,
+        "message": one_line(status.message),
+        "jobs": ", ".join(status.job_ids) or "none yet",
+    }
+
+
+def _program(target: str, directory: Path) -> list[str]:
+    """Return how the cluster runs a target: a script of the directory by Python, anything else as a program.
+
+    Raises:
+        InvalidRequestError: there is no such script.
+    """
+    if not target.endswith(".py"):
+        return [target]
+    for candidate in (directory / target, Path(target)):
+        if candidate.is_file() and candidate.resolve().is_relative_to(directory.resolve()):
+            return ["python", str(candidate.resolve().relative_to(directory.resolve()))]
+    if Path(target).is_file():
+        raise InvalidRequestError(f"{target} is not in {directory}, which is what is sent; give another --working-dir")
+    raise InvalidRequestError(f"{unknown('script', target, sorted(path.name for path in directory.glob('*.py')))}")
+
+
+def _interrupted(jobs: RayJobs, run_id: str) -> NoReturn:
+    if on_a_terminal() and really_cancel("leave it running", default=False):
+        jobs.stop(run_id)
+        say_error(f"{run_id} is being stopped")
+    else:
+        say_error(f"{run_id} goes on; iris-ray logs -f, status and cancel take its id with the same --address")
+    raise click.exceptions.Exit(INTERRUPTED)

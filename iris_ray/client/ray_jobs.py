@@ -1,0 +1,278 @@
+"""Ray's job API: run a script on a cluster from a machine that is not in it, such as a laptop."""
+
+import asyncio
+import contextlib
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iris_ray.client.connection import without_ray_address
+from iris_ray.client.identity import new_job_id
+from iris_ray.client.ray_job_config import RayJobConfig
+from iris_ray.errors import (
+    InvalidRequestError,
+    NoClusterError,
+    RayJobError,
+    TokenRefusedError,
+    UnknownNameError,
+    VersionMismatchError,
+)
+
+PROBE_S = 5.0
+"""How long the dashboard may take to answer the first request."""
+MOST_NAMES = 1_000
+"""Suffixes that are tried for a name that is taken."""
+OUR_JOB = re.compile(r"^iris_ray: job (\S+)$", re.MULTILINE)
+"""How a script says which jobs it has submitted; see `run_on_pod`."""
+_TRY = "give the dashboard's URL, such as http://10.0.0.2:8265"
+
+
+@dataclass(frozen=True, slots=True)
+class RayJobStatus:
+    """How a job of Ray's job API stands.
+
+    Attributes:
+        run_id: its id.
+        state: pending, running, stopped, succeeded or failed.
+        message: what Ray says about it.
+        job_ids: the jobs that its script has submitted with the ``run_on_pod`` family so far.
+    """
+
+    run_id: str
+    state: str
+    message: str
+    job_ids: tuple[str, ...]
+
+    @property
+    def finished(self) -> bool:
+        return self.state in ("stopped", "succeeded", "failed")
+
+
+def submit_tpu_job_on_ray(config: RayJobConfig, ray_address: str, run_id: str | None = None) -> str:
+    """Submit a job to a Ray cluster from a machine outside of it, and leave it to the cluster.
+
+    Args:
+        config: what to run.
+        ray_address: the URL of the cluster's dashboard, such as ``http://10.0.0.2:8265``.
+        run_id: what to call it; if there is such a job already, a number is added. None: a name of its own.
+
+    Returns:
+        Its id; `RayJobs` follows and stops it.
+
+    Raises:
+        InvalidRequestError: something can't work as written, such as a directory that is too large; nothing was sent.
+        NoClusterError: nothing answers there, or it is not a dashboard.
+        TokenRefusedError: the cluster wants a token, or another one.
+        VersionMismatchError: the cluster runs a Ray on which iris_ray does not work.
+
+    Example::
+
+        run_id = submit_tpu_job_on_ray(RayJobConfig(["python", "train.py"]), "http://10.0.0.2:8265")
+    """
+    if not isinstance(config, RayJobConfig):
+        raise InvalidRequestError(f"config is a {type(config).__name__}; give RayJobConfig(command=[…], …)")
+    return RayJobs(ray_address).submit(config, run_id)
+
+
+class RayJobs:
+    """The jobs of a cluster, through Ray's job API.
+
+    Args:
+        ray_address: the URL of the cluster's dashboard.
+
+    Raises:
+        InvalidRequestError, NoClusterError, TokenRefusedError, VersionMismatchError: as for `submit_tpu_job_on_ray`.
+    """
+
+    def __init__(self, ray_address: str) -> None:
+        self._address = _dashboard_url(ray_address)
+        _require_dashboard(self._address)
+        from ray.job_submission import JobSubmissionClient
+
+        with self._answers(), without_ray_address():
+            self._client = JobSubmissionClient(self._address)
+
+    def submit(self, config: RayJobConfig, run_id: str | None = None) -> str:
+        """Send the job's directory and submit the job; arguments, result and errors as of `submit_tpu_job_on_ray`."""
+        wanted = new_job_id(config.name).rpartition("/")[2] if run_id is None else _checked(run_id)
+        chosen = self._free_name(wanted)  # the first question that needs a token; nothing is sent before
+        runtime_env: dict[str, Any] = {"env_vars": config.variables()}
+        if config.pip:
+            runtime_env["pip"] = list(config.pip)
+        if config.working_dir is not None:
+            _say_what_is_sent(config)
+            runtime_env |= {"working_dir": str(config.working_dir), "excludes": list(config.excludes)}
+        while True:
+            try:
+                with self._answers():
+                    submitted: str = self._client.submit_job(
+                        entrypoint=config.entrypoint, runtime_env=runtime_env, submission_id=chosen
+                    )
+                    return submitted
+            except RayJobError as error:
+                if "already exists" not in str(error):
+                    raise
+                chosen = self._free_name(wanted)  # somebody was faster
+
+    def status(self, run_id: str) -> RayJobStatus:
+        """Return how a job stands.
+
+        Raises:
+            UnknownNameError: there is no such job.
+        """
+        with self._answers(run_id):
+            details = self._client.get_job_info(_checked(run_id))
+            logs = self._client.get_job_logs(run_id)
+        ours = tuple(dict.fromkeys(OUR_JOB.findall(logs)))
+        return RayJobStatus(run_id, str(details.status).lower(), details.message or "", ours)
+
+    def logs(self, run_id: str) -> str:
+        """Return what a job has printed. Raises like `status`."""
+        with self._answers(run_id):
+            return str(self._client.get_job_logs(_checked(run_id)))
+
+    def stop(self, run_id: str) -> bool:
+        """Have a job ended, and all that it has started; return whether it ran. Raises like `status`."""
+        with self._answers(run_id):
+            return bool(self._client.stop_job(_checked(run_id)))
+
+    def follow(self, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
+        """Give what a job prints to ``show``, until it is over; return how it then stands. Raises like `status`."""
+
+        async def copy() -> None:
+            pieces: AsyncIterator[str] = self._client.tail_job_logs(run_id)
+            async for piece in pieces:
+                show(piece)
+
+        self.status(run_id)  # an unknown job
+        with self._answers(run_id):
+            asyncio.run(copy())
+        return self.status(run_id)
+
+    def _free_name(self, wanted: str) -> str:
+        for number in range(MOST_NAMES):
+            name = f"{wanted}-{number}" if number else wanted
+            try:
+                with self._answers(name):
+                    self._client.get_job_info(name)
+            except UnknownNameError:
+                return name
+        raise InvalidRequestError(f"{MOST_NAMES} jobs are called {wanted}-…; choose another run_id")
+
+    @contextlib.contextmanager
+    def _answers(self, run_id: str = "") -> Iterator[None]:
+        """Turn what goes wrong in a question into an error of ours."""
+        import requests
+        from ray.exceptions import AuthenticationError
+
+        try:
+            yield
+        except AuthenticationError as error:
+            raise TokenRefusedError(_about_tokens(self._address, str(error))) from None
+        except (requests.RequestException, ConnectionError) as error:
+            raise NoClusterError(f"the dashboard at {self._address} does not answer: {type(error).__name__}") from None
+        except RuntimeError as error:  # Ray's word for all else
+            if "does not exist" in str(error):
+                raise UnknownNameError(f"the cluster at {self._address} has no job {run_id!r}") from None
+            why = (str(error).strip().splitlines() or [""])[-1]  # of a traceback, the error itself
+            raise RayJobError(f"the cluster at {self._address} refused: {why[:500]}") from None
+
+
+def _dashboard_url(address: str) -> str:
+    if not isinstance(address, str):
+        raise InvalidRequestError(f"the address is {address!r}; {_TRY}")
+    if re.fullmatch(r"https?://[^/\s]+(/\S*)?", address):
+        return address.rstrip("/")
+    if re.fullmatch(r"[^/\s:]+:\d+", address):
+        return f"http://{address}"
+    raise InvalidRequestError(f"the address is {address!r}, and Ray's job API has another one; {_TRY}")
+
+
+def _require_dashboard(address: str) -> None:
+    """Ask for the version with a deadline; Ray's own client would wait for minutes."""
+    import requests
+
+    try:
+        answer = requests.get(f"{address}/api/version", timeout=PROBE_S)
+        theirs = answer.json().get("ray_version") if answer.status_code == 200 else None
+    except requests.exceptions.JSONDecodeError:
+        theirs = None
+    except requests.RequestException as error:
+        why = "no answer in time" if isinstance(error, requests.Timeout) else "no connection"
+        raise NoClusterError(
+            f"nothing answers at {address} ({why}); {_TRY}, and see that this machine can reach it, for example through"
+            " `ssh -L 8265:localhost:8265 HEAD`"
+        ) from None
+    if answer.status_code in (401, 403):
+        return  # the client has a token, or not; it is asked next
+    if not isinstance(theirs, str):
+        raise NoClusterError(f"what answers at {address} is not the dashboard of a Ray cluster; {_TRY}")
+    _require_version(address, theirs)
+
+
+def _require_version(address: str, theirs: str) -> None:
+    import ray
+
+    if theirs.split(".")[:2] != ray.__version__.split(".")[:2]:
+        raise VersionMismatchError(
+            f"the cluster at {address} runs Ray {theirs}, and this iris_ray works with Ray {ray.__version__}; use a"
+            " cluster with that version, or the iris_ray that is made for its version"
+        )
+
+
+def _about_tokens(address: str, refusal: str) -> str:
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        return (
+            f"the cluster at {address} wants a token; set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file with"
+            " the token (or keep it in ~/.ray/auth_token)"
+        )
+    missing = "required" in refusal.partition("\n")[0]
+    what = "got no token" if missing else "refuses this token"
+    return f"the cluster at {address} {what}; see RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH and ~/.ray/auth_token here"
+
+
+def _checked(run_id: str) -> str:
+    if not isinstance(run_id, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", run_id):
+        raise InvalidRequestError(
+            f"run_id is {run_id!r}; give up to 100 letters, digits, dots, hyphens and underscores"
+        )
+    return run_id
+
+
+def _say_what_is_sent(config: RayJobConfig) -> None:
+    """Print the size of the directory, before it is sent.
+
+    Raises:
+        InvalidRequestError: it is larger than Ray takes.
+    """
+    from iris_ray.actors.wire.ray_internals import MOST_PACKAGE_BYTES, walk_package
+
+    directory = Path(str(config.working_dir)).absolute()
+    files = total = 0
+    largest, most = directory, 0
+
+    def add(path: Path) -> None:
+        nonlocal files, total, largest, most
+        if not path.is_file():
+            return
+        size = path.stat().st_size
+        files, total = files + 1, total + size
+        if size > most:
+            largest, most = path, size
+        if total > MOST_PACKAGE_BYTES:
+            raise InvalidRequestError(
+                f"working_dir {directory} holds more than {_in_words(MOST_PACKAGE_BYTES)}, which is Ray's limit; the"
+                f" largest file so far is {largest} ({_in_words(most)}). Name what the job does not need in excludes,"
+                " or in .rayignore"
+            )
+
+    walk_package(directory, list(config.excludes), add)
+    print(f"iris_ray: sending {directory}: {files} files, {_in_words(total)}", file=sys.stderr)
+
+
+def _in_words(size: int) -> str:
+    return f"{size:,} bytes" if size < 10_000 else f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,140 @@
+"""From outside of a cluster to a slice by Ray's job API: on a real head with its dashboard, with a token and without.
+
+The head is a process of its own, as `ray start --head` makes it, and knows nothing of this process.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iris_ray.cli.exits import FAILED, OK, USAGE
+from tests.support.ray_head import RayHead, ray_head
+
+pytestmark = pytest.mark.proof
+TOKEN = "a-token-of-more-than-sixteen-characters"
+TRAIN = """
+import os, sys, time
+import beside
+from iris_ray import get_job_info, run_on_pod
+
+def train():
+    import beside
+    me = get_job_info()
+    if "fail" in ARGUMENTS:
+        raise ValueError("as asked")
+    if "wait" in ARGUMENTS:
+        print("waits", flush=True)
+        time.sleep(600)
+    return me.slice_name, beside.WORD, os.environ["SECRET"]
+
+ARGUMENTS = sys.argv[1:]
+if __name__ == "__main__":
+    print("arguments", ARGUMENTS)
+    print("results", run_on_pod(train, "v4-8", keep_warm=0, max_retries_failure=0))
+"""
+SECRET = "a b'$c\""
+
+
+@pytest.fixture(scope="module", params=[None, TOKEN], ids=["open", "token"])
+def head(request: pytest.FixtureRequest) -> Iterator[RayHead]:
+    with (
+        tempfile.TemporaryDirectory(prefix="head", ignore_cleanup_errors=True) as directory,
+        ray_head(Path(directory), request.param) as head,
+    ):
+        yield head
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "beside.py").write_text("WORD = 'blue'")
+    (tmp_path / "variables").write_text(f"SECRET={SECRET}\n")
+    return tmp_path
+
+
+def iris(head: RayHead, workspace: Path, *arguments: str, code: int = OK, **variables: str) -> str:
+    """What a command on a laptop prints, errors included."""
+    command = [sys.executable, "-m", "iris_ray", "--address", head.dashboard, *arguments]
+    done = subprocess.run(
+        command, env={**head.environ, **variables}, cwd=workspace, capture_output=True, text=True, timeout=200
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == code, output
+    return output
+
+
+def test_script_is_sent_runs_on_the_slice_and_its_jobs_are_known(head: RayHead, workspace: Path) -> None:
+    submit = [
+        "submit",
+        "--ray-job",
+        "--follow",
+        "--exclude",
+        "variables",
+        "--env-file",
+        "variables",
+        "--run-id",
+        "mine",
+    ]
+    output = iris(head, workspace, *submit, "train.py", "--", "x y")
+    assert f"sending {workspace}: 2 files, " in output
+    assert "arguments ['x y']" in output
+    assert f"results {[('my-slice', 'blue', SECRET)]}" in output
+    status = json.loads(iris(head, workspace, "status", "mine", "--json"))
+    (job,) = status["job_ids"]
+    assert status["state"] == "succeeded"
+    assert f"iris_ray: job {job}" in iris(head, workspace, "logs", "mine")
+
+
+def test_script_that_fails_is_a_failure_and_its_name_gets_a_number(head: RayHead, workspace: Path) -> None:
+    submit = ["submit", "--ray-job", "--run-id", "fails", "--env-file", "variables", "-f", "train.py", "--", "fail"]
+    assert "ValueError: as asked" in iris(head, workspace, *submit, code=FAILED)
+    assert "fails-1 has ended: failed" in iris(head, workspace, *submit, code=FAILED)
+
+
+def test_job_that_is_stopped_gives_its_slice_back(head: RayHead, workspace: Path) -> None:
+    submit = ["submit", "--ray-job", "--run-id", "waits", "--env-file", "variables", "train.py", "--", "wait"]
+    assert iris(head, workspace, *submit).splitlines()[0] == "waits"
+    while "waits" not in iris(head, workspace, "logs", "waits").rpartition("arguments ['wait']")[2]:
+        assert "failed" not in iris(head, workspace, "status", "waits")
+    assert "is being stopped" in iris(head, workspace, "cancel", "waits", "--yes")
+    again = ["submit", "--ray-job", "--env-file", "variables", "-f", "train.py"]
+    assert "results [('my-slice'" in iris(head, workspace, *again)
+
+
+def test_plain_ray_job_submit_runs_the_same_script(head: RayHead, workspace: Path) -> None:
+    environ = json.dumps({"env_vars": {"SECRET": SECRET}})
+    command = [
+        sys.executable,
+        "-m",
+        "ray.scripts.scripts",
+        "job",
+        "submit",
+        "--address",
+        head.dashboard,
+        "--working-dir",
+    ]
+    done = subprocess.run(
+        [*command, str(workspace), "--runtime-env-json", environ, "--", "python", "train.py"],
+        env=dict(head.environ),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert f"results {[('my-slice', 'blue', SECRET)]}" in done.stdout, done.stdout + done.stderr
+
+
+def test_token_that_is_missing_or_wrong_is_refused_before_anything_is_sent(head: RayHead, workspace: Path) -> None:
+    submit = ["submit", "--ray-job", "--run-id", "nobody", "train.py"]
+    if "RAY_AUTH_TOKEN_PATH" in head.environ:
+        output = iris(head, workspace, *submit, code=FAILED, RAY_AUTH_MODE="disabled")
+        assert "wants a token" in output
+        assert "sending" not in output
+        output = iris(head, workspace, *submit, code=FAILED, RAY_AUTH_TOKEN="another-token-of-many-characters")
+        assert "refuses this token" in output
+        assert "sending" not in output
+    assert "has no job 'nobody'" in iris(head, workspace, "status", "nobody", code=USAGE)

@@ -1,0 +1,80 @@
+"""``iris-ray submit --ray-job``, and status, logs and cancel with the address of a dashboard."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iris_ray.cli.exits import OK, USAGE
+from tests.support.command_line import invoke
+from tests.support.dashboard import Dashboard, served
+
+
+@pytest.fixture
+def dashboard() -> Dashboard:
+    return Dashboard()
+
+
+@pytest.fixture
+def url(dashboard: Dashboard) -> Iterator[str]:
+    with served(dashboard) as url:
+        yield url
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('hello')")
+    Path("sub").mkdir()
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_script_and_other_programs_are_submitted_with_their_arguments(dashboard: Dashboard, url: str) -> None:
+    done = invoke("submit", "--ray-job", "--address", url, "--run-id", "mine", "train.py", "--", "--steps", "a b")
+    assert (done.exit_code, done.stdout) == (OK, "mine\n")
+    assert dashboard.jobs["mine"]["entrypoint"] == "python train.py --steps 'a b'"
+    done = invoke(
+        "submit", "--ray-job", "--run-id", "other", "--json", "--", "bash", "x.sh", RAY_API_SERVER_ADDRESS=url
+    )
+    assert json.loads(done.stdout) == {"run_id": "other"}
+    assert dashboard.jobs["other"]["entrypoint"] == "bash x.sh"
+
+
+def test_variables_travel_by_name_or_by_file(dashboard: Dashboard, url: str) -> None:
+    Path("variables").write_text("TOKEN=s3cret\n")
+    arguments = ["--env", "MINE", "--env-file", "variables", "--exclude", "variables", "--working-dir", "."]
+    done = invoke("submit", "--ray-job", "--address", url, "--run-id", "mine", *arguments, "train.py", MINE="of here")
+    assert done.exit_code == OK, done.output
+    assert dashboard.jobs["mine"]["runtime_env"]["env_vars"] == {"MINE": "of here", "TOKEN": "s3cret"}
+    assert "s3cret" not in done.output
+    assert ": 1 files, " in done.stderr
+
+
+def test_status_logs_and_cancel_take_the_id_with_the_same_address(dashboard: Dashboard, url: str) -> None:
+    dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "hello\niris_ray: job train-1\n"
+    assert json.loads(invoke("status", "mine", "--address", url, "--json").stdout)["job_ids"] == ["train-1"]
+    assert "train-1" in invoke("status", "mine", "--address", url).stdout
+    assert invoke("logs", "mine", RAY_ADDRESS=url).stdout == "hello\niris_ray: job train-1\n"
+    assert "mine is being stopped" in invoke("cancel", "mine", "--yes", "--address", url).stdout
+    assert dashboard.changes == ["POST /api/jobs/mine/stop"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--ray-job", "train.py"], "give the url of its dashboard: --address http://"),
+        (["--ray-job", "trian.py", "--address", "http://x:1"], "did you mean train.py"),
+        (["--ray-job", "../train.py", "--working-dir", "sub"], "there is no script"),
+        (["--ray-job", "train.py", "--working-dir", "sub"], "train.py is not in sub"),
+        (["--ray-job", "train.py", "--tpu", "v4-8"], "--tpu is not for --ray-job"),
+        (["--exclude", "data", "train.py"], "--exclude is for --ray-job"),
+        (["--env-file", "x", "train.py"], "--env-file is for --ray-job"),
+        (["--ray-job", "train.py", "--env-file", "nothing"], "nothing can't be read"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: list[str], said: str) -> None:
+    done = invoke("submit", *arguments)
+    assert done.exit_code == USAGE, done.output
+    assert said in done.stderr.lower()

@@ -1,0 +1,163 @@
+"""Jobs of Ray's job API: what is sent, under which name, and what is refused before anything is sent."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray import RayJobConfig, RayJobs, submit_tpu_job_on_ray
+from iris_ray.actors.wire import ray_internals
+from iris_ray.client.ray_job_config import read_env_file
+from iris_ray.errors import (
+    InvalidRequestError,
+    NoClusterError,
+    TokenRefusedError,
+    UnknownNameError,
+    VersionMismatchError,
+)
+from tests.support.command_line import address_of_nobody
+from tests.support.dashboard import Dashboard, served
+
+TRAIN = ["python", "train.py"]
+
+
+@pytest.fixture
+def dashboard() -> Dashboard:
+    return Dashboard()
+
+
+@pytest.fixture
+def url(dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")  # Ray's own client would prefer it
+    with served(dashboard) as url:
+        yield url
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("print('hello')")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "large.bin").write_bytes(bytes(20_000))
+    (tmp_path / "secret.txt").write_text("x" * 1_000)
+    (tmp_path / ".gitignore").write_text("secret.txt\n")
+    return tmp_path
+
+
+def test_command_arrives_as_it_is_with_its_variables_and_its_directory(
+    dashboard: Dashboard, url: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = RayJobConfig([*TRAIN, "a b", "$HOME", "it's"], workspace, ["data/"], {"A": "b c"}, pip=["chex"])
+    assert submit_tpu_job_on_ray(config, url, "mine") == "mine"
+    job = dashboard.jobs["mine"]
+    assert job["entrypoint"] == "python train.py 'a b' '$HOME' 'it'\"'\"'s'"
+    assert job["runtime_env"]["env_vars"] == {"A": "b c"}
+    assert job["runtime_env"]["working_dir"].startswith("gcs://")
+    assert job["runtime_env"]["pip"]["packages"] == ["chex"]
+    assert f"iris_ray: sending {workspace}: 2 files, 25 bytes\n" in capsys.readouterr().err
+
+
+def test_name_that_is_taken_gets_a_number_even_if_somebody_takes_it_meanwhile(dashboard: Dashboard, url: str) -> None:
+    config = RayJobConfig(TRAIN, None)
+    assert [RayJobs(url).submit(config, "mine") for _ in range(3)] == ["mine", "mine-1", "mine-2"]
+    dashboard.hidden = {"other", "other-1"}
+    assert RayJobs(url).submit(config, "other") == "other-2"
+
+
+def test_job_without_a_name_is_called_by_its_script(dashboard: Dashboard, url: str) -> None:
+    names = [submit_tpu_job_on_ray(RayJobConfig(["python", "-u", "my train.py"], None), url) for _ in range(2)]
+    assert all(name.startswith("my-train-") for name in names)
+    assert len(set(names)) == 2
+
+
+def test_status_knows_the_jobs_that_the_script_has_submitted(dashboard: Dashboard, url: str) -> None:
+    dashboard.jobs["mine"] = {}
+    dashboard.logs["mine"] = "hello\niris_ray: job train-1\nprinted: iris_ray: job none\niris_ray: job train-2\n"
+    status = RayJobs(url).status("mine")
+    assert (status.state, status.message, status.finished) == ("running", "runs", False)
+    assert status.job_ids == ("train-1", "train-2")
+    assert RayJobs(url).stop("mine")
+    assert dashboard.changes == ["POST /api/jobs/mine/stop"]
+
+
+def test_unknown_job_is_said_to_be_unknown(url: str) -> None:
+    for ask in (RayJobs(url).status, RayJobs(url).stop, RayJobs(url).logs):
+        with pytest.raises(UnknownNameError, match="has no job 'nobody'"):
+            ask("nobody")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"command": []}, "command is empty"),
+        ({"command": "python train.py"}, "command is 'python train.py'; give a list of str"),
+        ({"command": TRAIN, "working_dir": "/no/such/place"}, "'/no/such/place', which is not a directory"),
+        ({"command": TRAIN, "excludes": "data"}, "excludes is 'data'; give a list"),
+        ({"command": TRAIN, "env": {"A": 1}}, "env must be a mapping"),
+        ({"command": TRAIN, "env": {"A=": "b"}}, "can't be set"),
+        ({"command": TRAIN, "env_file": "/no/such/file"}, "/no/such/file can't be read"),
+    ],
+)
+def test_job_that_can_not_work_is_refused_by_name(options: Any, said: str) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        RayJobConfig(**options)
+
+
+def test_directory_that_is_too_large_is_refused_with_its_largest_file_and_nothing_is_sent(
+    dashboard: Dashboard, url: str, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_internals, "MOST_PACKAGE_BYTES", 10_000)
+    with pytest.raises(InvalidRequestError, match=r"Ray's limit; the largest file so far is .*large\.bin"):
+        submit_tpu_job_on_ray(RayJobConfig(TRAIN, workspace), url)
+    assert dashboard.changes == []
+    submit_tpu_job_on_ray(RayJobConfig(TRAIN, workspace, ["data"]), url)
+
+
+@pytest.mark.parametrize("address", ["ray://10.0.0.2:10001", "auto", "10.0.0.2", "", None, "http://"])
+def test_address_of_another_kind_is_refused(address: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="give the dashboard's URL, such as http"):
+        submit_tpu_job_on_ray(RayJobConfig(TRAIN, None), address)
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "error", "said"),
+    [
+        (Dashboard(ray_version=None), NoClusterError, "is not the dashboard of a Ray cluster"),
+        (Dashboard(ray_version="2.49.1"), VersionMismatchError, "runs Ray 2.49.1, and this iris_ray works with Ray 2"),
+        (Dashboard(refusal=401), TokenRefusedError, "wants a token; set RAY_AUTH_MODE=token"),
+    ],
+)
+def test_cluster_that_can_not_be_used_is_told_from_one_that_is_not_there(
+    dashboard: Dashboard, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with served(dashboard) as url, pytest.raises(error, match=said):
+        submit_tpu_job_on_ray(RayJobConfig(TRAIN, None), url)
+    assert dashboard.changes == []
+
+
+def test_nobody_at_the_address_is_said_at_once() -> None:
+    with pytest.raises(NoClusterError, match=r"nothing answers at http://.*; give the dashboard's URL"):
+        RayJobs(f"http://{address_of_nobody()}")
+
+
+def test_run_id_that_ray_can_not_take_is_refused(url: str) -> None:
+    for run_id in ("", "a b", "a/b", 7):
+        with pytest.raises(InvalidRequestError, match="run_id is"):
+            submit_tpu_job_on_ray(RayJobConfig(TRAIN, None), url, run_id)  # type: ignore[arg-type]
+
+
+def test_file_of_variables_is_read_as_docker_reads_it_and_no_message_has_a_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "variables"
+    monkeypatch.setenv("MINE", "of here")
+    path.write_text("# comment\n\nTOKEN=a=b 'c'\nEMPTY=\nMINE\n")
+    assert read_env_file(path) == {"TOKEN": "a=b 'c'", "EMPTY": "", "MINE": "of here"}
+    config = RayJobConfig(TRAIN, None, env={"MINE": "of the call"}, env_file=path)
+    assert config.variables()["MINE"] == "of the call"
+    assert "of the call" not in repr(config)
+    path.write_text("TOKEN=a\n2s3cret=x\n")
+    with pytest.raises(InvalidRequestError, match="line 2: give NAME=value") as refused:
+        RayJobConfig(TRAIN, None, env_file=path)
+    assert "s3cret" not in str(refused.value)
