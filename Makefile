@@ -3,10 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.toml allows, but in CI
+# Levanter has one of its own, because it wants other versions.
+LEVANTER := .venv-levanter
+PINNED_LEVANTER := $(if $(CI),requirements/levanter.txt)
 # In the order of collection: tests without a cluster come first, while no process is connected to one.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder
 
-.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang chaos clean
+.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang chaos levanter clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -53,6 +56,15 @@ bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActor
 chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.proofs.chaos --minutes 30
 	$(BIN)/python -m tests.proofs.chaos
 
+levanter: $(LEVANTER)/.ready  ## Levanter really trains on simulated slices and loses some; three minutes, and 2 GB of packages
+	$(LEVANTER)/bin/python -m pytest -q tests/unit/levanter $(ARGS)
+	$(LEVANTER)/bin/python -m pytest --profile=proofs -k levanter tests/cluster/test_levanter.py tests/cluster/test_examples.py $(ARGS)
+
+$(LEVANTER)/.ready: pyproject.toml $(PINNED_LEVANTER)
+	$(PYTHON) -m venv $(LEVANTER)
+	$(LEVANTER)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,levanter]'
+	touch $@
+
 $(READY): pyproject.toml $(PINNED)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
@@ -60,4 +72,4 @@ $(READY): pyproject.toml $(PINNED)
 	touch $(READY)
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv $(LEVANTER) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

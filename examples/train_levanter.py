@@ -8,6 +8,7 @@ It needs ``pip install '.[levanter]'``, here and on the hosts. Where it is from:
 
 import argparse
 import functools
+import inspect
 import time
 from pathlib import Path
 
@@ -65,10 +66,9 @@ def main(config: TrainerConfig, on_step) -> float:
 
 def multiplications(count: int) -> ListAsyncDataset:
     pairs = np.random.default_rng(0).uniform(-1, 1, (count, 2)).astype(np.float32)
-    data = ListAsyncDataset([(haliax.named(pair, In), haliax.named(pair.prod(keepdims=True), Out)) for pair in pairs])
-    if hasattr(data, "finalize"):  # levanter 1.2; Marin's Levanter takes a list for complete
-        data.finalize()
-    return data
+    examples = [(haliax.named(pair, In), haliax.named(pair.prod(keepdims=True), Out)) for pair in pairs]
+    of_levanter_1 = {"is_complete": True} if "is_complete" in inspect.signature(ListAsyncDataset).parameters else {}
+    return ListAsyncDataset(examples, **of_levanter_1)
 
 
 def loss_of(network, example, *, key=None):

@@ -42,7 +42,7 @@ class GangCheckpointer:
         self._latest_step = step
         if notice := agreed_notice(step):
             self._checkpointer.save_interval = timedelta.resolution  # so a checkpoint is due, a temporary one
-        save()
+        save(force=bool(notice) and step == 0)  # Levanter saves its first step only if it must
         if notice:
             self._checkpointer.wait_until_finished()
             print(f"Step {step} is saved, because the gang moves: {notice.reason}", flush=True)

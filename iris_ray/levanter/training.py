@@ -40,7 +40,8 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
         What ``main`` returns; None if the run was complete.
 
     Raises:
-        InvalidRequestError: the config is none of Levanter's, or its checkpoints would be on one host only.
+        InvalidRequestError: the config is none of Levanter's, its checkpoints would be on one host only, or it would
+            shut the host down.
 
     Example::
 
@@ -54,7 +55,7 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
     me = get_job_info()
     if me is None:
         return main(config)
-    _require_shared(given.checkpointer.base_path)
+    _require_good_for_a_gang(given)
     _join()
     from iris_ray.levanter.checkpointing import is_complete
 
@@ -64,7 +65,7 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
         print(f"Run {trainer.id} is complete: its last step is in {saved}.", flush=True)
         return None
     checkpointers = _with_gang_checkpointers(trainer)
-    result = main(trainer if given is config else dataclasses.replace(config, trainer=trainer))  # type: ignore
+    result = main(trainer if given is config else dataclasses.replace(config, trainer=trainer))  # type: ignore[type-var]
     for checkpointer in checkpointers:
         checkpointer.save_last_step()
     return result
@@ -83,11 +84,16 @@ def _trainer_of(config: Any) -> Any:
     return trainer
 
 
-def _require_shared(base_path: str) -> None:
+def _require_good_for_a_gang(trainer: Any) -> None:
+    base_path = trainer.checkpointer.base_path
     if "://" not in base_path and not os.path.isabs(base_path):
         raise InvalidRequestError(
             f"checkpointer.base_path is {base_path!r}, a directory of each host's own, where another attempt would find"
             " nothing; give one that all hosts share, such as gs://bucket/checkpoints"
+        )
+    if trainer.shutdown_at_exit is not False:
+        raise InvalidRequestError(
+            f"shutdown_at_exit is {trainer.shutdown_at_exit}, but the host belongs to the cluster; leave it out"
         )
 
 

@@ -36,8 +36,9 @@ class Recording:
 
     def on_step(self, info: Info | None = None, *, tree: Any = None, step: int = 0, force: bool = False) -> None:
         due = self.save_interval is not None and self.save_interval <= timedelta.resolution
-        if force or due:
-            self.saves.append((info.step if info else step, "permanent" if force else "temporary"))
+        step = info.step if info else step
+        if force or (due and step > 0):
+            self.saves.append((step, "permanent" if force else "temporary"))
 
     def wait_until_finished(self) -> None:
         self.waited = len(self.saves)
@@ -88,6 +89,18 @@ def test_at_a_notice_the_step_is_saved_and_waited_for_before_the_task_says_so(
     wait_until(files.saved.exists)
     assert levanter.saves == [(4, "temporary")]
     assert left == [(1, False)], "what is to be done before leaving comes after the save and before the word"
+
+
+@both_versions
+def test_at_a_notice_even_the_first_step_is_saved(
+    files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
+) -> None:
+    levanter = Recording()
+    files.write_notice(NOTICE)
+    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    threading.Thread(target=after, args=(checkpointer, 0), daemon=True).start()
+    wait_until(files.saved.exists)
+    assert [step for step, _ in levanter.saves] == [0]
 
 
 @both_versions

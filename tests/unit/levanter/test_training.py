@@ -55,6 +55,7 @@ class Trainer:
     distributed: Distributed = Distributed()
     ray: Ray = Ray()
     require_accelerator: bool | None = None
+    shutdown_at_exit: bool | float = False
 
 
 @dataclass
@@ -164,6 +165,13 @@ def test_run_that_is_complete_does_not_call_main(tmp_path: Any, capsys: pytest.C
 def test_directory_of_one_host_for_checkpoints_is_refused(base_path: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"checkpointer\.base_path is .* give one that all hosts share"):
         run(Trainer(checkpointer=Checkpointing(base_path)))
+
+
+@pytest.mark.usefixtures("in_a_task")
+@pytest.mark.parametrize("after_s", [True, 60.0, 0.0])
+def test_shutting_down_a_host_of_the_cluster_is_refused(after_s: bool | float) -> None:
+    with pytest.raises(InvalidRequestError, match=f"shutdown_at_exit is {after_s}, but"):
+        run(Trainer(shutdown_at_exit=after_s))
 
 
 @pytest.mark.parametrize("config", [None, {"trainer": {}}, Trainer, Info(1), "config.yaml"])
