@@ -17,7 +17,7 @@ import argparse
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -58,6 +58,7 @@ class MadeUpHosts:
         self._begin()
 
     def _begin(self) -> None:
+        self._watches: set[str] = set()
         self._started = 0
         self._returns = asyncio.Event()
         self._crashes = asyncio.Event()
@@ -86,6 +87,14 @@ class MadeUpHosts:
     async def healthy(self) -> bool:
         self._calls["healthy"] += 1
         return True
+
+    async def watch_peers(self, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float) -> None:
+        self._calls["watch_peers"] += 1
+        self._watches.add(watch)
+
+    async def silent_peers(self, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
+        self._calls["silent_peers"] += 1
+        return ({}, {}) if watch in self._watches else None
 
     async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         self._calls["adopt"] += 1

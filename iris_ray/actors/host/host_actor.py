@@ -6,7 +6,7 @@ It runs in a process of its own, so it answers whatever user code does in the ta
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
 
@@ -24,6 +24,8 @@ from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.contact import HOST_UNASKED_S, Contact
+from iris_ray.actors.wire.host_stub import HostStub
+from iris_ray.actors.wire.host_watch import HostWatch
 from iris_ray.actors.wire.messages import HostPlace, Progress
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.model.notices import Notice
@@ -58,6 +60,7 @@ class TPUHostActor:
         self._metadata: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
+        self._peers: tuple[str, HostWatch] | None = None
 
     @cached_property
     def _ledger(self) -> ProcessLedger:
@@ -72,6 +75,27 @@ class TPUHostActor:
         """Return True: an answer proves that the host and this actor are alive."""
         self._contact.asked()
         return True
+
+    async def watch_peers(self, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float) -> None:
+        """Ask other hosts of the slice whether they are there, on behalf of its SliceActor.
+
+        Args:
+            watch: names this watch; the one before ends.
+            peers: actors and names of the hosts by index.
+            silence_s: as for `HostWatch`.
+        """
+        if self._peers is not None:
+            self._peers[1].stop()
+        stubs = {i: HostStub(actor, name, self._place.slice_name) for i, (actor, name) in peers.items()}
+        self._peers = watch, HostWatch(stubs, silence_s)
+
+    async def silent_peers(self, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
+        """Return which hosts that this one watches are silent, and which of them may live; None if it does not."""
+        self._contact.asked()
+        if self._peers is None or self._peers[0] != watch:
+            return None
+        self._peers[1].asked()
+        return self._peers[1].detector.silent, self._peers[1].detector.hung
 
     async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
         """Watch a standby from now on. The first call prepares the host.

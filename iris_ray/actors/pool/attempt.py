@@ -13,7 +13,6 @@ from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.evidence import Evidence, gather_evidence
-from iris_ray.actors.pool.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.pool.hang_watch import HangWatch
 from iris_ray.actors.pool.launch_plan import launch_plan
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
@@ -21,6 +20,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_br
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, SliceReady, TaskLaunch
 from iris_ray.actors.wire.payloads import with_fetched_payload
 from iris_ray.model.notices import Notice, NoticeKind

@@ -9,12 +9,12 @@ from typing import Any
 import ray
 from ray.exceptions import RuntimeEnvSetupError
 
-from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_crew import SharedHosts
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
+from iris_ray.actors.wire.failure_detector import FailureDetector
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event, SliceReleasedEvent, TaskDispatchFailedEvent

@@ -13,11 +13,11 @@ from typing import Any
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
-from iris_ray.actors.pool.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
-from iris_ray.actors.wire.contact import SLICE_UNASKED_S, Contact
+from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.wire.host_stub import HostStub
+from iris_ray.actors.wire.host_watch import HostWatch
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
@@ -60,12 +60,10 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
         self._tasks: dict[int, HostTask] = {}
-        self._contact = Contact(SLICE_UNASKED_S, lambda: True)
         self._stopping: dict[AttemptId, dict[int, HostTask]] = {}
         self._silence_s = HOST_SILENCE_S
         self._silent: dict[int, str] = {}  # hosts that have stopped answering, and for how long
-        self._watch: FailureDetector[int] | None = None
-        self._counting: asyncio.Future[None] | None = None
+        self._watch: HostWatch | None = None
 
     def members(self) -> Mapping[int, HostStub]:
         return self._hosts
@@ -80,7 +78,8 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
 
     async def ping(self) -> None:
         """Note that the pool is there."""
-        self._contact.asked()
+        if self._watch is not None:
+            self._watch.asked()
 
     async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> SliceReady | Unreachable:
         """Take these standbys for the next attempt; returns once all have started."""
@@ -152,25 +151,13 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
     def _watch_hosts(self) -> FailureDetector[int]:
         """Ask the hosts until the attempt is stopped: other slices may run on after the tasks here have returned."""
         self._unwatch_hosts()
-        self._contact.asked()
-        self._counting = asyncio.ensure_future(self._count_unasked())
-        self._watch = FailureDetector(self._ask, self._hosts, self._silence_s)
-        self._silent = self._watch.hung
-        return self._watch
+        self._watch = HostWatch(self._hosts, self._silence_s)
+        self._silent = self._watch.detector.hung
+        return self._watch.detector
 
     def _unwatch_hosts(self) -> None:
-        if self._watch is not None and self._counting is not None:
+        if self._watch is not None:
             self._watch.stop()
-            self._counting.cancel()
-
-    async def _count_unasked(self) -> None:
-        while True:
-            await self._contact.count()
-
-    async def _ask(self, host: int) -> None:
-        """Ask whether a host is there, as long as the pool asks this actor. A host that nobody asks ends its task."""
-        if not self._contact.is_lost:
-            await self._hosts[host].ping()
 
     async def _refuse(self, reason: str) -> dict[int, TaskEnd | None]:
         """End the standbys that were to run an attempt that is over already."""

@@ -10,10 +10,10 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.pool.failure_detector import FailureDetector
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.failure_detector import FailureDetector
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, HostPlace
 from iris_ray.actors.wire.remote_methods import remote_methods

@@ -1,6 +1,6 @@
 """What may be asked of a TPUHostActor: one method for each of its own."""
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 
 from ray.actor import ActorHandle
 
@@ -35,6 +35,20 @@ class HostStub:
         """Ask whether the host is there."""
         there: bool | Unreachable = await answer(self._handle.healthy.remote(), self.name, timeout_s)
         return there
+
+    def silent_peers(self, watch: str) -> Awaitable[tuple[dict[int, str], dict[int, str]] | None]:
+        """Return an awaitable as `ping` does: which hosts that this one watches are silent, and which of them may live.
+
+        None if it does not watch them (yet).
+        """
+        silent: Awaitable[tuple[dict[int, str], dict[int, str]] | None] = self._handle.silent_peers.remote(watch)
+        return silent
+
+    def watch_peers(self, watch: str, peers: Mapping[int, "HostStub"], silence_s: float) -> Awaitable[None]:
+        """Have the host watch others, instead of those before. Return an awaitable as `ping` does."""
+        handles = {i: (peer._handle, peer.name) for i, peer in peers.items()}
+        told: Awaitable[None] = self._handle.watch_peers.remote(watch, handles, silence_s)
+        return told
 
     async def adopt(self, standby: ActorHandle, ready: StandbyReady, timeout_s: float) -> Unreachable | None:
         """Have a standby watched from now on; `Unfit` if the host can't take a task."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayError
 
-from iris_ray.actors.pool.failure_detector import FIRST_PING_S, PING_S, RETRY_S, FailureDetector
+from iris_ray.actors.wire.failure_detector import FIRST_PING_S, PING_S, RETRY_S, FailureDetector
 from tests.support.virtual_time import block, now, run
 
 LIMIT_S = 5.0

@@ -57,6 +57,12 @@ class FailureDetector(Generic[Key]):
         """Return when a member is marked lost."""
         await self._found.wait()
 
+    def hear(self, silent: Mapping[Key, str], hung: Mapping[Key, str]) -> None:
+        """Mark members lost that somebody else has found silent, who asks them."""
+        self.hung.update(hung)
+        for key, reason in silent.items():
+            self._lost(key, reason)
+
     def stop(self) -> None:
         for work in self._work:
             work.cancel()

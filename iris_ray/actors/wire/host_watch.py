@@ -1,0 +1,68 @@
+"""Asks the hosts of a slice whether they are there, once a second, as long as somebody asks this process.
+
+More than `MOST_ASKED` hosts are asked in groups: the first host of a group asks the others, and says who is silent. To
+ask each of 1,024 hosts would take one process half a core.
+"""
+
+import asyncio
+import math
+import secrets
+from collections.abc import Mapping
+
+from iris_ray.actors.wire.contact import SLICE_UNASKED_S, Contact
+from iris_ray.actors.wire.failure_detector import FailureDetector
+from iris_ray.actors.wire.host_stub import HostStub
+
+MOST_ASKED = 64
+
+
+class HostWatch:
+    """Watches hosts until it is stopped.
+
+    Args:
+        hosts: by index.
+        silence_s: a host that has not answered for so long is marked lost; seconds.
+
+    Attributes:
+        detector: says which hosts are silent.
+    """
+
+    def __init__(self, hosts: Mapping[int, HostStub], silence_s: float) -> None:
+        self._hosts = hosts
+        self._silence_s = silence_s
+        self._groups = groups_of(list(hosts))
+        self._id = secrets.token_hex(4)
+        self._contact = Contact(SLICE_UNASKED_S, lambda: True)
+        self._counting = asyncio.ensure_future(self._count())
+        self.detector = FailureDetector(self._ask, self._groups, silence_s)
+
+    def asked(self) -> None:
+        """Somebody has asked this process."""
+        self._contact.asked()
+
+    def stop(self) -> None:
+        """Ask nobody any more."""
+        self.detector.stop()
+        self._counting.cancel()
+
+    async def _count(self) -> None:
+        while True:
+            await self._contact.count()
+
+    async def _ask(self, first: int) -> None:
+        """Ask the first host of a group, unless nobody asks this process. A host that nobody asks ends its task."""
+        if self._contact.is_lost:
+            return
+        host, others = self._hosts[first], self._groups[first]
+        if not others:
+            await host.ping()
+        elif (found := await host.silent_peers(self._id)) is not None:
+            self.detector.hear(*found)
+        else:
+            await host.watch_peers(self._id, {i: self._hosts[i] for i in others}, self._silence_s)
+
+
+def groups_of(indexes: list[int]) -> dict[int, list[int]]:
+    """Return by the first host of each group who else is in it. Few hosts are groups of one."""
+    size = 1 if len(indexes) <= MOST_ASKED else math.isqrt(len(indexes))
+    return {indexes[at]: indexes[at + 1 : at + size] for at in range(0, len(indexes), size)}
