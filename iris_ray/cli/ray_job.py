@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from click.core import ParameterSource
@@ -15,10 +15,11 @@ from iris_ray.cli.json_output import print_json
 from iris_ray.cli.questions import confirm, on_a_terminal, really_cancel
 from iris_ray.cli.tables import print_facts
 from iris_ray.cli.words import one_line
-from iris_ray.client.ray_job_config import RayJobConfig
-from iris_ray.client.ray_jobs import RayJobs, RayJobStatus
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.suggestions import unknown
+
+if TYPE_CHECKING:  # imported when it is used: `iris-ray --help` is to be quick
+    from iris_ray.client.ray_jobs import RayJobs, RayJobStatus
 
 _CHATTY = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env.packaging")
 """Loggers of Ray that tell each step."""
@@ -59,6 +60,8 @@ def submit_ray_job(
     as_json: bool,
 ) -> None:
     """Send a directory and a command to a cluster; print the job's id."""
+    from iris_ray.client.ray_job_config import RayJobConfig
+
     directory = Path(working_dir or ".")
     command = [*_program(target, directory), *arguments]
     config = RayJobConfig(command, directory, list(excludes), dict(env), env_file)
@@ -72,7 +75,7 @@ def submit_ray_job(
         follow_ray_job(jobs, submitted)
 
 
-def follow_ray_job(jobs: RayJobs, run_id: str) -> None:
+def follow_ray_job(jobs: "RayJobs", run_id: str) -> None:
     """Print what a job prints until its end. End the command if it did not succeed, or at Ctrl-C."""
     try:
         status = jobs.follow(run_id, lambda piece: click.echo(piece, nl=False))
@@ -115,14 +118,16 @@ def stop_ray_job(address: str, run_id: str, yes: bool, as_json: bool) -> None:
         click.echo(f"{run_id} is being stopped" if stopped else f"{run_id} had already ended: {before.state}")
 
 
-def _jobs(address: str) -> RayJobs:
+def _jobs(address: str) -> "RayJobs":
+    from iris_ray.client.ray_jobs import RayJobs
+
     jobs = RayJobs(address)
     for name in _CHATTY:  # each sets its own level when it is imported
         logging.getLogger(name).setLevel(logging.WARNING)
     return jobs
 
 
-def _facts(status: RayJobStatus) -> dict[str, object]:
+def _facts(status: "RayJobStatus") -> dict[str, object]:
     return {
         "run": status.run_id,
         "state": status.state,
@@ -147,7 +152,7 @@ def _program(target: str, directory: Path) -> list[str]:
     raise InvalidRequestError(f"{unknown('script', target, sorted(path.name for path in directory.glob('*.py')))}")
 
 
-def _interrupted(jobs: RayJobs, run_id: str) -> NoReturn:
+def _interrupted(jobs: "RayJobs", run_id: str) -> NoReturn:
     if on_a_terminal() and really_cancel("leave it running", default=False):
         jobs.stop(run_id)
         say_error(f"{run_id} is being stopped")

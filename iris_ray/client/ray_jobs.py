@@ -1,6 +1,5 @@
 """Ray's job API: run a script on a cluster from a machine that is not in it, such as a laptop."""
 
-import asyncio
 import contextlib
 import os
 import re
@@ -142,6 +141,7 @@ class RayJobs:
 
     def follow(self, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
         """Give what a job prints to ``show``, until it is over; return how it then stands. Raises like `status`."""
+        import asyncio
 
         async def copy() -> None:
             pieces: AsyncIterator[str] = self._client.tail_job_logs(run_id)
