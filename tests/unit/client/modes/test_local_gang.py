@@ -215,7 +215,7 @@ def test_local_processes_end_with_their_script(tmp_path: Path, number: signal.Si
     )
     started = tmp_path / "started"
     started.mkdir()
-    environ = os.environ | {"IRIS_RAY_MODE": "simple"}
+    environ = os.environ | {"IRIS_RAY_MODE": "simple", "TMPDIR": str(tmp_path)}  # what SIGKILL leaves goes there
     with subprocess.Popen([sys.executable, str(script), str(started)], env=environ, stderr=subprocess.DEVNULL) as run:
         wait_until(lambda: len(list(started.iterdir())) == 2)
         run.send_signal(number)
