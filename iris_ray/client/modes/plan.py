@@ -40,7 +40,8 @@ def _parts(request: RunRequest) -> Iterator[tuple[str, str]]:
     one_of = " or ".join(map(str, counts))
     yield "slices", f"{one_of} of {config.name}, each of {config.vm_count} hosts with {config.chips_per_vm} chips"
     most = max(counts)
-    yield "tasks", f"{most * spec.replicas} on {most} slices, one process on each host, all or none"
+    on = f"{most} slice{'s' * (most > 1)}"
+    yield "tasks", f"{most * spec.replicas} on {on}, one process on each host, all or none"
     for slice_id in range(min(most, 8)):
         first = slice_id * spec.replicas
         yield "", f"slice {slice_id}: tasks {first} to {first + spec.replicas - 1}"

@@ -43,7 +43,8 @@ def run_simulated(request: RunRequest, faults: Sequence[PlannedFault]) -> list[A
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
         job = Path(folder) / "job"
         job.write_bytes(pickle.dumps((request, slices, tuple(faults))))
-        print(f"iris_ray: {spec.job_id} runs on {slices} simulated slices of {spec.device}", file=sys.stderr)
+        where = f"{slices} simulated {spec.device} slice{'s' * (slices > 1)}"
+        print(f"iris_ray: {spec.job_id} runs on {where}", file=sys.stderr)
         process = LocalProcess("iris_ray.client.modes.simulated_driver", job, _environment())
         try:
             process.wait()
