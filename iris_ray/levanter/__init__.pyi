@@ -12,6 +12,7 @@ from .ray_tpu import (
     run_on_pod_multislice_resumable,
     run_on_pod_ray,
     run_on_pod_resumable,
+    submit_tpu_job_on_ray,
 )
 from .training import PRELOAD, run
 
@@ -31,4 +32,5 @@ __all__ = [
     "run_on_pod_multislice_resumable",
     "run_on_pod_ray",
     "run_on_pod_resumable",
+    "submit_tpu_job_on_ray",
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
+from iris_ray.client.ray_jobs import submit_tpu_job_on_ray
 from iris_ray.client.run_on_pod import (
     MAX_RETRIES_PREEMPTION_RESUMABLE,
     run_on_pod,
@@ -29,6 +30,7 @@ __all__ = [
     "run_on_pod_multislice_resumable",
     "run_on_pod_ray",
     "run_on_pod_resumable",
+    "submit_tpu_job_on_ray",
 ]
 
 

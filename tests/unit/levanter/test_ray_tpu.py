@@ -40,6 +40,11 @@ SIGNATURES: dict[str, list[tuple[str, Any, Any]]] = {
         ("max_retries_preemption", POSITIONAL, 1_000_000),
         ("max_retries_failure", POSITIONAL, 10),
     ],
+    "submit_tpu_job_on_ray": [
+        ("config", POSITIONAL, NO_DEFAULT),
+        ("ray_address", POSITIONAL, NO_DEFAULT),
+        ("run_id", POSITIONAL, None),
+    ],
     "get_tpu_config": [("tpu_type", POSITIONAL, NO_DEFAULT)],
 }
 """As in levanter 1.2.dev1644."""
