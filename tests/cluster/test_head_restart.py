@@ -1,6 +1,5 @@
 """The head's machine is lost and comes back, on a cluster whose GCS keeps everything on disk."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,19 +44,20 @@ def test_detached_jobs_go_on_after_the_head_has_come_back(headless: SimulatedClu
     def starts(job_id: str) -> set[str]:
         return {path.name.removeprefix(f"{job_id}-") for path in tmp_path.glob(f"{job_id}-*")}
 
+    def listed(job_id: str) -> str:
+        listing = [sys.executable, "-m", "iris_ray", "ls", "--all", "--address", headless.address]
+        said = subprocess.run(listing, capture_output=True, text=True, timeout=120).stdout
+        return next((line for line in said.splitlines() if job_id in line), "")
+
     command = [sys.executable, "-c", SUBMIT, headless.address, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     first, second = done.stdout.split()
     wait_until(lambda: starts(first) == {"1-0", "1-1"}, 120)
+    wait_until(lambda: "running" in listed(first), 60)  # or its launch has failed, and the other one goes first
     headless.restart_head()
     wait_until(lambda: starts(first) >= {"2-0", "2-1"}, 120)
     assert not starts(second)
     (tmp_path / "finish").touch()
     wait_until(lambda: starts(second) >= {"1-0", "1-1"}, 120)
 
-    def over() -> bool:
-        listing = [sys.executable, "-m", "iris_ray", "ls", "--all", "--address", headless.address]
-        said = subprocess.run(listing, capture_output=True, text=True, timeout=120, env=dict(os.environ)).stdout
-        return all("succeeded" in line.lower() for line in said.splitlines() if first in line or second in line)
-
-    wait_until(over, 60)
+    wait_until(lambda: "succeeded" in listed(first) and "succeeded" in listed(second), 60)
