@@ -205,9 +205,18 @@ class SimulatedCluster:
 
     # -- what can happen -------------------------------------------------------------------------------------------
 
-    def add_slice(self, tpu_type: str) -> str:
-        """Start one more slice and wait until it has joined. Return its name."""
-        return self._add_slices([get_tpu_config(tpu_type)])[0]
+    def add_slice(self, tpu_type: str, *, under: Sequence[str] = ()) -> str:
+        """Start one more slice and wait until it has joined.
+
+        Args:
+            tpu_type: Its type.
+            under: A command that is to run the raylets of its hosts, such as
+                ``["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]`` for containers of their own.
+
+        Returns:
+            Its name.
+        """
+        return self._add_slices([get_tpu_config(tpu_type)], under)[0]
 
     def add_hosts(self, count: int, *, gpus: int = 0, labels: Mapping[str, str] | None = None) -> list[str]:
         """Start more hosts without TPU and wait until they have joined.
@@ -233,6 +242,11 @@ class SimulatedCluster:
         """
         victim = self._host(slice_name, worker_id)
         self._running().faults.kill(victim)
+
+    def kill_raylet(self, slice_name: str, worker_id: int) -> None:
+        """Send SIGKILL to a host's raylet alone. What else runs there ends by itself, or 30 s later with the host."""
+        victim = self._host(slice_name, worker_id)
+        self._running().faults.kill_raylet(victim)
 
     def preempt_slice(
         self, slice_name: str, notice_s: float | None = None, *, heard_by: NoticeChannel = "both"
@@ -364,8 +378,8 @@ class SimulatedCluster:
         self._add_slices([config for config, number in self._initial for _ in range(number)])
         self._progress.say(f"ready at {self.address}")
 
-    def _add_slices(self, configs: Sequence[TPUConfig]) -> list[str]:
-        slices = self._running().starter.start_slices(configs)
+    def _add_slices(self, configs: Sequence[TPUConfig], under: Sequence[str] = ()) -> list[str]:
+        slices = self._running().starter.start_slices(configs, under)
         self._keep(slices)
         return [hosts[0].host.slice_name for hosts in slices]
 

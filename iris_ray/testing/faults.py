@@ -35,6 +35,11 @@ class HostFaults:
             self._progress.say(f"killing host {victim.host.name}")
             victim.machine.kill()
 
+    def kill_raylet(self, victim: RunningHost) -> None:
+        self._end_watch.expect(victim)
+        self._progress.say(f"killing the raylet of host {victim.host.name}")
+        victim.machine.kill_command()
+
     def freeze(self, victim: RunningHost) -> None:
         self._end_watch.expect(victim)
         self._progress.say(f"freezing host {victim.host.name}")

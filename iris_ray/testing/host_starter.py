@@ -54,8 +54,12 @@ class HostStarter:
         self._next_index: dict[str, Iterator[int]] = {}
         self._planning = threading.Lock()
 
-    def start_slices(self, configs: Sequence[TPUConfig]) -> list[list[RunningHost]]:
+    def start_slices(self, configs: Sequence[TPUConfig], under: Sequence[str] = ()) -> list[list[RunningHost]]:
         """Start the hosts of all slices side by side, and wait until all have joined.
+
+        Args:
+            configs: the types of the slices.
+            under: a command that runs the hosts' raylets.
 
         Returns:
             The hosts of each slice, by worker id.
@@ -69,7 +73,7 @@ class HostStarter:
             slices: list[list[Host]] = [[*self._plan_slice(config)] for config in configs]
         names = ", ".join(hosts[0].slice_name for hosts in slices)
         self._progress.say(f"starting {sum(map(len, slices))} TPU hosts: {names}")
-        return self._start(slices)
+        return self._start(slices, under)
 
     def start_plain_hosts(self, count: int, gpus: int, labels: Mapping[str, str]) -> list[RunningHost]:
         """Start hosts without TPU side by side, and wait until all have joined. Raises like `start_slices`."""
@@ -78,7 +82,7 @@ class HostStarter:
         self._progress.say(f"starting {count} hosts: {', '.join(host.name for (host,) in hosts)}")
         return [running for (running,) in self._start(hosts)]
 
-    def _start(self, slices: Sequence[Sequence[Host]]) -> list[list[RunningHost]]:
+    def _start(self, slices: Sequence[Sequence[Host]], under: Sequence[str] = ()) -> list[list[RunningHost]]:
         machines: dict[Host, Machine] = {}
         metadata: dict[Host, HostMetadata] = {}
         try:
@@ -87,7 +91,7 @@ class HostStarter:
                 for host in hosts:
                     server = host.address if self._network is None else self._network.head
                     metadata[host] = self._metadata.serve(server, host.metadata(addresses))
-                    self._start_host(host, addresses, metadata[host], machines)
+                    self._start_host(host, addresses, metadata[host], machines, under)
             self._wait_until_joined(machines)
         except BaseException:
             for machine in machines.values():
@@ -115,7 +119,12 @@ class HostStarter:
         return PlainHost(name, new_node_id(), next(self._addresses), self._workspace.root / name, gpus, dict(labels))
 
     def _start_host(
-        self, host: Host, addresses: Sequence[str], metadata: HostMetadata, machines: dict[Host, Machine]
+        self,
+        host: Host,
+        addresses: Sequence[str],
+        metadata: HostMetadata,
+        machines: dict[Host, Machine],
+        under: Sequence[str],
     ) -> None:
         environment = {**ray_settings(), **host.environment(addresses), METADATA_VARIABLE: metadata.address}
 
@@ -123,7 +132,9 @@ class HostStarter:
 
         def launch(_kind: str, command: Sequence[str]) -> subprocess.Popen[bytes]:
             directory = host.directory
-            machines[host] = self._workspace.launch(host.name, command, env=environment, cwd=directory, prefix=prefix)
+            machines[host] = self._workspace.launch(
+                host.name, [*under, *command], env=environment, cwd=directory, prefix=prefix
+            )
             return machines[host].process
 
         host.make_directory()

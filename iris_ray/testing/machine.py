@@ -104,6 +104,11 @@ class Machine:
         if code == _LEFTOVERS:
             raise TimeoutError(f"processes of {self._supervisor.args!r} did not end after SIGKILL")
 
+    def kill_command(self) -> None:
+        """SIGKILL the command alone. The machine's other processes live on for 30 s at most."""
+        for process in self._processes()[:1]:
+            _send(process, signal.SIGKILL)
+
     def freeze(self) -> None:
         """SIGSTOP everything on the machine, processes that start meanwhile included."""
         # A stopped process cannot fork: as soon as one pass finds no running process, there is none.

@@ -9,12 +9,14 @@ uses only the standard library, and little of that, because every simulated host
   driver process is gone (a pidfd reports that even if a forked child of the driver still holds the pipe). Before it
   ends, it sends SIGKILL to all descendants and waits until they are gone. Exit code: 0, or 3 if some are still there
   after 10 s.
+- If the command is killed (SIGKILL), the others live on for 30 s, as on a real machine that loses one process.
 - The supervisor holds ``LIFELINE_FD`` open for as long as it lives, and passes it to no child: the reader at the other
   end of that pipe learns when all supervisors are gone.
 """
 
 import contextlib
 import ctypes
+import math
 import os
 import select
 import signal
@@ -25,6 +27,7 @@ from collections.abc import Callable
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TIMEOUT_S = 10.0
+_WITHOUT_COMMAND_S = 30.0
 LEFTOVERS = 3
 
 
@@ -134,16 +137,19 @@ def main(argv: list[str]) -> int:
 
     child = start(command, prctl)
     poll.register(woken, select.POLLIN)
+    end = math.inf
     while not stop:
-        ready = {fd for fd, _ in poll.poll()}
-        if ready - {woken}:
+        ready = {fd for fd, _ in poll.poll(None if end == math.inf else max(0.0, end - time.monotonic()) * 1000)}
+        if ready != {woken}:
             break
         with contextlib.suppress(BlockingIOError):
             os.read(woken, 4096)
         ended = reap()
         if child in ended:
             os.write(2, f"{os.path.basename(command[0])} ended with exit code {ended[child]}\n".encode())
-            break
+            if ended[child] != -signal.SIGKILL:
+                break
+            end = time.monotonic() + _WITHOUT_COMMAND_S
     return 0 if kill_descendants() else LEFTOVERS
 
 

@@ -4,11 +4,12 @@
     python -m tests.proofs.chaos --minutes 5 --gap 0 --load 4    # no faults, but a busy machine
 
 For so long, three jobs at a time run on four simulated slices, while a fault happens every so often: hosts are killed,
-or frozen and thawed, slices preempted with and without notice, task processes killed in three ways, and each of our own
-actors killed, or stopped for a while. If root runs it, hosts are also cut off from the network, wholly or in part. In
-the end every job has its results, once; every step was done in order, from a checkpoint or from where the attempt
-before was; nobody was charged for more than happened to him; nothing is left: no process of a task or forked by one, no
-reservation, no claimed chip.
+or frozen and thawed, slices preempted with and without notice, task processes killed in three ways, each of our own
+actors killed, raylets killed, and each kind of process stopped for a while. Of the slices that replace others, some
+have a clock that is an hour off. If root runs it, hosts are also cut off from the network, wholly or in part, and some
+slices have a read-only root file system. In the end every job has its results, once; every step was done in order, from
+a checkpoint or from where the attempt before was; nobody was charged for more than happened to him; nothing is left: no
+process of a task or forked by one, no reservation, no claimed chip.
 """
 
 import argparse
@@ -35,7 +36,8 @@ from ray.util.placement_group import placement_group_table
 from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import actor_pid, alive, controller_pid, pool_pid, the_controller
+from tests.support.gangs import actor_pid, alive, controller_pid, pids_of, pool_pid, the_controller
+from tests.support.odd_hosts import READ_ONLY_ROOT, clock_off_by
 from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
@@ -60,7 +62,7 @@ def counting(directory: str, steps: int) -> Callable[[], tuple[int, int]]:
         with (Path(directory) / f"lines-{me.task_index}").open("a") as lines:
 
             def line(**more: Any) -> None:
-                lines.write(json.dumps({**who, "at": time.time(), **more}) + "\n")
+                lines.write(json.dumps({**who, "at": time.monotonic(), **more}) + "\n")
                 lines.flush()
 
             def save(step: int) -> None:
@@ -186,9 +188,18 @@ class Chaos:
         for number in [n for n, job in self._running.items() if ray.wait([job.ref], timeout=0)[0]]:
             self._check(self._running.pop(number))
         if len(self._sound_slices()) < SLICES:
-            self._cluster.add_slice(TPU_TYPE)
+            self._add_slice()
         if start_more:
             self._fill_up()
+
+    def _add_slice(self) -> None:
+        clocks = {f"clock {off:+d} s": clock_off_by(off, self._directory / f"clock{off:+d}") for off in (3600, -3600)}
+        odd = {**clocks, **({"read-only root": READ_ONLY_ROOT} if os.geteuid() == 0 else {})}
+        how = self._chance.choice([*odd, *["as usual"] * 3])
+        name = self._cluster.add_slice(TPU_TYPE, under=odd.get(how, []))
+        if how in odd:
+            self.faults[how] += 1
+            self._say(f"{name} has a {how}")
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -243,6 +254,7 @@ class Chaos:
     def _fault(self) -> None:
         kinds: list[tuple[Callable[[], str | None], int]] = [
             (self._kill_host, 3),
+            (self._kill_raylet, 2),
             (self._freeze_host, 2),
             (self._preempt, 2),
             (self._preempt_with_notice, 3),
@@ -251,11 +263,11 @@ class Chaos:
             (self._kill_host_actor, 1),
             (self._kill_pool, 1),
             (self._kill_controller, 2),
-            (self._stop_process, 3),
+            (self._stop_process, 5),
             *([(self._cut_off, 4)] if os.geteuid() == 0 else []),
         ]
         fault = self._chance.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
-        with contextlib.suppress(ProcessLookupError, ValueError):  # gone by itself meanwhile
+        with contextlib.suppress(ProcessLookupError, ValueError, IndexError):  # gone by itself meanwhile
             if done := fault():
                 self.faults[fault.__name__.strip("_")] += 1
                 self._say(f"{done}   [{self._stand()}]")
@@ -266,12 +278,19 @@ class Chaos:
         self._cluster.kill_host(name, worker)
         return f"killed host {worker} of {name}"
 
+    def _kill_raylet(self) -> str:
+        name, worker = self._some_host()
+        self._charge("preemptions", name)
+        self._leaving.add(name)  # some of its processes live on for a while
+        self._cluster.kill_raylet(name, worker)
+        return f"killed the raylet of {name} host {worker}"
+
     def _freeze_host(self) -> str:
         name, worker = self._some_host()
         self._charge("preemptions", name)
         self._cluster.freeze_host(name, worker)
         seconds = self._chance.uniform(1.0, 12.0)
-        self._shaky.append((name, time.time(), time.time() + seconds))
+        self._shaky.append((name, time.monotonic(), time.monotonic() + seconds))
         self._ends_in(seconds, partial(self._cluster.thaw_host, name, worker))
         return f"froze host {worker} of {name} for {seconds:.0f} s"
 
@@ -282,19 +301,26 @@ class Chaos:
         self._charge("preemptions", name)
         self._cluster.cut_off(name, worker, **whom, direction=direction)
         seconds = self._chance.uniform(1.0, 20.0)
-        self._shaky.append((name, time.time(), time.time() + seconds))
+        self._shaky.append((name, time.monotonic(), time.monotonic() + seconds))
         self._ends_in(seconds, partial(self._cluster.reconnect, name, worker))
         return f"cut host {worker} of {name} off {whom or 'from all'} ({direction}) for {seconds:.0f} s"
 
     def _stop_process(self) -> str:
-        """A Controller that stops costs nobody anything; a pool, all its jobs; an actor of a slice, the job there."""
+        """A Controller that stops costs nobody anything, nor a task; a pool, all its jobs; else the job there pays."""
         name, worker = self._some_host()
-        kind = self._chance.choice(["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor"])
+        kind = self._chance.choice(
+            ["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "TaskProcess", "host.reaper", "raylet"]
+        )
         if kind == "Controller":
             pid = controller_pid()
         elif kind == "SlicePoolManager":
             pid = pool_pid()
             self._charge_all("preemptions")
+        elif kind == "raylet":
+            pid = self._cluster.host_pids(name, worker)[0]
+            self._charge("preemptions", name)
+        elif kind in ("TaskProcess", "host.reaper"):  # one of several perhaps: standbys, and reapers of earlier actors
+            pid = self._chance.choice(pids_of(self._cluster, name, worker, kind))
         else:
             worker = 0 if kind == "SliceActor" else worker
             pid = actor_pid(self._cluster, name, worker, kind)

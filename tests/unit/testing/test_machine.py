@@ -68,6 +68,20 @@ def test_machine_ends_with_its_command(tmp_path: Path, lifeline: tuple[int, int]
     machine.kill()  # closes the pipe to its supervisor
 
 
+def test_machine_whose_command_was_killed_lives_on_until_it_is_killed(
+    tmp_path: Path, lifeline: tuple[int, int]
+) -> None:
+    machine = a_machine(FAMILY, tmp_path, lifeline[1])
+    wait_until(lambda: len(machine.pids()) == 2 and (tmp_path / "ready").exists())
+    command, daemon = machine.pids()
+    machine.kill_command()
+    wait_until(lambda: not psutil.pid_exists(command))
+    assert machine.running
+    assert machine.pids() == [daemon]
+    machine.kill()
+    assert not psutil.pid_exists(daemon)
+
+
 def test_machine_unknown_program_says_so_in_its_log(tmp_path: Path, lifeline: tuple[int, int]) -> None:
     log = tmp_path / "log"
     machine = Machine(["/no/such/program"], env=os.environ, cwd=tmp_path, log=log, lifeline=lifeline[1])

@@ -1,0 +1,34 @@
+"""Commands under which a host is not as one expects; for ``SimulatedCluster.add_slice(under=...)``."""
+
+import os
+from pathlib import Path
+
+CONTAINER = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]
+"""Sees no process but its own, with pids of its own."""
+READ_ONLY_ROOT = [
+    *("unshare", "--mount", "sh", "-c"),
+    'mount --bind /tmp /tmp && mount -o remount,ro,bind / && exec "$0" "$@"',
+]
+"""Only /tmp and what else is mounted there can be written to, such as /dev/shm."""
+
+_OTHER_CLOCK = """\
+import time
+_true = time.time
+time.time = lambda: _true() + {seconds}
+time.time_ns = lambda: int(time.time() * 1e9)
+"""
+
+
+def clock_off_by(seconds: float, directory: Path) -> list[str]:
+    """Return a command under which every Python process has another wall clock.
+
+    Ray's C++ code has the machine's. libfaketime 0.9 would shift that too, but breaks ``time.sleep``.
+
+    Args:
+        seconds: how far ahead the clock is.
+        directory: for a module that Python imports at its start.
+    """
+    directory.mkdir(exist_ok=True)
+    (directory / "sitecustomize.py").write_text(_OTHER_CLOCK.format(seconds=seconds))
+    path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
+    return ["env", f"PYTHONPATH={path}"]
