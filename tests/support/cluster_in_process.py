@@ -317,7 +317,7 @@ class Host:
         process.kill(reason or "the task had returned")
         return await asyncio.shield(process.gone)
 
-    async def notify(self, pid: int, notice: Notice) -> bool:
+    async def notify(self, pid: int, notice: Notice, sent_at: float) -> bool:
         process = self._node.processes[pid]
         if process.task is None:
             return False

@@ -23,6 +23,7 @@ from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.clocks import by_this_clock
 from iris_ray.actors.wire.contact import HOST_UNASKED_S, Contact
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.host_watch import HostWatch
@@ -156,13 +157,18 @@ class TPUHostActor:
             return None
         return await watch.how_it_ended()
 
-    async def notify(self, pid: int, notice: Notice) -> bool:
+    async def notify(self, pid: int, notice: Notice, sent_at: float) -> bool:
         """Tell a task that it is to move, and wait until it has saved its state or has ended.
+
+        Args:
+            pid: its process.
+            notice: with its deadline by the sender's clock.
+            sent_at: what that clock says.
 
         Returns:
             Whether it has saved its state. The answer comes at the notice's deadline or a few seconds later at most.
         """
-        return await self._watches[pid].notify(notice)
+        return await self._watches[pid].notify(by_this_clock(notice, sent_at))
 
     async def progress(self, pid: int) -> Progress:
         """Return what a task has last said about its progress."""

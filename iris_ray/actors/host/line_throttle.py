@@ -1,7 +1,7 @@
 """Decides which lines of a task reach the driver's terminal."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from iris_ray.actors.wire.task_log import printable
 
@@ -19,6 +19,11 @@ NATIVE_STACK = re.compile(
 """Lines of crash reports that name addresses and libraries only: not what happened, and no Python functions. If a slice
 is lost, JAX ends all other processes with such a report."""
 FATAL = b"Fatal Python error"
+NATIVE_LOG = re.compile(rb"([EWF])\d{4} \d\d:\d\d:\d\d\.\d+ +\d+ [\w.-]+:\d+\] ")
+"""Lines of C++ libraries such as JAX's: errors, warnings, and the last word of a process that ends itself."""
+MOST_HELD = 20
+REPORT_S = 2.0
+"""So long after its last word a process may print its report. A child of the task may have said it."""
 REPEAT_COST = 0.02
 """What a repeated line costs of the rate: it is only counted, which is cheap but not free."""
 COUNTED_S = 5.0
@@ -30,7 +35,8 @@ class LineThrottle:
     """Decides which lines of one task are shown. What it leaves out is not lost: the task's log file has everything.
 
     It folds repeated lines and native stacks, bounds the rate, cuts long lines, escapes binary data, and shows only the
-    last state of a progress bar.
+    last state of a progress bar. Of a process that a C++ library ends, it shows the library's last word only: if a
+    slice is lost, JAX ends all other processes so.
 
     Args:
         rate: lines a second.
@@ -50,6 +56,9 @@ class LineThrottle:
     _repeated: int = 0
     _left_out: int = 0
     _counts_shown_at: float = 0.0
+    _held: list[bytes] = field(default_factory=list)  # errors and warnings: a last word may follow
+    _last_word: bytes | None = None
+    _last_word_at: float = 0.0
 
     @staticmethod
     def for_task_of(num_tasks: int, where: str) -> "LineThrottle":
@@ -60,7 +69,7 @@ class LineThrottle:
     @property
     def holds_something(self) -> bool:
         """Whether `flush` would show anything."""
-        return bool(self._repeated or self._left_out or self._rest)
+        return bool(self._repeated or self._left_out or self._rest or self._held or self._last_word)
 
     def feed(self, data: bytes, now: float) -> list[str]:
         """Take what the task wrote and return the lines to show now. Lines beyond the rate cost next to no time.
@@ -75,6 +84,8 @@ class LineThrottle:
             self._tokens = min(self.burst, self._tokens + (now - self._filled_at) * self.rate)
         self._filled_at = now
         shown: list[str] = []
+        if self._last_word is not None and now - self._last_word_at > REPORT_S:
+            self._append_counts(shown)
         if now - self._counts_shown_at >= COUNTED_S:
             self._append_counts(shown)
             self._counts_shown_at = now
@@ -99,7 +110,8 @@ class LineThrottle:
 
     def leave_out(self, data: bytes) -> None:
         """Count the lines of what is not to be shown. `flush` says how many they were."""
-        self._left_out += data.count(b"\n")
+        self._left_out += data.count(b"\n") + len(self._held)
+        self._held.clear()
 
     def flush(self, now: float) -> list[str]:
         """Return what was held back: counts, and a line without an end. Call it when nothing has come for a while."""
@@ -110,14 +122,33 @@ class LineThrottle:
                 self._take(rest, cut, shown)
             else:
                 self._left_out += 1
+        self._show_held(shown)
         self._append_counts(shown)
         return shown
 
     def _take(self, line: bytes, cut: bool, shown: list[str]) -> None:
         line = _last_overwriting(line).rstrip(b"\r")
-        if NATIVE_STACK.match(line) or (not line and (self._left_out or (self._last or b"").startswith(FATAL))):
+        is_stack = NATIVE_STACK.match(line) or (not line and (self._left_out or (self._last or b"").startswith(FATAL)))
+        if self._last_word is not None or is_stack:
             self._left_out += 1
-            return
+        elif (log := NATIVE_LOG.match(line)) is None:
+            self._show_held(shown)
+            self._show(line, cut, shown)
+        elif log[1] == b"F":
+            self._last_word, self._last_word_at = line, self._filled_at or 0.0
+            self._left_out += len(self._held)
+            self._held.clear()
+        else:
+            self._held.append(line)
+            if len(self._held) == MOST_HELD:
+                self._show_held(shown)
+
+    def _show_held(self, shown: list[str]) -> None:
+        held, self._held = self._held, []
+        for line in held:
+            self._show(line, False, shown)
+
+    def _show(self, line: bytes, cut: bool, shown: list[str]) -> None:
         if line == self._last and not cut:
             self._repeated += 1
             self._tokens -= REPEAT_COST
@@ -133,7 +164,11 @@ class LineThrottle:
             shown.append(printable(self._last))
         elif self._repeated:
             shown.append(f"… repeated {self._repeated} times")
-        if self._left_out:
+        if self._last_word is not None:
+            more = f" … ({self._left_out} more lines: {self.where})" if self._left_out else ""
+            shown.append(printable(self._last_word) + more)
+            self._last = self._last_word = None
+        elif self._left_out:
             shown.append(f"… {self._left_out} line{'s' * (self._left_out > 1)} left out here; see {self.where}")
             self._last = None
         self._repeated = self._left_out = 0

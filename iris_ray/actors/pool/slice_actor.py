@@ -15,6 +15,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvS
 
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
+from iris_ray.actors.wire.clocks import by_this_clock
 from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.host_watch import HostWatch
@@ -243,14 +244,20 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
                 logger.warning("%s: %s", self._hosts[i].name, why)
         return {i: end if isinstance(end := answers.get(i), TaskEnd) else None for i in pids}
 
-    async def notify(self, attempt: AttemptId, notice: Notice) -> tuple[bool, bool]:
+    async def notify(self, attempt: AttemptId, notice: Notice, sent_at: float) -> tuple[bool, bool]:
         """Tell every task of that attempt that it is to move; returns when all have answered, or at the deadline.
+
+        Args:
+            attempt: which one.
+            notice: with its deadline by the sender's clock.
+            sent_at: what that clock says.
 
         Returns:
             Whether all have saved their state or returned, and whether any waits because it has saved.
         """
         if self._running != attempt or not self._tasks:
             return False, False
+        notice = by_this_clock(notice, sent_at)
         waits = [asyncio.ensure_future(self._notify(i, task, notice)) for i, task in self._tasks.items()]
         done, late = await asyncio.wait(waits, timeout=max(ANSWER_S, notice.deadline - time.time()))
         for wait in late:

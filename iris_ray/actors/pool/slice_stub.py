@@ -1,5 +1,6 @@
 """What may be asked of a SliceActor: one method for each of its own."""
 
+import time
 from collections.abc import Awaitable, Sequence
 
 from ray.actor import ActorHandle
@@ -69,7 +70,7 @@ class SliceStub:
 
     async def notify(self, attempt: AttemptId, notice: Notice, patience_s: float) -> tuple[bool, bool] | Unreachable:
         """Tell every task that it is to move; return whether all have saved or returned, and whether any waits."""
-        call = self._actor.notify(attempt, notice)
+        call = self._actor.notify(attempt, notice, time.time())
         saved: tuple[bool, bool] | Unreachable = await answer(call, self._name, patience_s)
         return saved
 

@@ -1,5 +1,6 @@
 """What may be asked of a TPUHostActor: one method for each of its own."""
 
+import time
 from collections.abc import Awaitable, Mapping
 
 from ray.actor import ActorHandle
@@ -69,7 +70,8 @@ class HostStub:
 
     async def notify(self, pid: int, notice: Notice) -> bool | Unreachable:
         """Tell a task that it is to move; return whether it says that it has saved its state."""
-        saved: bool | Unreachable = await answer(self._handle.notify.remote(pid, notice), self.name, None)
+        call = self._handle.notify.remote(pid, notice, time.time())
+        saved: bool | Unreachable = await answer(call, self.name, None)
         return saved
 
     async def progress(self, pid: int) -> Progress | Unreachable:

@@ -65,10 +65,54 @@ Current thread 0x00007f (most recent call first):
 """What a process of JAX 0.10.2 prints, in a Ray worker, when another process of its gang is gone."""
 
 
+SURVIVOR = """\
+W1123 08:13:59.518435   20174 preemption_sync_manager.cc:147] Failed to retrieve preemption notice: UNAVAILABLE
+:UNKNOWN:Error received from peer  {grpc_message:"Socket closed", grpc_status:14}. This is only expected if one is
+E1123 08:13:59.518489   20174 preemption_sync_manager.cc:159] Failed to cancel preemption barrier
+E1123 08:13:59.518546   20174 coordination_service_agent.cc:289] Polled an error from coordination service
+"""
+"""What it says before that report."""
+
+
+def test_survivor_of_a_lost_slice_says_one_line() -> None:
+    one = throttle()
+    assert one.feed(b"step 7\n" + SURVIVOR.encode(), 0.0) == ["step 7"]
+    assert one.feed(NATIVE_REPORT.encode(), 0.1) == []
+    (line,) = one.flush(0.6)
+    assert line.startswith("F1123 04:46:21.393090   27545 client.h:80] Terminating process because")
+    assert line.endswith(" … (17 more lines: the file)")
+    assert not one.holds_something
+
+
+def test_survivor_that_is_stopped_before_its_last_word_says_how_much_it_left_out() -> None:
+    one = throttle()
+    one.feed(SURVIVOR.encode(), 0.0)
+    one.leave_out(NATIVE_REPORT.encode())
+    assert one.flush(0.5) == ["… 18 lines left out here; see the file"]
+
+
+def test_warnings_and_errors_of_libraries_that_no_last_word_follows_are_shown() -> None:
+    one = throttle()
+    one.feed(SURVIVOR.encode(), 0.0)
+    shown = one.feed(b"step 8\n", 0.1)
+    assert [line[0] for line in shown] == ["…", "W", "E", "E", "s"]
+    one.feed(SURVIVOR.encode()[:100], 0.2)
+    assert one.flush(0.7)[-1].startswith("W1123")
+
+
+def test_task_whose_child_ended_itself_is_shown_again() -> None:
+    one = throttle()
+    assert one.feed(b"F1123 04:46:21.393090   27545 client.h:80] bad\nlost\n", 0.0) == []
+    shown = [line for n in range(30) for line in one.feed(b"step %d\n" % n, 0.1 * n)]
+    assert shown[0].startswith("F1123")
+    assert shown[1].startswith("step 2")
+    assert len(shown) < 12
+
+
 def test_native_stacks_are_left_out_and_counted_and_frames_of_python_stay() -> None:
     one = throttle()
-    shown = one.feed(NATIVE_REPORT.encode(), 0.0)
-    assert [line.split(" ")[0] for line in shown] == ["F1123", "…", "Fatal", "…", "Current", ""]
+    shown = one.feed(NATIVE_REPORT.partition("\n")[2].encode(), 0.0)
+    assert [line.split(" ")[0] for line in shown] == ["…", "Fatal", "…", "Current", ""]
     assert [line for line in shown if line.startswith("…")] == [
         "… 7 lines left out here; see the file",
         "… 3 lines left out here; see the file",

@@ -1,0 +1,21 @@
+"""Deadlines between hosts whose wall clocks differ."""
+
+import time
+
+import pytest
+
+from iris_ray.actors.wire.clocks import by_this_clock
+from iris_ray.model.notices import Notice, NoticeKind
+
+
+@pytest.mark.parametrize("ahead", [3600.0, 0.0, -3600.0])
+def test_notice_leaves_as_long_here_as_where_it_came_from(ahead: float) -> None:
+    """Were it an hour ahead, a task would believe that its time is up; an hour behind, that it has an hour."""
+    sent_at = time.time() - ahead
+    notice = Notice(NoticeKind.PREEMPTION, "the slice goes", sent_at + 20.0)
+    assert by_this_clock(notice, sent_at).deadline - time.time() == pytest.approx(20.0, abs=1.0)
+
+
+def test_notice_that_is_sent_again_is_the_same_if_the_clocks_agree() -> None:
+    notice = Notice(NoticeKind.PREEMPTION, "the slice goes", 1795424195.25)
+    assert by_this_clock(notice, time.time()) == by_this_clock(notice, time.time() - 0.3) == notice
