@@ -36,7 +36,7 @@ from ray.util.placement_group import placement_group_table
 from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
-from tests.support.gangs import actor_pid, alive, controller_pid, pids_of, pool_pid, the_controller
+from tests.support.gangs import actor_pid, alive, birth, controller_pid, pids_of, pool_pid, the_controller
 from tests.support.odd_hosts import READ_ONLY_ROOT, clock_off_by
 from tests.support.waiting import wait_until
 
@@ -72,7 +72,7 @@ def counting(directory: str, steps: int) -> Callable[[], tuple[int, int]]:
                     unfinished.replace(checkpoint)
 
             place = {"job": me.job_id, "slice": me.slice_name, "worker": me.worker_id}
-            line(start=start, pid=os.getpid(), child=child, **place)
+            line(start=start, pid=os.getpid(), child=child, born=[birth(os.getpid()), birth(child)], **place)
             for step in range(start, steps):
                 time.sleep(STEP_S)
                 line(step=step)
@@ -345,7 +345,7 @@ class Chaos:
         return f"announced that {name} goes in {seconds:.0f} s"
 
     def _kill_task(self) -> str | None:
-        starts = [(job, start) for job in self._running.values() for start in job.latest() if alive(start["pid"])]
+        starts = [(job, start) for job in self._running.values() for start in job.latest() if runs(start)]
         if not starts:
             return None
         job, start = self._chance.choice(starts)
@@ -439,8 +439,14 @@ class Chaos:
 
     def _check_nothing_left(self) -> None:
         starts = [start for path in self._directory.glob("*/lines-*") for start in starts_in(path)]
-        pids = [pid for start in starts for pid in (start["pid"], start["child"])]
-        wait_until(lambda: not [pid for pid in pids if alive(pid)], 30)
+        ours = [one for start in starts for one in zip((start["pid"], start["child"]), start["born"], strict=True)]
+
+        def left() -> list[str]:
+            return [words_of(pid) for pid, born in ours if alive(pid) and birth(pid) == born]
+
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not left(), 30)
+        assert not left(), "these are processes of tasks"
 
         def reservations() -> list[str]:
             groups = placement_group_table().values()
@@ -454,6 +460,17 @@ class Chaos:
 
 def began_on(start: dict[str, Any], slice_name: str, begin: float, end: float) -> bool:
     return bool(start["slice"] == slice_name and begin < start["at"] < end)
+
+
+def runs(start: dict[str, Any]) -> bool:
+    return alive(start["pid"]) and birth(start["pid"]) == start["born"][0]
+
+
+def words_of(pid: int) -> str:
+    """How `ps` shows a process."""
+    return subprocess.run(
+        ["ps", "-o", "pid,ppid,stat,etime,args", "-p", str(pid)], capture_output=True, text=True
+    ).stdout
 
 
 def starts_in(path: Path) -> list[dict[str, Any]]:
