@@ -6,6 +6,7 @@ It runs in a process of its own, so it answers whatever user code does in the ta
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
@@ -242,6 +243,6 @@ class TPUHostActor:
 
         node_id = self._place.node_id
         await MetadataWatch(
-            tell=lambda notice: self._pool.take_notice.remote(node_id, notice),
+            tell=lambda notice: self._pool.take_notice.remote(node_id, notice, time.time()),
             call_off=lambda: self._pool.maintenance_called_off.remote(node_id),
         ).run()

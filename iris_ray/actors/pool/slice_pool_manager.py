@@ -17,6 +17,7 @@ from iris_ray.actors.pool.last_lines_relay import LastLinesRelay
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.clocks import by_this_clock
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.incarnations import take_incarnation
 from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess, PoolView, RunRequest, with_stored_function
@@ -155,8 +156,9 @@ class SlicePoolManager:
         """A task has printed something; its last lines are to outlive its host."""
         self._last_lines.take(last)
 
-    async def take_notice(self, node_id: str, notice: HostNotice) -> None:
-        """A host is going to go, and Ray may not know it."""
+    async def take_notice(self, node_id: str, notice: HostNotice, sent_at: float) -> None:
+        """A host, whose clock said `sent_at`, is going to go, and Ray may not know it."""
+        notice = by_this_clock(notice, sent_at)
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
         async with self._passing_on:

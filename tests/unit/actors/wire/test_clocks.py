@@ -5,7 +5,7 @@ import time
 import pytest
 
 from iris_ray.actors.wire.clocks import by_this_clock
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 
 
 @pytest.mark.parametrize("ahead", [3600.0, 0.0, -3600.0])
@@ -19,3 +19,12 @@ def test_notice_leaves_as_long_here_as_where_it_came_from(ahead: float) -> None:
 def test_notice_that_is_sent_again_is_the_same_if_the_clocks_agree() -> None:
     notice = Notice(NoticeKind.PREEMPTION, "the slice goes", 1795424195.25)
     assert by_this_clock(notice, time.time()) == by_this_clock(notice, time.time() - 0.3) == notice
+
+
+def test_preemption_that_a_host_announces_comes_by_this_clock_and_a_maintenance_by_googles() -> None:
+    sent_at = time.time() + 3600.0
+    preemption = HostNotice(NoticeKind.PREEMPTION, "it goes", sent_at + 30.0)
+    assert by_this_clock(preemption, sent_at).deadline == pytest.approx(time.time() + 30.0, abs=1.0)
+    for deadline in (None, time.time() + 600.0):
+        maintenance = HostNotice(NoticeKind.MAINTENANCE, "it is planned", deadline)
+        assert by_this_clock(maintenance, sent_at) == maintenance
