@@ -108,7 +108,7 @@ class MadeUpHosts:
         self._calls["stop"] += 1
         return TaskEnd(EndKind.STOPPED, time.time(), error=reason or "it had returned")
 
-    async def notify(self, pid: int, notice: Notice) -> bool:
+    async def notify(self, pid: int, notice: Notice, sent_at: float) -> bool:
         self._calls["notify"] += 1
         await self._saves.wait()
         return True
