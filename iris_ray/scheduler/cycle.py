@@ -126,13 +126,16 @@ class Cycle:
             if job.requirement not in self._available and not self._limits.admit(job):
                 self._result.pending_reasons[job_id] = not_looked_at(job)
                 return None
-            untried = self._untried[job_id] = iter(job.pending)
+            untried = iter(job.pending)
         for position in untried:
             gang = job.gangs[position]
             if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
                 self._pause(job, gang, pause_s)
                 continue
-            return self._place(job, gang)
+            granted = self._place(job, gang)
+            if granted is not None:  # the job comes again
+                self._untried[job_id] = untried
+            return granted
         return None
 
     def _place(self, job: Job, gang: Gang) -> Mapping[str, float] | None:

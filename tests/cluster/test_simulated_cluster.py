@@ -237,13 +237,6 @@ def test_unknown_names_are_refused_and_the_known_listed(cluster: SimulatedCluste
     assert cluster.worker_ids(name) == [0, 1]
 
 
-def test_gcs_that_would_take_everything_with_it_is_not_killed(cluster: SimulatedCluster) -> None:
-    for fault in (cluster.kill_gcs, cluster.restart_gcs):
-        with pytest.raises(InvalidRequestError, match="persistent=True"):
-            fault()
-    assert ray.nodes()
-
-
 def test_second_cluster_in_the_process_is_refused(cluster: SimulatedCluster) -> None:
     with pytest.raises(InvalidRequestError, match="simulated cluster already"):
         SimulatedCluster().start()

@@ -156,6 +156,23 @@ def test_cluster_whose_gcs_is_dead_ends_as_any_other(driver: Callable[[str], Dri
     wait_until(lambda: not one.remains())
 
 
+def test_gcs_that_would_take_everything_with_it_is_not_killed(driver: Callable[[str], Driver]) -> None:
+    one = driver("""
+        from iris_ray.errors import InvalidRequestError
+
+        with SimulatedCluster(quiet=True) as cluster:
+            for fault in (cluster.kill_gcs, cluster.restart_gcs):
+                try:
+                    fault()
+                except InvalidRequestError as error:
+                    print("refused:", error)
+            print("still", len(ray.nodes()), "node")
+    """)
+    assert one.finish() == 0, "".join(one.lines)
+    assert sum("refused:" in line and "persistent=True" in line for line in one.lines) == 2
+    assert any("still 1 node" in line for line in one.lines)
+
+
 def test_output_of_tasks_reaches_the_driver_once(driver: Callable[[str], Driver]) -> None:
     one = driver("""
         with SimulatedCluster({"v4-16": 1}, quiet=True):
