@@ -1,37 +1,11 @@
-"""The names of ``levanter.infra.ray_tpu``. Two functions take other arguments by position than `iris_ray`'s."""
+"""The two functions of ``levanter.infra.ray_tpu`` that take other arguments by position than those of `iris_ray`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-from iris_ray.client.ray_jobs import submit_tpu_job_on_ray
-from iris_ray.client.run_on_pod import (
-    MAX_RETRIES_PREEMPTION_RESUMABLE,
-    run_on_pod,
-    run_on_pod_multislice,
-    run_on_pod_ray,
-)
+from iris_ray.client.run_on_pod import MAX_RETRIES_PREEMPTION_RESUMABLE, run_on_pod
 from iris_ray.client.run_options import PodGangOptions, takes
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE
-from iris_ray.model.multislice import MultisliceInfo
-from iris_ray.model.outcomes import TpuCancelled, TpuFailed, TpuPreempted, TpuRunError, TpuSuccess
-from iris_ray.model.topology import TPUConfig, get_tpu_config
-
-__all__ = [
-    "MultisliceInfo",
-    "TPUConfig",
-    "TpuCancelled",
-    "TpuFailed",
-    "TpuPreempted",
-    "TpuRunError",
-    "TpuSuccess",
-    "get_tpu_config",
-    "run_on_pod",
-    "run_on_pod_multislice",
-    "run_on_pod_multislice_resumable",
-    "run_on_pod_ray",
-    "run_on_pod_resumable",
-    "submit_tpu_job_on_ray",
-]
 
 
 @takes(PodGangOptions)

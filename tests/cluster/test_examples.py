@@ -61,7 +61,7 @@ def test_training_script_also_runs_alone_and_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.proof
 def test_levanter_loses_a_slice_and_no_step(tmp_path: Path) -> None:
-    pytest.importorskip("levanter")
+    pytest.importorskip("levanter", reason="needs Levanter: make levanter")
     output = run("train_levanter.py", "--checkpoints", str(tmp_path))
     (saved,) = set(re.findall(r"Step (\d+) is saved, because the gang moves", output))
     started = re.findall(r"process \d of 2 starts at step (\d+)", output)

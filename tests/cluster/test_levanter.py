@@ -14,7 +14,7 @@ import iris_ray.levanter
 from iris_ray.testing import SimulatedCluster
 from tests.support.waiting import wait_until
 
-pytest.importorskip("levanter")
+pytest.importorskip("levanter", reason="needs Levanter: make levanter")
 pytestmark = pytest.mark.proof
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -30,8 +30,9 @@ from iris_ray.cli.exits import FAILED, OK
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
-from tests.support.cluster_in_process import ClusterInProcess, Crash, Task
+from tests.support.cluster_in_process import ClusterInProcess
 from tests.support.command_line import Terminal, invoke
+from tests.support.hosts_in_process import Crash, Task
 from tests.support.waiting import wait_until
 from tests.support.worlds import gang_spec
 

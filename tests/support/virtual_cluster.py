@@ -15,7 +15,8 @@ from iris_ray.actors.wire.messages import JobView
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
 from iris_ray.actors.wire.status import JobStatus, WorkerStatus
 from tests.support import virtual_time
-from tests.support.cluster_in_process import ClusterInProcess, Task, Work
+from tests.support.cluster_in_process import ClusterInProcess
+from tests.support.hosts_in_process import Task, Work
 from tests.support.ray_in_process import Reference
 from tests.support.worlds import gang_spec, tasks_spec
 

@@ -197,14 +197,14 @@ class TPUHostActor:
         return any(watch.runs for watch in self._watches.values())
 
     async def _end_when_cut_off(self) -> None:
-        """End this process once nobody asks for a host whose task runs. The reaper then ends what runs here.
+        """End this process if its pool no longer calls while a task runs here. The reaper then ends what runs here.
 
         Not by Ray's means, which would wait for the network.
         """
         while not self._contact.is_lost:
             await self._contact.count()
         logger.error(
-            "%s: nobody has asked for %g s, so the tasks here end: the network is broken, or the SlicePoolManager"
+            "%s: no call from the pool for %g s, so the tasks here end: the network is broken, or the SlicePoolManager"
             " hangs. The job goes on elsewhere",
             self._name,
             HOST_UNASKED_S,

@@ -1,7 +1,7 @@
 """The directory that a job has on each host of its slices, for caches and checkpoints that only this host needs.
 
 It outlives the attempts of the job on the host and goes when the job ends, when another job takes the host, or some
-minutes after the last process of iris_ray there: nobody is left then who would hear of the job's end.
+minutes after the last process of iris_ray there: no process is left then that would hear of the job's end.
 """
 
 import contextlib

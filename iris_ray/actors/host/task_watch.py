@@ -89,7 +89,7 @@ class TaskWatch:
 
     @property
     def runs(self) -> bool:
-        """Whether user code runs that nobody has begun to end."""
+        """Whether user code runs, and no stop has begun."""
         return not self.ended and self._ending is None and self._has_started()
 
     async def how_it_ended(self) -> TaskEnd:

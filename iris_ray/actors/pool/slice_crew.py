@@ -52,7 +52,8 @@ class SliceCrew:
         options = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=on_bundle(group, 0))
         slice_actor = options.remote(name, host_actors)
         speaker = SliceStub(remote_methods(slice_actor, SliceActor), name)
-        return SliceCrew(speaker, _host_stubs(name, host_actors), (*host_actors, slice_actor))
+        stubs = tuple(HostStub(actor, f"{name} host {i}", name) for i, actor in enumerate(host_actors))
+        return SliceCrew(speaker, stubs, (*host_actors, slice_actor))
 
     def end(self) -> None:
         """End the actors. Returns at once."""
@@ -121,7 +122,10 @@ class SharedHosts:
             self._end_if_idle(shared)
 
     async def _forget_if_lost(self, host: HostPlace, shared: SharedHost) -> None:
-        """Have later tasks get another actor if this one is gone or hangs; those that use it see that themselves."""
+        """Give later tasks another actor if this one is gone or hangs; the tasks that use it notice that themselves.
+
+        The limit is the default, whatever limit the jobs have: to forget an actor too soon only costs a new one.
+        """
         stub = HostStub(shared.actor, f"host {host.address}", "")
         detector = FailureDetector(lambda _: stub.ping(), [0], HOST_SILENCE_S, since_first=True)
         try:
@@ -150,13 +154,12 @@ class SharedCrew:
     """
 
     def __init__(self, name: str, owner: SharedHosts, shared: Sequence[SharedHost]) -> None:
-        actors = [host.actor for host in shared]
         self.name = name
-        self._slice = SliceActor(name, actors)
+        self._slice = SliceActor(name, [host.actor for host in shared])
         self._owner = owner
         self._shared = shared
         self.speaker = SliceStub(self._slice, name)
-        self.hosts = _host_stubs(name, actors)
+        self.hosts = tuple(self._slice.members().values())
 
     def end(self) -> None:
         """End what the place has on its hosts. Returns at once."""
@@ -168,7 +171,3 @@ class SharedCrew:
 def on_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:
     """Return how Ray is told to start an actor on a host of a reservation."""
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-
-
-def _host_stubs(name: str, actors: Sequence[ActorHandle]) -> tuple[HostStub, ...]:
-    return tuple(HostStub(actor, f"{name} host {i}", name) for i, actor in enumerate(actors))

@@ -1,6 +1,6 @@
-"""How an actor notices that nobody asks it any more: its pool hangs, or a failed network has cut its host off.
+"""How an actor notices that its pool no longer calls it: the pool hangs, or a failed network has cut this host off.
 
-The pool takes such a host for lost within seconds, and runs the gang elsewhere. So what runs here must end, or two
+The pool marks such a host lost within seconds, and runs the gang elsewhere. So what runs here must end; otherwise two
 attempts of a task would write the same checkpoints for as long as the network is broken.
 """
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 TICK_S = 1.0
 SLICE_UNASKED_S = 10.0
-"""A SliceActor that was not asked for so long asks its hosts no more: its pool may be gone."""
+"""A SliceActor that was not called for so long stops pinging its hosts: its pool may be gone."""
 HOST_UNASKED_S = 60.0
-"""A TPUHostActor that was not asked for so long ends, and its tasks with it. Ray's processes wait as long for a GCS."""
+"""A TPUHostActor that was not called for so long ends its tasks and itself. Ray's processes wait as long for a GCS."""
 
 
 class Contact:
-    """Counts the seconds since an actor was last asked, as far as it matters.
+    """Counts the seconds since an actor was last called, as far as it matters.
 
     Args:
         limit_s: contact is lost after so many seconds.
@@ -29,11 +29,11 @@ class Contact:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody has asked for too long."""
+        """Whether the last call is too long ago."""
         return self._unasked_s >= self._limit_s
 
     def asked(self) -> None:
-        """Begin to count anew."""
+        """Start the count anew, since a call came."""
         self._unasked_s = 0.0
 
     async def count(self) -> None:

@@ -1,7 +1,7 @@
-"""Asks the hosts of a slice whether they are there, once a second, as long as somebody asks this process.
+"""Pings the hosts of a slice once a second, for as long as this process is pinged itself.
 
-More than `MOST_ASKED` hosts are asked in groups: the first host of a group asks the others, and says who is silent. To
-ask each of 1,024 hosts would take one process half a core.
+More than `MOST_ASKED` hosts are pinged in groups: the first host of a group pings the others, and reports which are
+silent. One process that pings 1,024 hosts would need half a core.
 """
 
 import asyncio
@@ -37,11 +37,11 @@ class HostWatch:
         self.detector = FailureDetector(self._ask, self._groups, silence_s)
 
     def asked(self) -> None:
-        """Somebody has asked this process."""
+        """Note that this process was pinged."""
         self._contact.asked()
 
     def stop(self) -> None:
-        """Ask nobody any more."""
+        """Stop pinging."""
         self.detector.stop()
         self._counting.cancel()
 
@@ -50,7 +50,7 @@ class HostWatch:
             await self._contact.count()
 
     async def _ask(self, first: int) -> None:
-        """Ask the first host of a group, unless nobody asks this process. A host that nobody asks ends its task."""
+        """Ping the first host of a group, unless this process is not pinged itself. The hosts then end their tasks."""
         if self._contact.is_lost:
             return
         host, others = self._hosts[first], self._groups[first]

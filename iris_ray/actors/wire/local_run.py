@@ -63,7 +63,7 @@ class LocalRun:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that nobody sees before it is complete."""
+    """Write a file atomically: a reader finds the old file or the whole new one."""
     unfinished = Path(f"{path}.{os.getpid()}")
     unfinished.write_bytes(content)
     unfinished.replace(path)

@@ -23,7 +23,7 @@ from iris_ray.state.events import Event, WorkerDrainedEvent, WorkerRegisteredEve
 from iris_ray.state.instructions import Instructions
 from tests.proofs.random_worlds.pools import Pools
 from tests.proofs.state_machine.views import GangView, view
-from tests.support.cluster_in_process import Store
+from tests.support.store_in_process import Store
 
 
 class Killed(BaseException):

@@ -1,7 +1,6 @@
 """``iris-ray simulate``: a description in, tables, JSON and a picture out. No cluster."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -108,8 +107,6 @@ def test_a_picture_needs_matplotlib(fleet: Path, monkeypatch: pytest.MonkeyPatch
     assert "pip install 'iris-ray[bench]'" in result.stderr
 
 
-@pytest.mark.skipif("matplotlib" not in sys.modules and not __import__("importlib.util").util.find_spec("matplotlib"),
-                    reason="needs matplotlib: pip install 'iris-ray[bench]'")  # fmt: skip
 def test_a_picture_is_drawn(fleet: Path) -> None:
     picture = fleet.with_suffix(".png")
     assert simulate(fleet, "--days", "0.2", "--picture", picture).exit_code == OK

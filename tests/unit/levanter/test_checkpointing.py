@@ -44,6 +44,10 @@ class Recording:
         self.waited = len(self.saves)
 
 
+def in_a_gang(levanter: Recording) -> GangCheckpointer:
+    return GangCheckpointer(levanter, STEPS, lambda: None)
+
+
 def after_step(checkpointer: GangCheckpointer, step: int) -> None:
     """As levanter 1.2 calls it."""
     checkpointer.on_step(Info(step))
@@ -70,7 +74,7 @@ def test_every_step_is_a_heartbeat_and_saves_what_levanter_finds_due(
     files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
 ) -> None:
     levanter = Recording(save_interval=timedelta.resolution)
-    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    checkpointer = in_a_gang(levanter)
     for step in (3, 4):
         after(checkpointer, step)
         assert files.heartbeat.read_text() == str(step)
@@ -97,7 +101,7 @@ def test_at_a_notice_even_the_first_step_is_saved(
 ) -> None:
     levanter = Recording()
     files.write_notice(NOTICE)
-    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    checkpointer = in_a_gang(levanter)
     threading.Thread(target=after, args=(checkpointer, 0), daemon=True).start()
     wait_until(files.saved.exists)
     assert [step for step, _ in levanter.saves] == [0]
@@ -108,7 +112,7 @@ def test_last_step_is_saved_when_all_else_is_done_and_only_then(
     files: TaskFiles, after: Callable[[GangCheckpointer, int], None]
 ) -> None:
     levanter = Recording(save_interval=timedelta.resolution)
-    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    checkpointer = in_a_gang(levanter)
     after(checkpointer, STEPS - 2)
     after(checkpointer, STEPS - 1)
     files.write_notice(NOTICE)
@@ -122,7 +126,7 @@ def test_last_step_is_saved_when_all_else_is_done_and_only_then(
 
 def test_last_step_of_data_that_ended_early_is_saved_too(files: TaskFiles) -> None:
     levanter = Recording()
-    checkpointer = GangCheckpointer(levanter, STEPS, lambda: None)
+    checkpointer = in_a_gang(levanter)
     checkpointer.on_step(Info(4))
     checkpointer.on_step(Info(4))
     checkpointer.save_last_step()
@@ -131,12 +135,12 @@ def test_last_step_of_data_that_ended_early_is_saved_too(files: TaskFiles) -> No
 
 def test_run_without_a_step_saves_nothing_at_its_end() -> None:
     levanter = Recording()
-    GangCheckpointer(levanter, STEPS, lambda: None).save_last_step()
+    in_a_gang(levanter).save_last_step()
     assert levanter.saves == []
 
 
 def test_what_else_is_asked_of_the_checkpointer_is_answered_by_levanters() -> None:
-    assert GangCheckpointer(Recording(), STEPS, lambda: None).base_path == "gs://bucket/run"
+    assert in_a_gang(Recording()).base_path == "gs://bucket/run"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +156,6 @@ def test_what_else_is_asked_of_the_checkpointer_is_answered_by_levanters() -> No
 def test_run_is_complete_if_its_last_step_or_a_later_one_is_saved(
     tmp_path: Path, saved: list[str], complete: bool
 ) -> None:
-    pytest.importorskip("fsspec")
     for name in saved:
         (tmp_path / name).mkdir()
         (tmp_path / name / "metadata.json").touch()

@@ -150,7 +150,6 @@ def test_error_of_main_reaches_the_gang_and_nothing_is_saved() -> None:
 
 @pytest.mark.usefixtures("in_a_task")
 def test_run_that_is_complete_does_not_call_main(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("fsspec")
     (tmp_path / "mine" / "step-1").mkdir(parents=True)
     (tmp_path / "mine" / "step-1" / "metadata.json").touch()
     config = Trainer(id="mine", checkpointer=Checkpointing(str(tmp_path)), load_checkpoint=None)

@@ -13,7 +13,7 @@ from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
 from iris_ray.errors import JobCancelledError
 from iris_ray.model.lifecycle import JobState
-from tests.support.cluster_in_process import Task
+from tests.support.hosts_in_process import Task
 from tests.support.ray_in_process import Handle
 from tests.support.virtual_cluster import Stage, VirtualCluster
 from tests.support.worlds import gang_spec

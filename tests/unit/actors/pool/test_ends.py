@@ -14,7 +14,7 @@ from iris_ray.actors.pool.slice_crew import SHARED_IDLE_S
 from iris_ray.actors.wire.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
-from tests.support.cluster_in_process import Crash, OutOfMemory, Task
+from tests.support.hosts_in_process import Crash, OutOfMemory, Task
 from tests.support.ray_in_process import Reference
 from tests.support.virtual_cluster import Stage, VirtualCluster
 

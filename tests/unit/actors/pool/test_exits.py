@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from iris_ray.actors.wire.messages import HOST_SILENCE_S
-from tests.support.cluster_in_process import Task
+from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
 UPLOAD_S = 200.0

@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray.errors import PreemptedTooManyTimesError
 from tests.support import virtual_time
-from tests.support.cluster_in_process import Crash, Task
+from tests.support.hosts_in_process import Crash, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
 

@@ -11,7 +11,7 @@ from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
 from tests.support import virtual_time
-from tests.support.cluster_in_process import Crash, Task
+from tests.support.hosts_in_process import Crash, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
 

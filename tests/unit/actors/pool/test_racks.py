@@ -8,7 +8,7 @@ import pytest
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.lifecycle import JobState
-from tests.support.cluster_in_process import Crash, Task
+from tests.support.hosts_in_process import Crash, Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
 BY_RACK = CoschedulingConfig("rack")

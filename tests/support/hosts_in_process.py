@@ -1,0 +1,285 @@
+"""The hosts of a cluster in this process: a `Host` stands for a TPUHostActor, a `Process` for a TaskProcess."""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray
+
+from iris_ray.actors.host.log_files import AttemptLog, logs_directory
+from iris_ray.actors.host.log_writer import LogWriter
+from iris_ray.actors.host.result_pickling import exited, raised, returned
+from iris_ray.actors.wire.answers import Unfit
+from iris_ray.actors.wire.messages import HostPlace, Progress, StandbyReady, TaskLaunch
+from iris_ray.model.job_info import JobInfo
+from iris_ray.model.notices import Notice
+from iris_ray.model.outcomes import EndKind, TaskEnd
+from tests.support.ray_in_process import Handle
+
+if TYPE_CHECKING:
+    from tests.support.cluster_in_process import ClusterInProcess
+
+_pids = itertools.count(100_001)
+
+
+class Crash(BaseException):
+    """A task raises it to end its process before it can answer; its text says how: "was killed by SIGKILL"."""
+
+
+class OutOfMemory(Crash):
+    """The kernel kills the process, because the host's memory is used up."""
+
+
+class Task:
+    """What user code in a task process sees and does.
+
+    Attributes:
+        info: its place in its gang.
+        process: what it runs in.
+        notice: the latest notice, or None.
+        told: set once there is a notice.
+        end: what the default task waits for; tests set its result or exception.
+        exit_takes: how long its exit handlers run; seconds.
+        saved: whether they have come to their end.
+    """
+
+    def __init__(self, info: JobInfo, host: "NodeProcesses", process: "Process") -> None:
+        self.info = info
+        self.process = process
+        self.notice: Notice | None = None
+        self.told = asyncio.Event()
+        self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.exit_takes = 0.0
+        self.saved = False
+        self._host = host
+        self._saved = asyncio.Event()
+        self._beat: tuple[float, int | None] | None = None
+
+    def save(self) -> None:
+        """Say that the state is saved."""
+        self._saved.set()
+
+    def heartbeat(self, step: int | None = None) -> None:
+        self._beat = time.time(), step
+
+    def say(self, text: str) -> None:
+        """Print something."""
+        self._host.log_of(self.info).write(text.encode())
+
+    @property
+    def progress(self) -> Progress:
+        if self._beat is None:
+            return Progress(None, None, self._saved.is_set())
+        return Progress(time.time() - self._beat[0], self._beat[1], self._saved.is_set())
+
+    def tell(self, notice: Notice) -> None:
+        self.notice = notice
+        self.told.set()
+
+    async def has_saved(self) -> None:
+        await self._saved.wait()
+
+
+Work = Callable[[Task], Awaitable[Any]]
+"""What a task does; returns its result. What it raises is how it ends."""
+
+
+async def wait_for_end(task: Task) -> Any:
+    """Wait until the test ends the task, and end as it says: what a task does by default."""
+    return await task.end
+
+
+class Process:
+    """Stands for a TaskProcess, which waits and then runs one task.
+
+    Attributes:
+        pid: its number.
+        group: what it runs in.
+        task: what runs in it, or None while it waits.
+        gone: how it ended, once it has.
+        left: what it has started may still run; only a host's actor, or the next one, can end that.
+    """
+
+    def __init__(self, cluster: "ClusterInProcess", host: "NodeProcesses", group: "Reservation") -> None:
+        self.group = group
+        self.pid = next(_pids)
+        self.task: Task | None = None
+        self.left = False
+        self.hurry = asyncio.Event()
+        self.gone: asyncio.Future[TaskEnd] = asyncio.get_running_loop().create_future()
+        self.handle: Handle = ray.get_runtime_context().current_actor
+        self._cluster = cluster
+        self._born = asyncio.get_running_loop().time()
+        self._host = host
+        host.processes[self.pid] = self
+
+    async def ready(self) -> StandbyReady:
+        await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
+        first = 20_000 + 3 * (self.pid % 4000)
+        ports = first, first + 1, first + 2
+        return StandbyReady(self.pid, 1, f"token {self.pid}", ports, self._cluster.cores, self._host.setup_error)
+
+    def end_leftovers(self, exclusive: bool) -> None:
+        """End the task that ran here before."""
+        for process in self._host.left():
+            if exclusive or process.group is self.group:
+                process.kill("its host's actor is gone")
+
+    async def run(self, launch: TaskLaunch) -> TaskEnd:
+        """Run a task and return how it ended. If it crashes, this process is gone before it can answer."""
+        self.left = True
+        self._host.log_of(launch.info).begin()
+        self.task = self._cluster.begun(Task(launch.info, self._host, self))
+        try:
+            result = await self._cluster.work_of(launch.info.job_id)(self.task)
+        except asyncio.CancelledError:
+            raise
+        except Crash as crash:
+            kind = EndKind.OUT_OF_MEMORY if isinstance(crash, OutOfMemory) else EndKind.CRASHED
+            self._end(TaskEnd(kind, time.time(), error=f"the task process {crash}"))
+            ray.kill(self.handle)
+            await asyncio.Event().wait()
+        except SystemExit as stop:
+            return exited(stop)
+        except Exception as error:
+            return raised(error)
+        return returned(result)
+
+    def exit(self) -> None:
+        self.kill("the task had returned")
+
+    async def let_exit(self, exit_grace: float) -> None:
+        """Let the exit handlers of a task that has returned run, until somebody is in a hurry."""
+        if self.task is not None and self.task.exit_takes:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.hurry.wait(), min(exit_grace, self.task.exit_takes))
+            self.task.saved = self.task.exit_takes <= exit_grace and not self.hurry.is_set()
+
+    def kill(self, reason: str) -> None:
+        """End the process and all that it has started, for that reason."""
+        self.left = False
+        self._end(TaskEnd(EndKind.STOPPED, time.time(), error=reason))
+        ray.kill(self.handle)
+
+    def on_death(self) -> None:
+        how = "was killed by SIGKILL"
+        if self.task is None:
+            self._end(TaskEnd(EndKind.NEVER_STARTED, time.time(), error=f"the waiting task process {how}"))
+        self._end(TaskEnd(EndKind.CRASHED, time.time(), error=f"the task process {how}"))
+
+    def _end(self, end: TaskEnd) -> None:
+        if not self.gone.done():
+            self.gone.set_result(end)
+
+
+@dataclass
+class NodeProcesses:
+    """A node's processes and files. They outlast the actors there.
+
+    Attributes:
+        processes: task processes by pid.
+        held_by: why it can't take a task, or None.
+        setup_error: why it can't set up what a user asks for, or None.
+    """
+
+    node_id: str
+    directory: Path
+    processes: dict[int, Process] = field(default_factory=dict)
+    held_by: str | None = None
+    setup_error: str | None = None
+    logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
+
+    def left(self) -> list[Process]:
+        """Return the processes of which something may still run."""
+        return [process for process in self.processes.values() if process.left]
+
+    def log_of(self, info: JobInfo) -> LogWriter:
+        key = info.job_id, info.task_index, info.attempt
+        if key not in self.logs:
+            self.logs[key] = LogWriter(AttemptLog(logs_directory(self.directory), *key))
+        return self.logs[key]
+
+
+class Host:
+    """Stands for a TPUHostActor."""
+
+    def __init__(self, node: NodeProcesses, place: HostPlace, exclusive: bool, pool: Handle) -> None:
+        self.handle: Handle = ray.get_runtime_context().current_actor
+        self.adopted: dict[int, str] = {}  # of which place the processes are
+        self._node = node
+        self._place = place
+        self._exclusive = exclusive
+
+    async def healthy(self) -> bool:
+        return True
+
+    async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | None:
+        if self._exclusive and not self.adopted:
+            for process in self._node.left():
+                process.kill("an earlier actor has left it behind")
+        self.adopted[pid] = place
+        if self._node.held_by is None:
+            return None
+        name = f"{self._place.slice_name} host {self._place.host_index}"
+        return Unfit(f"{name}: {self._node.held_by}", self._node.node_id, self._node.held_by)
+
+    async def how_it_ended(self, pid: int) -> TaskEnd:
+        return await asyncio.shield(self._node.processes[pid].gone)
+
+    async def stop(self, pid: int, reason: str | None, exit_grace: float = 0.0) -> TaskEnd | None:
+        process = self._node.processes[pid]
+        if reason is None:
+            await process.let_exit(exit_grace)
+        process.hurry.set()
+        process.kill(reason or "the task had returned")
+        return await asyncio.shield(process.gone)
+
+    async def notify(self, pid: int, notice: Notice, sent_at: float) -> bool:
+        process = self._node.processes[pid]
+        if process.task is None:
+            return False
+        process.task.tell(notice)
+        saved, patience = asyncio.ensure_future(process.task.has_saved()), max(0.0, notice.deadline - time.time()) + 5.0
+        first: set[asyncio.Future[Any]] = {saved, process.gone}
+        await asyncio.wait(first, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+        saved.cancel()
+        return saved.done() and not saved.cancelled()
+
+    async def progress(self, pid: int) -> Progress:
+        task = self._node.processes[pid].task
+        return Progress(None, None) if task is None else task.progress
+
+    async def dump_stacks(self, pid: int) -> None: ...
+
+    async def job_over(self, job_id: str) -> None: ...
+
+    async def teardown(self, place: str) -> None:
+        for pid in [pid for pid, whose in self.adopted.items() if whose == place]:
+            self._node.processes[pid].kill("the slice is released")
+
+    def on_death(self) -> None:
+        """Have the reaper end the tasks of a shared host. A slice's are left to its next actor."""
+        for pid in () if self._exclusive else self.adopted:
+            self._node.processes[pid].kill("its host's actor is gone")
+
+
+@dataclass(eq=False)
+class Reservation:
+    """Stands for a placement group. Its actors end with it.
+
+    Attributes:
+        number, name: Ray's.
+        node_ids: of its bundles.
+        bundles: what each of them claims.
+    """
+
+    number: str
+    name: str
+    node_ids: Sequence[str]
+    bundles: Sequence[Mapping[str, float]]
+    actors: list[Handle] = field(default_factory=list)
