@@ -6,8 +6,9 @@ PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.
 # Levanter has one of its own, because it wants other versions.
 LEVANTER := .venv-levanter
 PINNED_LEVANTER := $(if $(CI),requirements/levanter.txt)
-# In the order of collection: tests without a cluster come first, while no process is connected to one.
-TWO_PROCESSES := -n 2 --no-loadscope-reorder
+# In the order of collection: tests without a cluster come first, while no process is connected to one. A process that
+# crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
+TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
 .PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang chaos levanter clean
 
