@@ -15,7 +15,7 @@ from iris_ray import preemption_notice, run_on_pod, run_on_pod_ray
 from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, job_view, pids_of
-from tests.support.odd_hosts import CONTAINER, READ_ONLY_ROOT, clock_off_by
+from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, clock_off_by
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
@@ -66,7 +66,7 @@ def test_gang_goes_on_elsewhere_after_a_raylet_was_killed(cluster: SimulatedClus
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make namespaces")
-@pytest.mark.parametrize("under", [CONTAINER, READ_ONLY_ROOT], ids=["container", "read-only root"])
+@pytest.mark.parametrize("under", [CONTAINER, READ_ONLY_ROOT, NON_ROOT], ids=["container", "read-only", "not root"])
 def test_task_in_confinement_has_its_result_and_leaves_nothing(cluster: SimulatedCluster, under: list[str]) -> None:
     only_slice(cluster, under)
     marker = f"{4000 + os.getpid()}"

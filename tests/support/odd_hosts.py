@@ -5,6 +5,8 @@ from pathlib import Path
 
 CONTAINER = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]
 """Sees no process but its own, with pids of its own."""
+NON_ROOT = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+"""A user without any privilege, in a namespace of its own: the files are still its own."""
 READ_ONLY_ROOT = [
     *("unshare", "--mount", "sh", "-c"),
     'mount --bind /tmp /tmp && mount -o remount,ro,bind / && exec "$0" "$@"',
