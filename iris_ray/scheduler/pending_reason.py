@@ -129,6 +129,7 @@ class PendingReason:
         protected: what it may take from lower bands later; None if nothing, or if it need not.
         pause: for how many seconds it is not tried, and why; None if it is tried.
         limit: the limit that its user has reached; None if it waits for something else.
+        asked_for: how many slices of its type Ray's autoscaler is asked for.
     """
 
     job_id: str
@@ -146,6 +147,7 @@ class PendingReason:
     protected: Protected | None = None
     pause: tuple[float, str] | None = None
     limit: ReachedLimit | None = None
+    asked_for: int = 0
 
     def __str__(self) -> str:
         if self.pause is not None:
@@ -157,6 +159,8 @@ class PendingReason:
         assert self.shortage is not None
         shortage = self.shortage
         parts = [f"waiting for {self._wish}; {self.free} free"]
+        if self.asked_for:
+            parts.append(f"Ray's autoscaler is asked for {self.asked_for} more")
         if self.ahead:
             jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
             parts.append(f"behind {jobs} with the same requirement, the first is {self.first_ahead}")

@@ -170,7 +170,7 @@ class ClusterInProcess:
     # -- actors ----------------------------------------------------------------------------------------------------
 
     def new_controller(self) -> Controller:
-        return Controller(self.read_nodes, self.restart_controller)
+        return Controller(self.read_nodes, self.restart_controller, find_demand=lambda: None)
 
     def restart_controller(self) -> None:
         """End the Controller's process, and start it anew as Ray does."""

@@ -1,4 +1,4 @@
-"""A real Ray head, as ``ray start --head`` starts it, with its dashboard; its one node poses as a v4-8 slice."""
+"""A real Ray head, as ``ray start --head`` starts it, with its dashboard; its node poses as a v4-8 slice, if asked."""
 
 import contextlib
 import json
@@ -35,20 +35,28 @@ class RayHead:
 
     Attributes:
         dashboard: the URL of its dashboard.
+        address: of its GCS.
         environ: what a client of it needs in its environment.
     """
 
     dashboard: str
+    address: str
     environ: Mapping[str, str]
 
 
 @contextlib.contextmanager
-def ray_head(directory: Path, token: str | None = None) -> Iterator[RayHead]:
+def ray_head(
+    directory: Path, token: str | None = None, *options: str, port: int = 0, is_slice: bool = True, **variables: str
+) -> Iterator[RayHead]:
     """Start a head, and end it and all that runs on it with the block.
 
     Args:
         directory: for its files; it has a short path, for Ray's sockets are there.
         token: what clients must know; None: anybody is served.
+        options: more options of ``ray start``.
+        port: of its GCS; 0: any.
+        is_slice: whether the head poses as a TPU host.
+        variables: of its environment.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "IRIS_"))}
     environ |= {"PYTHONPATH": str(REPOSITORY), "RAY_AUTH_MODE": "disabled", "JAX_PLATFORMS": "cpu"}
@@ -58,15 +66,18 @@ def ray_head(directory: Path, token: str | None = None) -> Iterator[RayHead]:
         token_file.write_text(token)
         environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_file)}
     ports = free_ports("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+    ports["port"] = port or ports["port"]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1",
                *(f"--{name}={number}" for name, number in ports.items()), f"--temp-dir={directory}/ray", "--num-cpus=4",
-               f"--resources={json.dumps(RESOURCES)}", f"--labels={','.join(f'{k}={v}' for k, v in LABELS.items())}",
-               "--disable-usage-stats"]  # fmt: skip
+               "--disable-usage-stats", *options]  # fmt: skip
+    if is_slice:
+        labels = ",".join(f"{name}={value}" for name, value in LABELS.items())
+        command += [f"--resources={json.dumps(RESOURCES)}", f"--labels={labels}"]
     with (
         open(directory / "head.log", "wb") as log,
         subprocess.Popen(
             command,
-            env=environ | {"IRIS_RAY_HOST_DIR": str(directory / "host"), DRAIN_VARIABLE: "1"},
+            env=environ | {"IRIS_RAY_HOST_DIR": str(directory / "host"), DRAIN_VARIABLE: "1"} | variables,
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
@@ -76,7 +87,7 @@ def ray_head(directory: Path, token: str | None = None) -> Iterator[RayHead]:
         try:
             url = f"http://127.0.0.1:{ports['dashboard-port']}"
             wait_until(lambda: _answers(url, token), START_S)
-            yield RayHead(url, environ)
+            yield RayHead(url, f"127.0.0.1:{ports['port']}", environ)
         finally:
             head.send_signal(signal.SIGTERM)  # it ends its node's processes
             with contextlib.suppress(subprocess.TimeoutExpired):

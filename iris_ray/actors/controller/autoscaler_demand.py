@@ -1,7 +1,7 @@
 """Demand for slices that are not there, in the form that Ray's autoscaler understands: placement groups that wait.
 
-Off unless ``IRIS_RAY_AUTOSCALER_DEMAND=1`` is in the head node's environment: without an autoscaler these placement
-groups would only stand in ``ray status`` and be tried again and again by Ray.
+Only where an autoscaler runs: without one these placement groups would only stand in ``ray status``, and Ray would try
+them again and again. ``IRIS_RAY_AUTOSCALER_DEMAND`` in the head node's environment says so in place of a look: 1 or 0.
 
 One group of one bundle ``{"TPU-<type>-head": 1}`` for each missing slice. What was found on Ray 2.60:
 
@@ -15,6 +15,7 @@ A slice that comes gives its head to a group, which is removed within a second.
 """
 
 import logging
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from iris_ray.actors.controller.node_table import SLICE_NAME_LABEL
-from iris_ray.actors.wire.ray_internals import has_autoscaler_v2, placement_group_by_id
+from iris_ray.actors.wire.ray_internals import has_autoscaler_v2, placement_group_by_id, runs_autoscaler
 from iris_ray.cloud.demand import Arrivals, net_demand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU
@@ -36,19 +37,29 @@ MOST_GROUPS = 64
 
 
 class AutoscalerDemand:
-    """Keeps as many placement groups waiting as slices are missing. Everything here blocks."""
+    """Keeps as many placement groups waiting as slices are missing. Everything here blocks.
+
+    Attributes:
+        asked: how many slices of each type the autoscaler is asked for.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, list[PlacementGroup]] = {}
         self._kept_off: dict[str, frozenset[str]] = {}
         self._arrivals = Arrivals()
-        self._said: dict[str, int] = {}
+        self.asked: dict[str, int] = {}
         self._began = False
 
     @staticmethod
-    def of(environ: Mapping[str, str]) -> "AutoscalerDemand | None":
-        """As the environment says: None unless it is switched on."""
-        return AutoscalerDemand() if environ.get(VARIABLE) == "1" else None
+    def of_this_cluster(environ: Mapping[str, str] = os.environ) -> "AutoscalerDemand | None":
+        """Return None if no autoscaler serves this cluster, or the environment switches demand off."""
+        switch = environ.get(VARIABLE)
+        wanted = switch == "1" if switch in ("0", "1") else runs_autoscaler(environ)
+        return AutoscalerDemand() if wanted else None
+
+    def asked_for(self, device: str) -> int:
+        """Return how many slices of a type the autoscaler is asked for."""
+        return self.asked.get(get_tpu_config(device).name, 0)
 
     def update(self, missing: Mapping[str, int], slices: Mapping[str, tuple[str, bool]]) -> None:
         """Make the groups that are lacking, and remove those that are too many or have got their slice.
@@ -64,8 +75,8 @@ class AutoscalerDemand:
         for tpu_type in {*wanted, *self._groups}:
             there = frozenset(name for name, (its_type, _) in slices.items() if its_type == tpu_type)
             self._update(tpu_type, min(wanted.get(tpu_type, 0), MOST_GROUPS), there)
-        if wanted != self._said:
-            self._said = wanted
+        if wanted != self.asked:
+            self.asked = wanted
             logger.info("Ray's autoscaler is asked for %s", wanted or "no slices any more")
 
     def _update(self, tpu_type: str, count: int, there: frozenset[str]) -> None:

@@ -67,6 +67,7 @@ from iris_ray.model.suggestions import unknown, unknown_number
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.evictions import GRACE_S, EvictionRules
+from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
@@ -127,15 +128,21 @@ class Controller:
     Args:
         read_nodes: reads Ray's node table; blocks.
         end: ends this process, when only a new one helps.
+        find_demand: returns what tells Ray's autoscaler of missing slices; None if there is no autoscaler.
     """
 
     def __init__(
-        self, read_nodes: Callable[[], NodeTable] = NodeTable.read, end: Callable[[], object] = end_process_soon
+        self,
+        read_nodes: Callable[[], NodeTable] = NodeTable.read,
+        end: Callable[[], object] = end_process_soon,
+        find_demand: Callable[[], AutoscalerDemand | None] = AutoscalerDemand.of_this_cluster,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
         self._started_at = time.time()
         self._read_nodes = read_nodes
         self._end = end
+        self._find_demand = find_demand
+        self._demand: AutoscalerDemand | None = None
         self._state = ControllerState()
         self._journal = Journal()
         self._clock = self._journal.clock
@@ -248,7 +255,7 @@ class Controller:
             return "the Controller does not know it"
         if not job.pending:
             return f"it is being started on {', '.join(job_status(job, self._state, self._clock, None).groups)}"
-        return str(self._planner.pending_reasons.get(job_id, "it will be looked at in a moment"))
+        return str(self._waiting(job) or "it will be looked at in a moment")
 
     @checked
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
@@ -485,7 +492,14 @@ class Controller:
         return self._clock.heard(event) if isinstance(event, WorkerDrainedEvent) else event
 
     def _status(self, job: Job) -> JobStatus:
-        return job_status(job, self._state, self._clock, self._planner.pending_reasons.get(job.spec.job_id))
+        return job_status(job, self._state, self._clock, self._waiting(job))
+
+    def _waiting(self, job: Job) -> PendingReason | None:
+        """Why a job waits, and what the autoscaler is asked for; None if it does not wait, or no plan has come yet."""
+        waiting = self._planner.pending_reasons.get(job.spec.job_id)
+        if waiting is None or self._demand is None or job.spec.device is None:
+            return waiting
+        return replace(waiting, asked_for=self._demand.asked_for(job.spec.device))
 
     def _set_aside(self) -> list[SetAside]:
         """Jobs that it could not handle, or can't place, and records that can't be read."""
@@ -534,8 +548,9 @@ class Controller:
         gc.collect()
         gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
         self._background.start(self._watch_nodes(), "watching Ray's node table")
-        if (demand := AutoscalerDemand.of(os.environ)) is not None:
-            self._background.start(self._watch_demand(demand), "telling Ray's autoscaler what is missing")
+        self._demand = self._find_demand()
+        if self._demand is not None:
+            self._background.start(self._watch_demand(self._demand), "telling Ray's autoscaler what is missing")
         self._events.begin(self._dispatcher)
 
     async def _watch_nodes(self) -> None:

@@ -3,10 +3,11 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import ray_constants
 from ray._private.runtime_env import packaging
@@ -93,6 +94,24 @@ def is_client_mode() -> bool:
 def placement_group_by_id(hex_id: str) -> PlacementGroup:
     """Return a handle of a placement group that another process made."""
     return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))
+
+
+def runs_autoscaler(environ: Mapping[str, str]) -> bool:
+    """Return whether an autoscaler serves this cluster. To be asked on the head; looks through its processes.
+
+    Every head has a monitor process, but only an autoscaler has a configuration. KubeRay runs the autoscaler in a
+    container beside the head's, and starts the head without a monitor.
+
+    Args:
+        environ: the head's environment.
+    """
+    if "--no-monitor" in environ.get("KUBERAY_GEN_RAY_START_CMD", ""):
+        return True
+    ours = f"--gcs-address={ray.get_runtime_context().gcs_address}"
+    commands = (process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"]))
+    return any(
+        ours in command and any(part.startswith("--autoscaling-config=") for part in command) for command in commands
+    )
 
 
 def has_autoscaler_v2() -> bool:

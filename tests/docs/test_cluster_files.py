@@ -1,0 +1,120 @@
+"""The files of real clusters in examples/clusters: checked as far as that goes without a cloud."""
+
+import gzip
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from click import Context
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from iris_ray.cli.give_notice import give_notice
+from iris_ray.model.topology import get_tpu_config
+from tests.docs.pages import REPOSITORY
+
+CLUSTERS = REPOSITORY / "examples" / "clusters"
+SCHEMA = REPOSITORY / "tests" / "data" / "raycluster-schema.json.gz"
+"""Of RayCluster in KubeRay 1.7.0: helm-chart/kuberay-operator/crds/ray.io_rayclusters.yaml without its descriptions."""
+SPOT_NODES_GIVE_S = 15
+RAY = re.compile(r"rayproject/ray:(?P<version>[\d.]+)-py311")
+
+
+def strict(schema: Any) -> Any:
+    """A schema that also refuses names that it does not know, as ``kubectl apply`` does."""
+    if isinstance(schema, list):
+        return [strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: strict(part) for name, part in schema.items()}
+    known = closed.get("properties")
+    if (
+        isinstance(known, dict)
+        and closed.get("type") == "object"
+        and not closed.get("x-kubernetes-preserve-unknown-fields")
+    ):
+        closed.setdefault("additionalProperties", False)
+    if closed.get("x-kubernetes-int-or-string"):
+        closed.pop("type", None)
+    return closed
+
+
+def load(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((CLUSTERS / name).read_text())
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    found = json.loads(gzip.decompress(SCHEMA.read_bytes()))
+    found["properties"].pop("metadata")  # the API server's
+    spec = strict(found["properties"].pop("spec"))
+    return {**found, "properties": {"spec": spec}}
+
+
+def test_cluster_for_gke_is_what_kuberay_takes(schema: Any) -> None:
+    jsonschema.validate(load("gke.yaml"), schema)
+
+
+def test_wrong_name_in_a_cluster_for_gke_would_be_seen(schema: Any) -> None:
+    cluster = load("gke.yaml")
+    cluster["spec"]["workerGroupSpecs"][0]["numOfHost"] = 4
+    with pytest.raises(jsonschema.ValidationError, match="numOfHost"):
+        jsonschema.validate(cluster, schema)
+
+
+def test_every_group_with_chips_gives_notice_in_time_before_its_pods_end() -> None:
+    groups = load("gke.yaml")["spec"]["workerGroupSpecs"]
+    assert groups
+    for group in groups:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert (
+            container["resources"]["limits"]["google.com/tpu"] == container["resources"]["requests"]["google.com/tpu"]
+        )
+        program, command, *arguments = container["lifecycle"]["preStop"]["exec"]["command"]
+        assert (program, command) == ("iris-ray", give_notice.name)
+        context: Context = give_notice.make_context(command, list(arguments))
+        assert context.params["seconds"] < SPOT_NODES_GIVE_S < pod["terminationGracePeriodSeconds"]
+
+
+def test_groups_for_gke_are_slices_of_the_type_that_they_are_called_by() -> None:
+    for group in load("gke.yaml")["spec"]["workerGroupSpecs"]:
+        config = get_tpu_config(group["groupName"])
+        pod = group["template"]["spec"]
+        sides = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+        chips = int(pod["containers"][0]["resources"]["limits"]["google.com/tpu"])
+        assert chips * group["numOfHosts"] == config.chip_count == int(sides[0]) * int(sides[1])
+
+
+def test_cluster_for_gce_is_what_rays_launcher_takes() -> None:
+    whole = prepare_config(load("gce.yaml"))
+    validate_config(whole)
+    for name, kind in whole["available_node_types"].items():
+        if "acceleratorType" in kind["node_config"]:
+            config = get_tpu_config(kind["node_config"]["acceleratorType"])
+            assert (name, kind["resources"]["TPU"]) == (config.name, config.chips_per_vm)
+    start = shlex.split(whole["head_start_ray_commands"][-1])
+    assert "--autoscaling-config=~/ray_bootstrap_config.yaml" in start
+    assert "RAY_gcs_storage=rocksdb" in start
+
+
+def test_all_have_the_ray_that_iris_ray_is_checked_on() -> None:
+    dockerfile = RAY.search((CLUSTERS / "Dockerfile").read_text())
+    assert dockerfile is not None
+    version = load("gke.yaml")["spec"]["rayVersion"]
+    assert version == dockerfile["version"]
+    minor = version.rpartition(".")[0]
+    assert f'"ray[default]>={minor}' in (REPOSITORY / "pyproject.toml").read_text()
+
+
+@pytest.mark.parametrize("name", ["gke.yaml", "gce.yaml"])
+def test_image_is_the_one_that_the_dockerfile_shows_how_to_build(name: str) -> None:
+    text = Path(CLUSTERS / name).read_text()
+    (image,) = set(re.findall(r"image: (us-\S+)", text))
+    assert image.endswith("/iris-ray:1")
+    assert "/iris-ray:1" in (CLUSTERS / "Dockerfile").read_text()
