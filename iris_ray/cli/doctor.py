@@ -12,7 +12,7 @@ from iris_ray.cli.address import chosen_address, cluster
 from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
-from iris_ray.cli.findings import Finding, Level
+from iris_ray.cli.findings import Finding, Level, print_finding
 from iris_ray.cli.google_checks import check_chips, check_credentials
 from iris_ray.cli.host_checks import ask_hosts, check_answers, claimed_nodes, tpu_hosts
 from iris_ray.cli.host_look import versions
@@ -20,12 +20,9 @@ from iris_ray.cli.json_output import print_json
 from iris_ray.cli.machine_checks import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
 from iris_ray.cli.options import address_option, json_option
 from iris_ray.cli.questions import on_a_terminal
-from iris_ray.cli.tables import print_labelled
-from iris_ray.cli.words import counted, one_line
+from iris_ray.cli.words import counted
 from iris_ray.client.connection import AUTO, host_and_port
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
-
-_COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}
 
 
 @click.command()
@@ -50,7 +47,7 @@ def doctor(as_json: bool) -> None:
     for finding in examine():
         findings.append(finding)
         if not as_json:
-            _print(finding)
+            print_finding(finding)
     if as_json:
         print_json(findings)
     errors = [finding.check for finding in findings if finding.level is Level.ERROR]
@@ -58,13 +55,6 @@ def doctor(as_json: bool) -> None:
         raise click.exceptions.Exit(NO_CLUSTER)
     if errors:
         raise click.exceptions.Exit(FAILED)
-
-
-def _print(finding: Finding) -> None:
-    level = f"{finding.level.value:7}"
-    print_labelled(level, _COLOURS[finding.level], f"  {finding.check}: {one_line(finding.found)}")
-    if finding.advice:
-        click.echo(f"{'':7}  → {finding.advice}")
 
 
 def examine() -> Iterator[Finding]:

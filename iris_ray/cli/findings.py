@@ -1,7 +1,12 @@
-"""What ``iris-ray doctor`` finds."""
+"""What ``iris-ray doctor`` and ``iris-ray selftest`` find."""
 
 from dataclasses import dataclass
 from enum import Enum
+
+import click
+
+from iris_ray.cli.tables import print_labelled
+from iris_ray.cli.words import one_line
 
 
 class Level(Enum):
@@ -21,3 +26,13 @@ class Finding:
     check: str
     found: str
     advice: str | None = None
+
+
+_COLOURS = {Level.OK: "green", Level.INFO: None, Level.WARNING: "yellow", Level.ERROR: "red"}
+
+
+def print_finding(finding: Finding) -> None:
+    """Print a finding as a line, and its advice below."""
+    print_labelled(f"{finding.level.value:7}", _COLOURS[finding.level], f"  {finding.check}: {one_line(finding.found)}")
+    if finding.advice:
+        click.echo(f"{'':7}  → {finding.advice}")

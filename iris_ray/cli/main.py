@@ -20,6 +20,7 @@ from iris_ray.cli.ls import ls
 from iris_ray.cli.options import address_option
 from iris_ray.cli.provision import provision
 from iris_ray.cli.run import run
+from iris_ray.cli.selftest import selftest
 from iris_ray.cli.simulate import simulate
 from iris_ray.cli.status import status
 from iris_ray.cli.submit import submit
@@ -32,7 +33,7 @@ SECTIONS: Mapping[str, tuple[click.Command, ...]] = {
     "Run": (run, submit, demo),
     "Jobs": (ls, status, tasks, logs, why, cancel),
     "Slices and hosts": (workers, drain, undrain, taint, untaint, give_notice),
-    "The cluster": (limit, controller, doctor, provision, simulate),
+    "The cluster": (limit, controller, doctor, selftest, provision, simulate),
 }
 
 _EPILOG = """

@@ -1,0 +1,42 @@
+"""`iris-ray selftest` on simulated slices, where JAX has CPUs for chips."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from iris_ray.cli.exits import FAILED, OK
+from iris_ray.testing import SimulatedCluster
+
+pytestmark = pytest.mark.proof
+
+
+def selftest(cluster: SimulatedCluster, *options: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Run the command; return its exit code and its findings by check."""
+    command = [sys.executable, "-m", "iris_ray", "selftest", "--address", cluster.address, "--json", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.stdout, done.stderr
+    return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_every_step_finds_what_it_can_without_chips(cluster: SimulatedCluster) -> None:
+    code, found = selftest(cluster, "--tpu", "v4-16", "--slices", "2")
+    assert code == OK, found
+    assert {check: finding["level"] for check, finding in found.items()} == {
+        "start": "OK",
+        "chips": "WARNING",
+        "warm start": "WARNING",
+        "crash": "OK",
+        "processes left behind": "OK",
+        "across slices": "WARNING",
+    }
+    assert "2 tasks on v4-16-" in found["start"]["found"]
+    assert "4 devices (cpu) of 4 tasks, but JAX runs on cpu" in found["across slices"]["found"]
+
+
+def test_type_that_the_cluster_does_not_have_is_an_error_and_ends_it(cluster: SimulatedCluster) -> None:
+    code, found = selftest(cluster, "--tpu", "v6e-16", "--timeout", "1")
+    assert code == FAILED
+    assert list(found) == ["start"]
+    assert "v6e-16" in found["start"]["found"]
