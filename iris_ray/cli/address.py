@@ -1,20 +1,31 @@
 """The cluster that ``--address`` or the environment chooses."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from iris_ray.client.connection import AUTO, connect
 from iris_ray.errors import InvalidRequestError
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 
-def remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:
+_ADDRESS_HELP = "Address of the Ray cluster's head, HOST:PORT.  [default: $RAY_ADDRESS, or the cluster on this machine]"
+
+
+def _remember_address(context: click.Context, _: click.Parameter, value: str | None) -> None:
     """Keep what ``--address`` says for `chosen_address`; a callback of the option."""
     if value is not None:
         context.find_root().meta[__name__] = value
+
+
+def address_option(command: Command) -> Command:
+    """Give a command ``--address``; `chosen_address` returns its value, wherever on the command line it was given."""
+    return click.option(
+        "--address", metavar="HOST:PORT", help=_ADDRESS_HELP, expose_value=False, callback=_remember_address
+    )(command)
 
 
 def address_given(context: click.Context) -> str | None:

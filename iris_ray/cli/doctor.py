@@ -8,7 +8,7 @@ import click
 
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
-from iris_ray.cli.address import chosen_address, cluster
+from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
@@ -18,7 +18,7 @@ from iris_ray.cli.host_checks import ask_hosts, check_answers, claimed_nodes, tp
 from iris_ray.cli.host_look import versions
 from iris_ray.cli.json_output import print_json
 from iris_ray.cli.machine_checks import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
-from iris_ray.cli.options import address_option, json_option
+from iris_ray.cli.options import json_option
 from iris_ray.cli.questions import on_a_terminal
 from iris_ray.cli.words import counted
 from iris_ray.client.connection import AUTO, host_and_port

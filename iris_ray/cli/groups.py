@@ -1,7 +1,7 @@
 """Groups of commands that suggest the right command for a wrong name."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import click
 
@@ -26,11 +26,13 @@ class SuggestingGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in self.commands and not ctx.resilient_parsing:
-            ctx.fail(f"there is no command {args[0]!r}{self._hint(args[0].lower())}")
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and not ctx.resilient_parsing:
+            ctx.fail(f"there is no command {args[0]!r}{_hint(args[0].lower(), names)}")
         return super().resolve_command(ctx, args)
 
-    def _hint(self, name: str) -> str:
-        meant = OTHER_NAMES.get(name, "")
-        near = [meant] if meant in self.commands else difflib.get_close_matches(name, self.commands, n=3, cutoff=0.5)
-        return f"; did you mean {' or '.join(near)}?" if near else "."
+
+def _hint(name: str, names: Sequence[str]) -> str:
+    meant = OTHER_NAMES.get(name, "")
+    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(near)}?" if near else "."

@@ -6,9 +6,9 @@ import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
-from iris_ray.cli.address import cluster
+from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.json_output import print_json
-from iris_ray.cli.options import address_option, json_option
+from iris_ray.cli.options import json_option
 from iris_ray.cli.tables import print_table
 from iris_ray.cli.words import duration, state_in_words
 

@@ -1,40 +1,51 @@
 """``iris-ray``: the group of all commands."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import click
 
 import iris_ray
-from iris_ray.cli.cancel import cancel
-from iris_ray.cli.controller import controller
-from iris_ray.cli.demo import demo
-from iris_ray.cli.doctor import doctor
-from iris_ray.cli.drain import drain, undrain
+from iris_ray.cli.address import address_option
 from iris_ray.cli.exits import errors_as_lines
-from iris_ray.cli.give_notice import give_notice
 from iris_ray.cli.groups import SuggestingGroup
-from iris_ray.cli.limit import limit
-from iris_ray.cli.logs import logs
-from iris_ray.cli.ls import ls
-from iris_ray.cli.options import address_option
-from iris_ray.cli.provision import provision
-from iris_ray.cli.run import run
-from iris_ray.cli.selftest import selftest
-from iris_ray.cli.simulate import simulate
-from iris_ray.cli.status import status
-from iris_ray.cli.submit import submit
-from iris_ray.cli.taint import taint, untaint
-from iris_ray.cli.tasks import tasks
-from iris_ray.cli.why import why
-from iris_ray.cli.workers import workers
 
-SECTIONS: Mapping[str, tuple[click.Command, ...]] = {
-    "Run": (run, submit, demo),
-    "Jobs": (ls, status, tasks, logs, why, cancel),
-    "Slices and hosts": (workers, drain, undrain, taint, untaint, give_notice),
-    "The cluster": (limit, controller, doctor, selftest, provision, simulate),
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Run": {
+        "run": "Run a script or function on every host of TPU slices, and wait for its end.",
+        "submit": "Put a job into the queue and leave it to the cluster.",
+        "demo": "See a job lose two TPU slices and finish anyway, without any TPU.",
+    },
+    "Jobs": {
+        "ls": "Jobs of all users: what runs, what waits, and why.",
+        "status": "One job: its state, attempts and retry budgets.",
+        "tasks": "The tasks of a job: where each is or was, for how long, and how it ended.",
+        "logs": "What a task has printed, even after its end.",
+        "why": "Why a job waits: what is missing, and which jobs come first.",
+        "cancel": "End a job, whether it waits or runs.",
+    },
+    "Slices and hosts": {
+        "workers": "Slices and hosts: complete or not, free or busy, and why not.",
+        "drain": "Keep new jobs off a slice or host; what runs there goes on.",
+        "undrain": "Let a drained slice or host take new jobs again.",
+        "taint": "Keep jobs away that don't tolerate the taint NAME; what runs there goes on.",
+        "untaint": "Take the taint NAME off a slice or host.",
+        "give-notice": "Tell the tasks on a slice or host that it is about to end.",
+    },
+    "The cluster": {
+        "limit": "How much each user has and may have, or set it.",
+        "controller": "The cluster's Controller: start, stop, upgrade, status.",
+        "doctor": "Check this machine, the cluster and each of its TPU hosts; say what to do.",
+        "selftest": "Try real TPU slices, and write a report.",
+        "provision": "Ask Google for slices that waiting jobs miss, and give unused ones back.",
+        "simulate": "See in virtual time how long jobs would wait, and what faults would cost.",
+    },
 }
+"""The commands and what each does, so that the list of them needs none of their modules."""
+
+_MODULES: Mapping[str, str] = {"undrain": "drain", "untaint": "taint"}
+"""Where a command is, if not in the module of its own name."""
 
 _EPILOG = """
 \b
@@ -51,16 +62,23 @@ Completion of commands, options, TPU types, jobs and slices in bash (or zsh, wit
 
 
 class Commands(SuggestingGroup):
-    """Lists its commands in sections, and shows errors as one line."""
+    """Lists its commands in sections, imports a command when it is called, and shows errors as one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [command.name or "" for commands in SECTIONS.values() for command in commands]
+        return [name for commands in SECTIONS.values() for name in commands]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"iris_ray.cli.{_MODULES.get(name, name)}"), name)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         widest = max(map(len, self.list_commands(ctx)))
         for section, commands in SECTIONS.items():
             with formatter.section(section):
-                formatter.write_dl([((c.name or "").ljust(widest), c.get_short_help_str(80)) for c in commands])
+                formatter.write_dl([(name.ljust(widest), does) for name, does in commands.items()])
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with errors_as_lines():
@@ -96,8 +114,3 @@ def main() -> None:
       iris-ray cancel train-1a2b3c4d          end it
       iris-ray workers                        which slices are free, and who has the others
     """
-
-
-for _commands in SECTIONS.values():
-    for _command in _commands:
-        main.add_command(_command)

@@ -5,26 +5,15 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from iris_ray.cli.address import remember_address
+from iris_ray.cli.address import Command
 from iris_ray.cli.completion import tpu_types
 from iris_ray.errors import InvalidRequestError, InvalidSliceCountError
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_spec import EXIT_GRACE_S, MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION, PriorityBand
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-_ADDRESS_HELP = "Address of the Ray cluster's head, HOST:PORT.  [default: $RAY_ADDRESS, or the cluster on this machine]"
-
-
-def address_option(command: Command) -> Command:
-    """Give a command ``--address``; `chosen_address` returns its value, wherever on the command line it was given."""
-    return click.option(
-        "--address", metavar="HOST:PORT", help=_ADDRESS_HELP, expose_value=False, callback=remember_address
-    )(command)
 
 
 def json_option(command: Command) -> Command:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from iris_ray.cli.address import chosen_address, cluster
-from iris_ray.cli.options import address_option
+from iris_ray.cli.address import address_option, chosen_address, cluster
 from iris_ray.client.connection import AUTO
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.cloud.provisioning import Settings

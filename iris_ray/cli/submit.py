@@ -3,18 +3,11 @@
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.cli.address import cluster
+from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
 from iris_ray.cli.json_output import print_json
 from iris_ray.cli.logs import show
-from iris_ray.cli.options import (
-    JobFlags,
-    ScriptCommand,
-    address_option,
-    job_options,
-    json_option,
-    marked_arguments,
-)
+from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
 from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.ray_job import require_fitting_options, submit_ray_job
 from iris_ray.cli.run import as_task

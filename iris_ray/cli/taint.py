@@ -2,8 +2,9 @@
 
 import click
 
+from iris_ray.cli.address import address_option
 from iris_ray.cli.completion import slices as complete_slices
-from iris_ray.cli.options import address_option, json_option, reason_option
+from iris_ray.cli.options import json_option, reason_option
 from iris_ray.cli.taints import TARGET_HELP, add_taint, lift_taint
 
 

@@ -15,9 +15,12 @@ from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.local_run import run_here, start_here
 from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.run_options import ModeOptions, PodGangOptions, PodOptions, RunOptions, takes
+from iris_ray.errors import UnknownNameError
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 
 MAX_RETRIES_PREEMPTION_RESUMABLE = 1_000_000
+JOB_IDS_KEPT = 10_000
+"""For so many jobs of this process, the newest, `run_on_pod_ray.job_id` knows the id."""
 
 
 @takes(PodOptions)
@@ -103,6 +106,9 @@ class _RunOnPodRay:
     ``ray.get`` raises Ray's TaskCancelledError. Several runs of one process share its warm slices.
     """
 
+    def __init__(self) -> None:
+        self._job_ids: dict[str, str] = {}
+
     @takes(PodGangOptions)
     def remote(
         self,
@@ -127,11 +133,34 @@ class _RunOnPodRay:
             **options,
         )
         if mode.local:
-            return start_here(request, mode)
+            results = start_here(request, mode)
+            self._note(results, request.spec.job_id)
+            return results
         require_cluster()
         results, _ = pool_of_this_process.submit(request)
         print(f"iris_ray: job {request.spec.job_id}", file=sys.stderr)  # `RayJobs.status` reads it
+        self._note(results, request.spec.job_id)
         return results
+
+    def job_id(self, reference: "ray.ObjectRef[list[Any]]") -> str:
+        """Return the id of the job behind a reference, as ``iris-ray status`` takes it.
+
+        Raises:
+            UnknownNameError: the reference is not one of this process's newest 10,000 jobs.
+        """
+        try:
+            return self._job_ids[reference.hex()]
+        except (AttributeError, KeyError):
+            raise UnknownNameError(
+                f"run_on_pod_ray.job_id: {reference!r} is not what run_on_pod_ray.remote returned in this process for"
+                f" one of its newest {JOB_IDS_KEPT:,} jobs; give that reference itself"
+            ) from None
+
+    def _note(self, reference: "ray.ObjectRef[list[Any]]", job_id: str) -> None:
+        """Remember a job by its reference's id; the reference itself would keep the results in memory."""
+        self._job_ids[reference.hex()] = job_id
+        while len(self._job_ids) > JOB_IDS_KEPT:
+            self._job_ids.pop(next(iter(self._job_ids)), None)
 
     def options(self, **_: object) -> None:
         raise TypeError("run_on_pod_ray has no options; give them to your function: @ray.remote(...)")

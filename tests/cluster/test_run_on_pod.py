@@ -355,7 +355,9 @@ def test_cancelling_the_reference_stops_the_gang(cluster: SimulatedCluster, trac
     with pytest.raises(ray.exceptions.RayError):
         ray.get(ref)
     assert not any(map(alive, pids))
-    assert job_view(trace.starts()[0]["job"]).state.name == "KILLED"
+    job_id = run_on_pod_ray.job_id(ref)
+    assert job_id == trace.starts()[0]["job"]
+    assert job_view(job_id).state.name == "KILLED"
 
 
 def test_cancelled_job_that_waits_leaves_the_queue(cluster: SimulatedCluster, trace: Trace) -> None:

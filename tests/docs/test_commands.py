@@ -10,6 +10,7 @@ import pytest
 
 from iris_ray.cli.main import main
 from tests.docs.pages import PAGES, REPOSITORY, blocks, inline_code
+from tests.support.command_line import COMMANDS
 
 TARGETS = set(re.findall(r"^([a-z][\w-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
 FOREIGN = {"pip", "export", "eval", "pre-commit"}
@@ -71,13 +72,13 @@ def test_command_in_backticks_exists(page: Path) -> None:
             assert words[1] in TARGETS, code
         if words[:1] == ["iris-ray"] and len(words) > 1:
             words = words[1:]
-            assert words[0].startswith("-") or words[0] in main.commands, code
-        if words and words[0] in main.commands and len(words) > 1:
+            assert words[0].startswith("-") or words[0] in COMMANDS, code
+        if words and words[0] in COMMANDS and len(words) > 1:
             assert {word for word in words if re.fullmatch(r"--?[a-z][\w-]*", word)} <= options_of(
-                main.commands[words[0]]
+                COMMANDS[words[0]]
             ), code
 
 
 def test_every_command_is_in_the_guide() -> None:
     shown = {shlex.split(line, comments=True)[1] for _, line in shell_lines() if line.startswith("iris-ray ")}
-    assert set(main.commands) <= shown
+    assert set(COMMANDS) <= shown

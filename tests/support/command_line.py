@@ -12,16 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from iris_ray.cli.exits import FAILED, OK
-from iris_ray.cli.main import main
+from iris_ray.cli.main import SECTIONS, main
 
 if TYPE_CHECKING:
     from iris_ray.testing import SimulatedCluster
 
 REPOSITORY = Path(__file__).parents[2]
+COMMANDS = {
+    name: command
+    for section in SECTIONS.values()
+    for name in section
+    if (command := main.get_command(click.Context(main), name))
+}
+"""Every command of ``iris-ray``, by name."""
 Done = subprocess.CompletedProcess[str]
 
 

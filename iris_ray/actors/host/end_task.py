@@ -6,6 +6,8 @@ import time
 
 import psutil
 
+from iris_ray.actors.host.process_tree import read_of_process
+
 logger = logging.getLogger(__name__)
 
 SAY_EVERY_S = 10.0
@@ -71,10 +73,11 @@ def _runs(process: psutil.Process) -> bool:
 def _carriers(token: str) -> list[psutil.Process]:
     """Return all processes with this token, also those that left the task's tree, such as daemons."""
     found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(TOKEN_VARIABLE) == token:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-            continue
+    entry = f"{TOKEN_VARIABLE}={token}".encode()
+    for pid in psutil.pids():
+        if entry in read_of_process(pid, "environ").split(b"\0"):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if entry in read_of_process(pid, "environ").split(b"\0"):  # the pid was not reused in between
+                    found.append(process)
     return found

@@ -16,7 +16,7 @@ from iris_ray.client.run_on_pod import (
     run_on_pod_resumable,
 )
 from iris_ray.client.run_options import DEFAULTS, GangOptions, JobOptions, RunOptions
-from iris_ray.errors import InvalidRequestError
+from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import GROW_AFTER_S, PriorityBand
 from tests.support.requests import hello, pod_request, task_request
@@ -159,3 +159,19 @@ def test_good_options_arrive_in_the_request() -> None:
 def test_spares_for_tasks_that_are_no_gang_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="spares=1 without coscheduling"):
         task_request(spares=1)
+
+
+def test_job_ids_of_the_newest_references_are_known_and_hold_no_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.client.run_on_pod.JOB_IDS_KEPT", 2)
+    references = [ray.ObjectRef(bytes([number]) * 28) for number in range(3)]
+    for number, reference in enumerate(references):
+        run_on_pod_ray._note(reference, f"train-{number}")
+    assert [run_on_pod_ray.job_id(reference) for reference in references[1:]] == ["train-1", "train-2"]
+    with pytest.raises(UnknownNameError, match=r"newest 2 jobs; give that reference itself"):
+        run_on_pod_ray.job_id(references[0])
+
+
+@pytest.mark.parametrize("other", [None, "train-1", 7])
+def test_job_id_of_what_is_no_reference_is_refused(other: Any) -> None:
+    with pytest.raises(UnknownNameError, match="is not what run_on_pod_ray.remote returned"):
+        run_on_pod_ray.job_id(other)
