@@ -173,5 +173,5 @@ def test_job_ids_of_the_newest_references_are_known_and_hold_no_results(monkeypa
 
 @pytest.mark.parametrize("other", [None, "train-1", 7])
 def test_job_id_of_what_is_no_reference_is_refused(other: Any) -> None:
-    with pytest.raises(UnknownNameError, match="is not what run_on_pod_ray.remote returned"):
+    with pytest.raises(UnknownNameError, match=r"is not what run_on_pod_ray\.remote returned"):
         run_on_pod_ray.job_id(other)
