@@ -25,6 +25,7 @@ PATH = re.compile(r"[\w.-]+(/[\w.-]+)*/?")
 SUFFIXES = (".py", ".pyi", ".md", ".txt", ".toml", ".png", ".svg", "/")
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 OBJECTS = {
+    "run_on_pod_ray": "_RunOnPodRay",
     "notice": "PreemptionNotice",
     "job": "JobHandle",
     "client": "IrisClient",
