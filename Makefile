@@ -6,11 +6,13 @@ PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.
 # Levanter has one of its own, because it wants other versions.
 LEVANTER := .venv-levanter
 PINNED_LEVANTER := $(if $(CI),requirements/levanter.txt)
+# So does Fray, Marin's interface to jobs.
+FRAY := .venv-fray
 # In the order of collection: tests without a cluster come first, while no process is connected to one. A process that
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang chaos levanter clean
+.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang chaos levanter fray clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -61,6 +63,15 @@ levanter: $(LEVANTER)/.ready  ## Levanter really trains on simulated slices and 
 	$(LEVANTER)/bin/python -m pytest -q tests/unit/levanter $(ARGS)
 	$(LEVANTER)/bin/python -m pytest --profile=proofs -k levanter tests/cluster/test_levanter.py tests/cluster/test_examples.py $(ARGS)
 
+fray: $(FRAY)/.ready  ## jobs of Fray's, that is of Marin's, on simulated slices; four minutes
+	$(FRAY)/bin/python -m pytest -q tests/unit/fray $(ARGS)
+	$(FRAY)/bin/python -m pytest --profile=proofs tests/cluster/test_fray.py $(ARGS)
+
+$(FRAY)/.ready: pyproject.toml $(PINNED_LEVANTER)
+	$(PYTHON) -m venv $(FRAY)
+	$(FRAY)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,fray]'
+	touch $@
+
 $(LEVANTER)/.ready: pyproject.toml $(PINNED_LEVANTER)
 	$(PYTHON) -m venv $(LEVANTER)
 	$(LEVANTER)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,levanter]'
@@ -73,4 +84,4 @@ $(READY): pyproject.toml $(PINNED)
 	touch $(READY)
 
 clean:
-	rm -rf .venv $(LEVANTER) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv $(LEVANTER) $(FRAY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

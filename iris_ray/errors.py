@@ -15,6 +15,7 @@
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── LimitReachedError (RuntimeError)     its user has too many jobs that wait, or too many tasks, for one more
+    ├── FrayMissingError (ImportError)       Fray, Marin's interface to jobs, is not installed
     ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
     ├── ControllerUnavailableError (RuntimeError)
     ├── NotPermittedError (PermissionError)  it is not the user's own job, or only operators may do it
@@ -95,6 +96,10 @@ class UnsupportedOptionError(InvalidRequestError):
 
 class LimitReachedError(IrisError, RuntimeError):
     """The job's user has reached a limit on jobs that wait, or on tasks; the message has the numbers."""
+
+
+class FrayMissingError(IrisError, ImportError):
+    """`iris_ray.fray` needs Fray, which can't be imported in this process."""
 
 
 class NoClusterError(IrisError, ConnectionError):

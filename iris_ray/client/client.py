@@ -145,15 +145,12 @@ class IrisClient:
         """
         if name is not None and (not isinstance(name, str) or not name or "/" in name):
             raise InvalidRequestError(f"name is {name!r}; give a str without slashes, or leave it out")
-        if detached and (parent := get_job_info()) is not None:
-            raise InvalidRequestError(
-                f"detached=True in {parent.task_id}: a job that a task submits is a part of its job and ends with that"
-                " task. Leave detached out and wait for the job's results, or submit it from outside"
-            )
+        if detached:
+            require_may_detach()
         need = ResourceSpec() if resources is None else resources
         if not isinstance(need, ResourceSpec):
             raise InvalidRequestError(f"resources is a {type(need).__name__}; give ResourceSpec(cpu=…, memory_gb=…, …)")
-        return _launch(make_request(remote_fn, placement_of(need, coscheduling), name, **options), detached)
+        return launch(make_request(remote_fn, placement_of(need, coscheduling), name, **options), detached)
 
     def list_jobs(self) -> list[JobStatus]:
         """Return all jobs that the Controller knows, the oldest first."""
@@ -231,7 +228,20 @@ class IrisClient:
         return ControllerConnection().list_workers()
 
 
-def _launch(request: RunRequest, detached: bool) -> JobHandle:
+def require_may_detach() -> None:
+    """Refuse to leave a job to the cluster from within a task.
+
+    Raises:
+        InvalidRequestError: this process is a task's.
+    """
+    if (parent := get_job_info()) is not None:
+        raise InvalidRequestError(
+            f"detached=True in {parent.task_id}: a job that a task submits is a part of its job and ends with that"
+            " task. Leave detached out and wait for the job's results, or submit it from outside"
+        )
+
+
+def launch(request: RunRequest, detached: bool) -> JobHandle:
     """Hand a job over; returns when the Controller has it.
 
     Raises:

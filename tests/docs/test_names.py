@@ -33,7 +33,7 @@ OBJECTS = {
     "state": "ControllerState",
 }
 """Names of variables in examples, and their classes."""
-FOREIGN = {"concurrent", "functools", "jax", "levanter", "os", "pickle", "ray", "sys"}
+FOREIGN = {"concurrent", "fray", "functools", "jax", "levanter", "os", "pickle", "ray", "sys"}
 """Packages of others."""
 READERS = {".gitignore", ".rayignore", "train.py", "prepare.py", ".venv", "lock/", "/tmp"}
 """Files of the reader's or of a host's, which are not in this repository."""

@@ -1,0 +1,47 @@
+"""Fray's current client: the one module that touches what Fray does not publish, checked on 0.2.20 and 0.2.227.
+
+Fray keeps the client in a context variable, and new threads begin without its value. There Fray looks for a cluster of
+Iris by the ``IRIS_*`` variables of the process, which tasks of ours have, too, and falls back to running everything in
+the process itself, without a word.
+"""
+
+import contextlib
+import contextvars
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from iris_ray.errors import FrayMissingError
+
+if TYPE_CHECKING:
+    from fray.client import Client
+
+_VARIABLE = "_current_client_var"
+
+
+def require_fray() -> None:
+    """Refuse to work without Fray.
+
+    Raises:
+        FrayMissingError: the package is not there, or is another one of that name.
+    """
+    try:
+        importlib.import_module("fray.client")
+    except ImportError as error:
+        raise FrayMissingError(
+            f"Fray can't be imported ({error}); install it with: pip install 'iris-ray[fray]'. Its package is called"
+            " marin-fray; what is called fray is something else"
+        ) from error
+
+
+@contextlib.contextmanager
+def as_current_client(client: "Client") -> Iterator[None]:
+    """Make a client Fray's current one, in every thread of this process, until the context ends."""
+    theirs: Any = importlib.import_module("fray.current_client")  # the package has a function of that name, too
+    before = getattr(theirs, _VARIABLE)
+    setattr(theirs, _VARIABLE, contextvars.ContextVar(_VARIABLE, default=client))
+    try:
+        with theirs.set_current_client(client):
+            yield
+    finally:
+        setattr(theirs, _VARIABLE, before)

@@ -1,0 +1,51 @@
+"""The client has Fray's methods with Fray's arguments, and is the current one where it should be."""
+
+import inspect
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from iris_ray.fray.client import Client
+from iris_ray.fray.current import as_current_client
+from iris_ray.fray.job_handle import JobHandle
+
+
+def test_names_can_be_imported_without_fray_and_iris_being_imported() -> None:
+    script = "import sys, iris_ray.fray as f\nf.Client, f.JobHandle\nprint({'fray', 'iris'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"
+
+
+def test_without_fray_it_is_said_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['fray.client'] = None\nfrom iris_ray.fray.current import require_fray\nrequire_fray()"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert "pip install 'iris-ray[fray]'. Its package is called marin-fray" in run.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [(Client, "Client"), (JobHandle, "JobHandle")])
+def test_methods_take_what_frays_take(ours: type, theirs: str) -> None:
+    protocol = getattr(pytest.importorskip("fray.client", reason="needs Fray: make fray"), theirs)
+    for name, method in vars(protocol).items():
+        if not name.startswith("_") and inspect.isfunction(method) and "actor" not in name:
+            wanted = [(p.name, p.kind) for p in inspect.signature(method).parameters.values()]
+            shown = [(p.name, p.kind) for p in inspect.signature(getattr(ours, name)).parameters.values()]
+            missing = [parameter for parameter in wanted if parameter not in shown]
+            assert not missing, f"{name}: {missing}"
+
+
+def test_current_client_is_ours_in_new_threads_too_until_the_end() -> None:
+    current = pytest.importorskip("fray.current_client", reason="needs Fray: make fray")
+    ours: Any = object()
+    seen: list[Any] = []
+    with as_current_client(ours):
+        thread = threading.Thread(target=lambda: seen.append(current.current_client()))
+        thread.start()
+        thread.join()
+        seen.append(current.current_client())
+    assert seen == [ours, ours]
+    assert type(current.current_client()).__name__ == "LocalClient"

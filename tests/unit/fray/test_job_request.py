@@ -1,0 +1,140 @@
+"""A job of Fray's becomes a complete request of ours, or is refused by name. Nothing is dropped without a word."""
+
+import logging
+import subprocess
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from iris_ray.errors import InvalidFunctionError, InvalidRequestError, UnsupportedOptionError
+from iris_ray.fray.entrypoint import Command, InTask
+from iris_ray.fray.job_request import band_of, fray_request
+from iris_ray.model.job_spec import PriorityBand
+
+types = pytest.importorskip("fray.types", reason="needs Fray: make fray")
+
+
+def job(**asked: Any) -> Any:
+    entrypoint = types.Entrypoint.from_callable(print, ["a"], {"end": "b"})
+    return types.JobRequest(**{"name": "job", "entrypoint": entrypoint, **asked})
+
+
+def environment(**asked: Any) -> Any:
+    return types.EnvironmentConfig(workspace="/somewhere", **asked)
+
+
+def test_retries_name_and_priority_are_those_of_the_job() -> None:
+    spec = fray_request(job(max_retries_failure=2, max_retries_preemption=3, priority=3)).spec
+    assert (spec.name, spec.max_retries_failure, spec.max_retries_preemption) == ("job", 2, 3)
+    assert (spec.priority, spec.max_task_failures) == (PriorityBand.BATCH, None)
+
+
+def test_job_without_wishes_has_frays_own_budgets() -> None:
+    spec = fray_request(job()).spec
+    assert (spec.max_retries_failure, spec.max_retries_preemption) == (0, 100)
+
+
+def test_slices_of_the_resources_count_and_replicas_of_the_job_win() -> None:
+    two = types.ResourceConfig.with_tpu("v4-16", slice_count=2)
+    counts = [fray_request(job(resources=two, replicas=n)).spec.coscheduling for n in (None, 6)]
+    assert [config.num_groups for config in counts if config] == [(2,), (3,)]
+
+
+def test_variables_of_the_job_win_over_those_of_the_device() -> None:
+    tpu = types.ResourceConfig.with_tpu("v6e-16")
+    plain = fray_request(job(resources=tpu)).env
+    assert plain["JAX_PLATFORMS"] == ""
+    assert "vmem" in plain["LIBTPU_INIT_ARGS"]
+    own = fray_request(job(resources=tpu, environment=environment(env_vars={"JAX_PLATFORMS": "cpu", "A": "b"}))).env
+    assert own == {**plain, "JAX_PLATFORMS": "cpu", "A": "b"}
+    assert fray_request(job()).env == {"JAX_PLATFORMS": "cpu"}
+
+
+def test_packages_are_for_rays_runtime_environment() -> None:
+    made = fray_request(job(environment=environment(pip_packages=["einops"], env_vars={"PYTHONHASHSEED": "1"})))
+    assert made.process.runtime_env == {"pip": ["einops"], "env_vars": {"PYTHONHASHSEED": "1"}}
+
+
+def test_extras_are_left_to_the_image_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        fray_request(job(environment=environment(extras=["tpu"])))
+    assert "job job: extras ['tpu'] are not installed; the image of the cluster must have them" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "said"),
+    [
+        ({"name": "a/b"}, InvalidRequestError, "without slashes"),
+        ({"priority": 7}, InvalidRequestError, "priority is 7"),
+        ({"max_retries_failure": -1}, InvalidRequestError, "max_retries_failure"),
+        ({"entrypoint": types.Entrypoint()}, InvalidFunctionError, "neither a function nor a program"),
+        ({"resources": types.ResourceConfig(image="x")}, UnsupportedOptionError, "image of the resources is 'x'"),
+        (
+            {"environment": types.EnvironmentConfig(docker_image="x")},
+            UnsupportedOptionError,
+            "docker_image of the environment is 'x'",
+        ),
+        ({"environment": environment(env_vars={"A": 1})}, InvalidRequestError, "env must be"),
+    ],
+    ids=str,
+)
+def test_what_makes_no_sense_or_is_not_done_is_refused_by_name(
+    asked: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        fray_request(job(**asked))
+
+
+@pytest.mark.parametrize(
+    ("newer", "said"),
+    [
+        ("processes_per_task", "one process"),
+        ("secrets", "secrets of the environment is given"),
+        ("setup_scripts", "in"),
+    ],
+)
+def test_options_of_newer_frays_are_refused(newer: str, said: str) -> None:
+    made = job(environment=environment())
+    holder = made if newer == "processes_per_task" else made.environment
+    object.__setattr__(holder, newer, {"processes_per_task": 2, "secrets": {"K": "abc"}}.get(newer, ["x"]))
+    with pytest.raises(UnsupportedOptionError, match=said) as refused:
+        fray_request(made)
+    assert "abc" not in str(refused.value)
+
+
+def test_bands_are_those_of_iris() -> None:
+    job_pb2 = pytest.importorskip("iris.rpc.job_pb2")
+    for band in PriorityBand:
+        assert band_of(job_pb2.PriorityBand.Value(f"PRIORITY_BAND_{band.name}")) is band
+
+
+def test_function_that_can_not_travel_is_refused_at_once() -> None:
+    with pytest.raises(InvalidFunctionError, match="can't be pickled"):
+        fray_request(job(entrypoint=types.Entrypoint.from_callable(print, [sys.stdout])))
+
+
+def inner(request: Any) -> Any:
+    """What runs in the task once the client is set."""
+    task = cloudpickle.loads(request.pickled_function)
+    assert isinstance(task, InTask)
+    return cloudpickle.loads(task.pickled)
+
+
+def test_function_gets_its_arguments(capfd: pytest.CaptureFixture[str]) -> None:
+    inner(fray_request(job()))()
+    assert capfd.readouterr().out == "ab"
+
+
+def test_program_gets_its_arguments_as_they_are_and_its_exit_code_counts(capfd: pytest.CaptureFixture[str]) -> None:
+    program = types.Entrypoint.from_binary(
+        sys.executable, ["-c", "import sys; print(sys.argv); sys.exit(3)", "a b", "$HOME"]
+    )
+    command = inner(fray_request(job(entrypoint=program)))
+    assert isinstance(command, Command)
+    with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
+        command()
+    assert capfd.readouterr().out == "['-c', 'a b', '$HOME']\n"
+    replace(command, arguments=("-c", "pass"))()
