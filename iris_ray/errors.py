@@ -11,6 +11,7 @@
     │   ├── InvalidMessageError              a value that is not of the type that it should be
     │   ├── UnknownNameError                 no such job, task, host or slice; the message names the nearest
     │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
+    │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
     │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
@@ -80,6 +81,10 @@ class UnknownNameError(InvalidRequestError):
 
 class InvalidSimulationError(InvalidRequestError):
     """A fleet, a workload or a trace that can't be simulated as written; the message names the place."""
+
+
+class InvalidSlotError(InvalidRequestError):
+    """A model, a runner or a request for a slot that can't work as written; the message says what to give."""
 
 
 class InvalidModeError(InvalidRequestError):

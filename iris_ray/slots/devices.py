@@ -1,0 +1,110 @@
+"""Runners and their devices: what slots are placed on."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import combinations
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.model.constraints import Attributes, Constraint
+
+DeviceSet = tuple[int, ...]
+"""Numbers of devices of one runner, ascending."""
+
+MOST_DEVICES = 64
+"""Of one runner."""
+
+
+class DeviceKind(Enum):
+    """What a device is. Slots share the memory of a GPU and of a host; a TPU chip belongs to one process at a time."""
+
+    GPU = "gpu"
+    TPU = "tpu"
+    CPU = "cpu"
+
+    __hash__ = object.__hash__  # each kind exists once; Enum's own hash takes ten times as long
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of a runner: a GPU, a TPU chip, or the memory of a host.
+
+    Args:
+        kind: what it is.
+        memory: bytes that slots may use. Leave out what the driver and other programs need.
+    """
+
+    kind: DeviceKind
+    memory: int
+
+    def __post_init__(self) -> None:
+        if type(self.memory) is not int or self.memory < 1:
+            raise InvalidSlotError(f"a device's memory is {self.memory!r}; give bytes, an int of 1 or more")
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether only one slot at a time can use it."""
+        return self.kind is DeviceKind.TPU
+
+    def charge(self, need: int) -> int:
+        """Return how many bytes a slot that needs ``need`` bytes keeps from all others."""
+        return self.memory if self.exclusive else need
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A process on one host that starts slots on devices of one kind. A host of two kinds has two runners.
+
+    Args:
+        runner_id: a name that no other runner has.
+        devices: its devices; a device's number is its place here.
+        attributes: typed facts about the host, for the constraints of models.
+        legal_sets: the sets of devices that one slot can use together. None: for TPU chips what `tpu_sets` returns, for
+            others every set.
+
+    Raises:
+        InvalidSlotError: there are no devices, or of several kinds; or a set names a device that isn't there.
+    """
+
+    runner_id: str
+    devices: tuple[Device, ...]
+    attributes: Attributes = field(default_factory=dict, hash=False)
+    legal_sets: tuple[DeviceSet, ...] | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.devices)
+        if not 1 <= count <= MOST_DEVICES or len({device.kind for device in self.devices}) != 1:
+            raise InvalidSlotError(f"runner {self.runner_id} needs 1 to {MOST_DEVICES} devices, all of one kind")
+        if self.legal_sets is None and self.kind is DeviceKind.TPU:
+            object.__setattr__(self, "legal_sets", tpu_sets(count))
+        for devices in self.legal_sets or ():
+            if not devices or list(devices) != sorted(set(devices) & set(range(count))):
+                raise InvalidSlotError(f"runner {self.runner_id}: {devices} are not devices below {count}, ascending")
+
+    @property
+    def kind(self) -> DeviceKind:
+        """What its devices are."""
+        return self.devices[0].kind
+
+    def sets(self, degree: int) -> Iterable[DeviceSet]:
+        """Return the sets of ``degree`` devices that one slot can use together."""
+        if self.legal_sets is None:
+            return combinations(range(len(self.devices)), degree)
+        return (devices for devices in self.legal_sets if len(devices) == degree)
+
+    def satisfies(self, constraints: Iterable[Constraint]) -> bool:
+        """Return whether it satisfies all constraints. One that can't be evaluated here is not satisfied."""
+        try:
+            return all(constraint.matches(self.attributes) for constraint in constraints)
+        except TypeError:
+            return False
+
+
+def tpu_sets(chips: int) -> tuple[DeviceSet, ...]:
+    """Return the sets of chips of one host that a process can use: 1, 2, 4, … neighbours, and all of them.
+
+    Libtpu takes chips that form a rectangle. Chips are numbered row by row, so aligned runs of a power of two do.
+    """
+    sizes = [size for size in (1, 2, 4, 8, 16) if size < chips]
+    runs = [tuple(range(first, first + size)) for size in sizes for first in range(0, chips - size + 1, size)]
+    return (*runs, tuple(range(chips)))

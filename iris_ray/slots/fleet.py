@@ -1,0 +1,221 @@
+"""All runners and slots. Only the methods of `SlotFleet` change them, and the ledger with them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.slots.devices import Runner
+from iris_ray.slots.ledger import Ledger
+from iris_ray.slots.models import ModelSpec, SlotIdentity
+from iris_ray.slots.slot import USES_MEMORY, Allocation, Slot, SlotState
+
+DeviceKey = tuple[str, int]
+"""A runner's id, and the number of one of its devices."""
+
+
+@dataclass(slots=True, eq=False)
+class SlotFleet:
+    """Runners, slots and what is booked.
+
+    Attributes:
+        runners: by id.
+        slots: by id; those that are gone are not here.
+        closed: ids of runners that take no new slots.
+        prices: what it costs to evict one slot, by identity: milliseconds of loading that will be paid again, most
+            likely. 0 if it isn't here.
+    """
+
+    runners: dict[str, Runner] = field(default_factory=dict)
+    slots: dict[str, Slot] = field(default_factory=dict)
+    closed: set[str] = field(default_factory=set)
+    prices: dict[SlotIdentity, int] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    _on_device: dict[DeviceKey, dict[str, Slot]] = field(default_factory=dict)
+    _of_identity: dict[SlotIdentity, dict[str, Slot]] = field(default_factory=dict)
+    _watchers: list[set[DeviceKey]] = field(default_factory=list)
+
+    # -- looking ----------------------------------------------------------------------------------
+
+    def on_device(self, key: DeviceKey) -> Iterable[Slot]:
+        """Return the slots on a device."""
+        return self._on_device[key].values()
+
+    def on_runner(self, runner_id: str) -> list[Slot]:
+        """Return the slots of a runner, oldest first."""
+        keys = [(runner_id, device) for device in range(len(self.runners[runner_id].devices))]
+        return list({slot.slot_id: slot for key in keys for slot in self._on_device[key].values()}.values())
+
+    def of_identity(self, identity: SlotIdentity) -> list[Slot]:
+        """Return the slots that serve this, oldest first."""
+        return list(self._of_identity.get(identity, {}).values())
+
+    def watch(self) -> set[DeviceKey]:
+        """Return a set to which the key of every device is added when something changes on it."""
+        changed = {(runner_id, device) for runner_id, device in self._on_device}
+        self._watchers.append(changed)
+        return changed
+
+    def unwatch(self, changed: set[DeviceKey]) -> None:
+        """Stop adding to a set that `watch` returned."""
+        self._watchers = [watcher for watcher in self._watchers if watcher is not changed]
+
+    # -- runners ----------------------------------------------------------------------------------
+
+    def add_runner(self, runner: Runner) -> None:
+        """Add a runner without slots.
+
+        Raises:
+            IllegalTransitionError: there is one of that id.
+        """
+        if runner.runner_id in self.runners:
+            raise IllegalTransitionError(f"there is a runner {runner.runner_id} already")
+        self.runners[runner.runner_id] = runner
+        self.ledger.open(runner)
+        for device in range(len(runner.devices)):
+            self._on_device[runner.runner_id, device] = {}
+        self.touch_runner(runner.runner_id)
+
+    def remove_runner(self, runner_id: str) -> list[Slot]:
+        """Remove a runner that is gone, and return its slots, which are gone with it."""
+        lost = self.on_runner(runner_id)
+        for slot in lost:
+            self.end(slot.slot_id)
+        self.touch_runner(runner_id)
+        for device in range(len(self.runners.pop(runner_id).devices)):
+            del self._on_device[runner_id, device]
+        self.ledger.close(runner_id)
+        self.closed.discard(runner_id)
+        return lost
+
+    def set_open(self, runner_id: str, is_open: bool) -> None:
+        """Say whether a runner takes new slots."""
+        (self.closed.discard if is_open else self.closed.add)(runner_id)
+        self.touch_runner(runner_id)
+
+    # -- slots ------------------------------------------------------------------------------------
+
+    def plan(self, slot_id: str, spec: ModelSpec, place: Allocation, now: float) -> Slot:
+        """Promise a place to a new slot. It starts once `start` finds that nobody uses the place any more."""
+        self.ledger.promise(place)
+        slot = self.slots[slot_id] = Slot(slot_id, spec, place, now)
+        for device in place.devices:
+            self._on_device[place.runner_id, device][slot_id] = slot
+        self._of_identity.setdefault(spec.identity, {})[slot_id] = slot
+        self.touch(place)
+        return slot
+
+    def start(self, slot_id: str, now: float) -> bool:
+        """Start a planned slot if its place is really free; return whether it is."""
+        slot = self.slots[slot_id]
+        if not self.ledger.can_start(slot.allocation):
+            return False
+        slot.move_to(SlotState.STARTING)
+        self.ledger.use(slot.allocation)
+        slot.started_at = now
+        self.touch(slot.allocation)
+        return True
+
+    def set_ready(self, slot_id: str, now: float) -> None:
+        """Note that a slot can serve."""
+        slot = self.slots[slot_id]
+        slot.move_to(SlotState.READY)
+        slot.ready_at = slot.last_activity = now
+        self.touch(slot.allocation)
+
+    def retire(self, slot_id: str, state: SlotState) -> None:
+        """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
+
+        Nothing was created for a slot that is only planned: it is gone at once.
+        """
+        slot = self.slots[slot_id]
+        if slot.state is SlotState.PLANNED:
+            self.end(slot_id)
+            return
+        slot.move_to(state)
+        self.ledger.promise(slot.allocation, -1)
+        self.touch(slot.allocation)
+
+    def end(self, slot_id: str) -> Slot:
+        """Free what a slot held: its process is gone, or never was."""
+        slot = self.slots.pop(slot_id)
+        if slot.wanted:
+            self.ledger.promise(slot.allocation, -1)
+        if slot.state in USES_MEMORY:
+            self.ledger.use(slot.allocation, -1)
+        slot.move_to(SlotState.GONE)
+        for device in slot.allocation.devices:
+            del self._on_device[slot.allocation.runner_id, device][slot_id]
+        of_identity = self._of_identity[slot.identity]
+        del of_identity[slot_id]
+        if not of_identity:
+            del self._of_identity[slot.identity]
+        self.touch(slot.allocation)
+        return slot
+
+    def begin_request(self, slot_id: str, request_id: str, now: float) -> None:
+        """Give a request to a slot.
+
+        Raises:
+            IllegalTransitionError: the slot has no seat free.
+        """
+        slot = self.slots[slot_id]
+        if slot.free_seats < 1:
+            raise IllegalTransitionError(f"slot {slot_id} has no seat for request {request_id}")
+        slot.active.add(request_id)
+        slot.last_activity = now
+        self.touch(slot.allocation)
+
+    def end_request(self, slot_id: str, request_id: str, now: float) -> None:
+        """Note that a request runs on a slot no more."""
+        slot = self.slots[slot_id]
+        slot.active.discard(request_id)
+        slot.last_activity = now
+        self.touch(slot.allocation)
+
+    def claim(self, slot_id: str, claimed: bool) -> None:
+        """Say whether a slot is kept for a target of replicas."""
+        slot = self.slots[slot_id]
+        if slot.claimed is not claimed:
+            slot.claimed = claimed
+            self.touch(slot.allocation)
+
+    def set_prices(self, prices: Mapping[SlotIdentity, int]) -> None:
+        """Set what it costs to evict one slot of these identities, in milliseconds of loading."""
+        for identity, price in prices.items():
+            if self.prices.get(identity, 0) != price:
+                self.prices[identity] = price
+                for slot in self.of_identity(identity):
+                    self.touch(slot.allocation)
+
+    # -- changes ----------------------------------------------------------------------------------
+
+    def touch(self, place: Allocation) -> None:
+        """Tell the watchers that something changed on these devices."""
+        keys = [(place.runner_id, device) for device in place.devices]
+        for watcher in self._watchers:
+            watcher.update(keys)
+
+    def touch_runner(self, runner_id: str) -> None:
+        """Tell the watchers that something changed on all devices of a runner."""
+        keys = [(runner_id, device) for device in range(len(self.runners[runner_id].devices))]
+        for watcher in self._watchers:
+            watcher.update(keys)
+
+    def check(self) -> None:
+        """Assert what must hold after every step: no device is over-committed, and the books agree with the slots."""
+        for runner_id, runner in self.runners.items():
+            promised, used = [0] * len(runner.devices), [0] * len(runner.devices)
+            for slot in self.on_runner(runner_id):
+                for device, need in zip(slot.allocation.devices, slot.allocation.bytes_each, strict=True):
+                    promised[device] += need if slot.wanted else 0
+                    used[device] += need if slot.state in USES_MEMORY else 0
+            for number, hardware in enumerate(runner.devices):
+                assert max(promised[number], used[number]) <= hardware.memory, (
+                    f"{runner_id}: {number} over-committed"
+                )
+            left = [hardware.memory - amount for hardware, amount in zip(runner.devices, promised, strict=True)]
+            assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
+            assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"
+        for slot in self.slots.values():
+            assert len(slot.active) <= slot.spec.requests_at_a_time, f"{slot.slot_id}: too many requests"
+            assert not slot.active or slot.state is not SlotState.PLANNED, f"{slot.slot_id}: nothing can run on it"
