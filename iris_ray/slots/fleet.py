@@ -73,14 +73,14 @@ class SlotFleet:
         self.ledger.open(runner)
         for device in range(len(runner.devices)):
             self._on_device[runner.runner_id, device] = {}
-        self.touch_runner(runner.runner_id)
+        self._touch_runner(runner.runner_id)
 
     def remove_runner(self, runner_id: str) -> list[Slot]:
         """Remove a runner that is gone, and return its slots, which are gone with it."""
         lost = self.on_runner(runner_id)
         for slot in lost:
             self.end(slot.slot_id)
-        self.touch_runner(runner_id)
+        self._touch_runner(runner_id)
         for device in range(len(self.runners.pop(runner_id).devices)):
             del self._on_device[runner_id, device]
         self.ledger.close(runner_id)
@@ -90,19 +90,27 @@ class SlotFleet:
     def set_open(self, runner_id: str, is_open: bool) -> None:
         """Say whether a runner takes new slots."""
         (self.closed.discard if is_open else self.closed.add)(runner_id)
-        self.touch_runner(runner_id)
+        self._touch_runner(runner_id)
 
     # -- slots ------------------------------------------------------------------------------------
 
     def plan(self, slot_id: str, spec: ModelSpec, place: Allocation, now: float) -> Slot:
         """Promise a place to a new slot. It starts once `start` finds that nobody uses the place any more."""
-        self.ledger.promise(place)
-        slot = self.slots[slot_id] = Slot(slot_id, spec, place, now)
-        for device in place.devices:
-            self._on_device[place.runner_id, device][slot_id] = slot
-        self._of_identity.setdefault(spec.identity, {})[slot_id] = slot
-        self.touch(place)
+        slot = Slot(slot_id, spec, place, now, last_activity=now)
+        self.adopt(slot)
         return slot
+
+    def adopt(self, slot: Slot) -> None:
+        """Take over a slot as it is, and book what it holds."""
+        if slot.wanted:
+            self.ledger.promise(slot.allocation)
+        if slot.state in USES_MEMORY:
+            self.ledger.use(slot.allocation)
+        self.slots[slot.slot_id] = slot
+        for device in slot.allocation.devices:
+            self._on_device[slot.allocation.runner_id, device][slot.slot_id] = slot
+        self._of_identity.setdefault(slot.identity, {})[slot.slot_id] = slot
+        self._touch(slot.allocation)
 
     def start(self, slot_id: str, now: float) -> bool:
         """Start a planned slot if its place is really free; return whether it is."""
@@ -112,7 +120,7 @@ class SlotFleet:
         slot.move_to(SlotState.STARTING)
         self.ledger.use(slot.allocation)
         slot.started_at = now
-        self.touch(slot.allocation)
+        self._touch(slot.allocation)
         return True
 
     def set_ready(self, slot_id: str, now: float) -> None:
@@ -120,7 +128,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         slot.move_to(SlotState.READY)
         slot.ready_at = slot.last_activity = now
-        self.touch(slot.allocation)
+        self._touch(slot.allocation)
 
     def retire(self, slot_id: str, state: SlotState) -> None:
         """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
@@ -133,7 +141,7 @@ class SlotFleet:
             return
         slot.move_to(state)
         self.ledger.promise(slot.allocation, -1)
-        self.touch(slot.allocation)
+        self._touch(slot.allocation)
 
     def end(self, slot_id: str) -> Slot:
         """Free what a slot held: its process is gone, or never was."""
@@ -149,7 +157,7 @@ class SlotFleet:
         del of_identity[slot_id]
         if not of_identity:
             del self._of_identity[slot.identity]
-        self.touch(slot.allocation)
+        self._touch(slot.allocation)
         return slot
 
     def begin_request(self, slot_id: str, request_id: str, now: float) -> None:
@@ -163,21 +171,21 @@ class SlotFleet:
             raise IllegalTransitionError(f"slot {slot_id} has no seat for request {request_id}")
         slot.active.add(request_id)
         slot.last_activity = now
-        self.touch(slot.allocation)
+        self._touch(slot.allocation)
 
     def end_request(self, slot_id: str, request_id: str, now: float) -> None:
         """Note that a request runs on a slot no more."""
         slot = self.slots[slot_id]
         slot.active.discard(request_id)
         slot.last_activity = now
-        self.touch(slot.allocation)
+        self._touch(slot.allocation)
 
     def claim(self, slot_id: str, claimed: bool) -> None:
         """Say whether a slot is kept for a target of replicas."""
         slot = self.slots[slot_id]
         if slot.claimed is not claimed:
             slot.claimed = claimed
-            self.touch(slot.allocation)
+            self._touch(slot.allocation)
 
     def set_prices(self, prices: Mapping[SlotIdentity, int]) -> None:
         """Set what it costs to evict one slot of these identities, in milliseconds of loading."""
@@ -185,21 +193,21 @@ class SlotFleet:
             if self.prices.get(identity, 0) != price:
                 self.prices[identity] = price
                 for slot in self.of_identity(identity):
-                    self.touch(slot.allocation)
+                    self._touch(slot.allocation)
 
     # -- changes ----------------------------------------------------------------------------------
 
-    def touch(self, place: Allocation) -> None:
+    def touch(self, keys: Iterable[DeviceKey]) -> None:
         """Tell the watchers that something changed on these devices."""
-        keys = [(place.runner_id, device) for device in place.devices]
+        keys = list(keys)
         for watcher in self._watchers:
             watcher.update(keys)
 
-    def touch_runner(self, runner_id: str) -> None:
-        """Tell the watchers that something changed on all devices of a runner."""
-        keys = [(runner_id, device) for device in range(len(self.runners[runner_id].devices))]
-        for watcher in self._watchers:
-            watcher.update(keys)
+    def _touch(self, place: Allocation) -> None:
+        self.touch((place.runner_id, device) for device in place.devices)
+
+    def _touch_runner(self, runner_id: str) -> None:
+        self.touch((runner_id, device) for device in range(len(self.runners[runner_id].devices)))
 
     def check(self) -> None:
         """Assert what must hold after every step: no device is over-committed, and the books agree with the slots."""
@@ -210,9 +218,7 @@ class SlotFleet:
                     promised[device] += need if slot.wanted else 0
                     used[device] += need if slot.state in USES_MEMORY else 0
             for number, hardware in enumerate(runner.devices):
-                assert max(promised[number], used[number]) <= hardware.memory, (
-                    f"{runner_id}: {number} over-committed"
-                )
+                assert max(promised[number], used[number]) <= hardware.memory, f"{runner_id}: {number} over-committed"
             left = [hardware.memory - amount for hardware, amount in zip(runner.devices, promised, strict=True)]
             assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
             assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"

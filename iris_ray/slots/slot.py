@@ -60,6 +60,10 @@ class Allocation:
         """Bytes on all devices together."""
         return sum(self.bytes_each)
 
+    def on(self, device: int) -> int:
+        """Return the bytes on a device, 0 if it is another's."""
+        return self.bytes_each[self.devices.index(device)] if device in self.devices else 0
+
 
 @dataclass(slots=True, eq=False)
 class Slot:
@@ -88,9 +92,6 @@ class Slot:
     last_activity: float = 0.0
     active: set[str] = field(default_factory=set)
     claimed: bool = False
-
-    def __post_init__(self) -> None:
-        self.last_activity = self.created_at
 
     @property
     def identity(self) -> SlotIdentity:

@@ -1,0 +1,166 @@
+"""Decides where a slot goes, and what is evicted for it.
+
+The order of preference:
+
+1. free devices: one, the one with the most bytes free; else 2, 3, … of one runner, as the model can be split;
+2. the cheapest eviction, on any runner, for any number of devices. What it costs is the time to load again what is
+   evicted, times the demand for it.
+
+If `Policy.spread_before_evicting` is off, evicting for one device comes before using two free ones, and so on.
+Nothing is evicted unless the slot has a place then.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+
+from iris_ray.slots.decisions import Decision, Full, Never, Place, Requirement, Snapshot
+from iris_ray.slots.devices import DeviceKind, DeviceSet, Runner
+from iris_ray.slots.evictable import EvictableSlots
+from iris_ray.slots.eviction import EvictionPlan
+from iris_ray.slots.fleet import SlotFleet
+from iris_ray.slots.indexes import EvictionIndex, FreeIndex, Item, charges
+from iris_ray.slots.models import ModelSpec, SlotIdentity
+from iris_ray.slots.policy import Policy
+from iris_ray.slots.slot import Allocation, SlotState
+
+MOST_MODELS = 500
+"""For which indexes are kept: those that were asked for most recently."""
+
+Skip = Callable[[Item], bool]
+
+
+class Allocator:
+    """Decides on a fleet that others change. It remembers what it has seen, and looks again at what has changed."""
+
+    def __init__(self, fleet: SlotFleet, policy: Policy) -> None:
+        self.fleet = fleet
+        self.policy = policy
+        self.evictable = EvictableSlots(fleet, policy)
+        self._free: dict[tuple[DeviceKind, object, int], FreeIndex] = {}
+        self._evictions: dict[SlotIdentity, dict[int, EvictionIndex]] = {}
+
+    def decide(self, requirement: Requirement, now: float) -> Decision:
+        """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
+        self.evictable.refresh(now)
+        spec, avoid = requirement.spec, requirement.avoid
+        skip: Skip = (lambda item: (item if isinstance(item, str) else item[0]) in avoid) if avoid else _nothing
+        if self.policy.spread_before_evicting:
+            place = self._free_place(spec, spec.memory, skip) or self._evicting_place(spec, spec.memory, skip)
+        else:
+            by_degree = (
+                self._free_place(spec, [n], skip) or self._evicting_place(spec, [n], skip) for n in spec.memory
+            )
+            place = next(filter(None, by_degree), None)
+        return place or self._no_place(spec)
+
+    def commit(self, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
+        """Carry a decision out in the books: what it evicts drains, and the slot is planned; it starts if it can."""
+        for evicted in place.evict:
+            self.fleet.retire(evicted, SlotState.DRAINING)
+        self.fleet.plan(slot_id, spec, place.allocation, now)
+        self.fleet.start(slot_id, now)
+
+    def _free_place(self, spec: ModelSpec, degrees: Iterable[int], skip: Skip) -> Place | None:
+        for degree in degrees:
+            key = spec.kind, spec.constraints, degree
+            index = self._free.get(key) or self._free.setdefault(key, FreeIndex(self.fleet, spec, degree))
+            if found := index.find(spec.memory[degree], skip):
+                return Place(_allocation(*found, spec))
+        return None
+
+    def _evicting_place(self, spec: ModelSpec, degrees: Iterable[int], skip: Skip) -> Place | None:
+        indexes = self._eviction_indexes(spec)
+        found = [each for degree in degrees if (each := indexes[degree].find(skip)) is not None]
+        if not found:
+            return None
+        runner, plan = min(found, key=lambda each: (each[1].key, len(each[1].devices)))
+        return Place(_allocation(runner, plan.devices, spec), _ids(plan))
+
+    def _eviction_indexes(self, spec: ModelSpec) -> dict[int, EvictionIndex]:
+        found = self._evictions.pop(spec.identity, None)
+        if found is not None and next(iter(found.values())).spec != spec:
+            _close(found)
+            found = None
+        if found is None:
+            found = {degree: EvictionIndex(self.fleet, spec, degree, self.evictable) for degree in spec.memory}
+        self._evictions[spec.identity] = found
+        if len(self._evictions) > MOST_MODELS:
+            _close(self._evictions.pop(next(iter(self._evictions))))
+        return found
+
+    def _no_place(self, spec: ModelSpec) -> Full | Never:
+        alike = [runner for runner in self.fleet.runners.values() if _suits(runner, spec)]
+        if not alike:
+            return Full(f"no runner with {spec.kind.value} devices satisfies the constraints of {spec.identity}")
+        if not any(fits_when_empty(runner, spec) for runner in alike):
+            return Never(why_never(alike, spec))
+        return Full(f"all devices that could hold {spec.identity} are full, and nothing there may be evicted now")
+
+
+def decide(snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Decision:
+    """Return where one more slot goes."""
+    return next(plan(snapshot, [requirement], policy, now))
+
+
+def plan(snapshot: Snapshot, queue: Iterable[Requirement], policy: Policy, now: float) -> Iterator[Decision]:
+    """Yield a decision for each requirement, each one as if those before it had been carried out."""
+    allocator = Allocator(fleet_of(snapshot), policy)
+    for number, requirement in enumerate(queue):
+        decision = allocator.decide(requirement, now)
+        if isinstance(decision, Place):
+            allocator.commit(f"planned {number}", requirement.spec, decision, now)
+        yield decision
+
+
+def fleet_of(snapshot: Snapshot) -> SlotFleet:
+    """Return a fleet that is as the snapshot says. The snapshot's slots stay as they are."""
+    fleet = SlotFleet()
+    for runner in snapshot.runners:
+        fleet.add_runner(runner)
+        fleet.set_open(runner.runner_id, runner.runner_id not in snapshot.closed)
+    for slot in snapshot.slots:
+        fleet.adopt(deepcopy(slot))
+    fleet.set_prices(snapshot.prices)
+    return fleet
+
+
+def fits_when_empty(runner: Runner, spec: ModelSpec) -> bool:
+    """Return whether a slot of the model fits on the runner if nothing else is there."""
+    return any(
+        all(runner.devices[device].memory >= need for device in devices)
+        for degree, need in spec.memory.items()
+        for devices in runner.sets(degree)
+    )
+
+
+def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
+    """Return why none of these runners, not even an empty one, can hold a slot of the model."""
+    largest = max(device.memory for runner in runners for device in runner.devices)
+    most = max(len(runner.devices) for runner in runners)
+    needs = ", ".join(f"{need:,} bytes on each of {degree}" for degree, need in spec.memory.items())
+    return (
+        f"{spec.identity} fits on no runner, not even on an empty one. It needs {needs} {spec.kind.value} devices of "
+        f"one runner; the largest device has {largest:,} bytes, and no runner has more than {most} of them. Give it "
+        f"less memory, allow it to be split over more devices, or add larger runners."
+    )
+
+
+def _allocation(runner: Runner, devices: DeviceSet, spec: ModelSpec) -> Allocation:
+    return Allocation(runner.runner_id, devices, charges(runner, devices, spec))
+
+
+def _suits(runner: Runner, spec: ModelSpec) -> bool:
+    return runner.kind is spec.kind and runner.satisfies(spec.constraints)
+
+
+def _ids(plan: EvictionPlan) -> tuple[str, ...]:
+    return tuple(slot.slot_id for slot in plan.evict)
+
+
+def _close(indexes: dict[int, EvictionIndex]) -> None:
+    for index in indexes.values():
+        index.close()
+
+
+def _nothing(item: Item) -> bool:
+    return False

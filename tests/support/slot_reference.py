@@ -1,0 +1,81 @@
+"""The allocator of slots once more, slow and obvious: it tries every set of devices with every set of evictions."""
+
+from collections.abc import Iterator
+from itertools import combinations
+
+from iris_ray.slots.decisions import Place, Requirement, Snapshot
+from iris_ray.slots.devices import Runner
+from iris_ray.slots.policy import Policy
+from iris_ray.slots.slot import USES_MEMORY, Slot, SlotState
+
+Score = tuple[float, ...]
+LONG_AGO = float("-inf")
+
+
+def best_score(snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Score | None:
+    """The score of the best plan; smaller is better. None: there is no plan."""
+    return min((score for score, _ in all_plans(snapshot, requirement, policy, now)), default=None)
+
+
+def score_of(place: Place, snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Score:
+    """The best score of the plans that are this place. Fails if there is none."""
+    same = place.allocation.runner_id, place.allocation.devices, frozenset(place.evict)
+    return min(score for score, plan in all_plans(snapshot, requirement, policy, now) if plan == same)
+
+
+def all_plans(
+    snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float
+) -> Iterator[tuple[Score, tuple[str, tuple[int, ...], frozenset[str]]]]:
+    spec = requirement.spec
+    for runner in snapshot.runners:
+        name = runner.runner_id
+        if runner.kind is not spec.kind or name in snapshot.closed | requirement.avoid:
+            continue
+        slots = [slot for slot in snapshot.slots if slot.allocation.runner_id == name]
+        for degree, need in spec.memory.items():
+            for devices in runner.sets(degree):
+                charge = [runner.devices[device].charge(need) for device in devices]
+                if any(runner.devices[device].memory < need for device in devices):
+                    continue
+                room = [free_now(runner, slots, device) for device in devices]
+                if all(free >= each for free, each in zip(room, charge, strict=True)):
+                    yield free_score(policy, degree, min(room)), (name, devices, frozenset())
+                for evict in subsets([slot for slot in slots if evictable(slot, requirement, policy, now)]):
+                    left = [promised_left(runner, slots, evict, device) for device in devices]
+                    if all(free >= each for free, each in zip(left, charge, strict=True)):
+                        price = sum(snapshot.prices.get(slot.identity, 0) for slot in evict)
+                        size = sum(slot.allocation.total for slot in evict)
+                        newest = max((slot.last_activity for slot in evict), default=LONG_AGO)
+                        ids = frozenset(slot.slot_id for slot in evict)
+                        yield tiered(policy, degree, (price, size, newest)), (name, devices, ids)
+
+
+def tiered(policy: Policy, degree: int, key: Score) -> Score:
+    return (1, *key, degree) if policy.spread_before_evicting else (0, degree, 1, *key)
+
+
+def evictable(slot: Slot, requirement: Requirement, policy: Policy, now: float) -> bool:
+    if slot.state is not SlotState.READY or slot.active or slot.claimed or slot.identity == requirement.spec.identity:
+        return False
+    assert slot.ready_at is not None
+    stale_at = policy.stale_at(slot.allocation.runner_id, slot.last_activity)
+    return slot.ready_at + policy.min_residency_s <= now and stale_at <= now
+
+
+def free_now(runner: Runner, slots: list[Slot], device: int) -> int:
+    in_use = sum(slot.allocation.on(device) for slot in slots if slot.state in USES_MEMORY)
+    return min(runner.devices[device].memory - in_use, promised_left(runner, slots, (), device))
+
+
+def promised_left(runner: Runner, slots: list[Slot], evict: tuple[Slot, ...], device: int) -> int:
+    staying = [slot for slot in slots if slot.wanted and slot not in evict]
+    return runner.devices[device].memory - sum(slot.allocation.on(device) for slot in staying)
+
+
+def subsets(slots: list[Slot]) -> Iterator[tuple[Slot, ...]]:
+    for count in range(len(slots) + 1):
+        yield from combinations(slots, count)
+
+
+def free_score(policy: Policy, degree: int, room: int) -> Score:
+    return (0, degree, -room) if policy.spread_before_evicting else (0, degree, 0, -room)
