@@ -18,7 +18,7 @@ from iris_ray.slots.devices import DeviceKind, DeviceSet, Runner
 from iris_ray.slots.evictable import EvictableSlots
 from iris_ray.slots.eviction import EvictionPlan
 from iris_ray.slots.fleet import SlotFleet
-from iris_ray.slots.indexes import EvictionIndex, FreeIndex, Item, charges
+from iris_ray.slots.indexes import EvictionIndex, FreeIndex, Item, charges, runner_of
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.policy import Policy
 from iris_ray.slots.slot import Allocation, SlotState
@@ -43,7 +43,7 @@ class Allocator:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
         self.evictable.refresh(now)
         spec, avoid = requirement.spec, requirement.avoid
-        skip: Skip = (lambda item: (item if isinstance(item, str) else item[0]) in avoid) if avoid else _nothing
+        skip: Skip = (lambda item: runner_of(item) in avoid) if avoid else _nothing
         if self.policy.spread_before_evicting:
             place = self._free_place(spec, spec.memory, skip) or self._evicting_place(spec, spec.memory, skip)
         else:
@@ -78,14 +78,11 @@ class Allocator:
 
     def _eviction_indexes(self, spec: ModelSpec) -> dict[int, EvictionIndex]:
         found = self._evictions.pop(spec.identity, None)
-        if found is not None and next(iter(found.values())).spec != spec:
-            _close(found)
-            found = None
-        if found is None:
+        if found is None or next(iter(found.values())).spec != spec:
             found = {degree: EvictionIndex(self.fleet, spec, degree, self.evictable) for degree in spec.memory}
         self._evictions[spec.identity] = found
         if len(self._evictions) > MOST_MODELS:
-            _close(self._evictions.pop(next(iter(self._evictions))))
+            del self._evictions[next(iter(self._evictions))]
         return found
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
@@ -146,7 +143,7 @@ def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
 
 
 def _allocation(runner: Runner, devices: DeviceSet, spec: ModelSpec) -> Allocation:
-    return Allocation(runner.runner_id, devices, charges(runner, devices, spec))
+    return Allocation(runner.runner_id, devices, charges(runner, devices, spec, len(devices)))
 
 
 def _suits(runner: Runner, spec: ModelSpec) -> bool:
@@ -155,11 +152,6 @@ def _suits(runner: Runner, spec: ModelSpec) -> bool:
 
 def _ids(plan: EvictionPlan) -> tuple[str, ...]:
     return tuple(slot.slot_id for slot in plan.evict)
-
-
-def _close(indexes: dict[int, EvictionIndex]) -> None:
-    for index in indexes.values():
-        index.close()
 
 
 def _nothing(item: Item) -> bool:

@@ -1,14 +1,16 @@
 """Which slots could be evicted now, device by device, cheapest first."""
 
 import heapq
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
-from iris_ray.slots.fleet import DeviceKey, SlotFleet
+from iris_ray.slots.changes import DeviceKey
+from iris_ray.slots.fleet import SlotFleet
+from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.policy import Policy
+from iris_ray.slots.ranking import NOTHING, Key
 from iris_ray.slots.slot import Slot, SlotState
+from iris_ray.slots.staircase import Item, Staircase, staircase
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,27 +19,20 @@ class DeviceView:
 
     Attributes:
         free: bytes that are promised to nobody.
-        slots: those that could be evicted, the least price for a byte first.
-        gains: bytes that the first one, the first two, … of them leave on this device.
-        shares: what they cost together. A slot on several devices counts with its share, rounded down.
+        slots: those that could be evicted.
+        identities: what these serve.
+        stairs: what their bytes cost. A slot on several devices counts with its share, rounded down.
     """
 
     free: int
     slots: tuple[Slot, ...]
-    gains: tuple[int, ...]
-    shares: tuple[int, ...]
+    identities: frozenset[SlotIdentity]
+    stairs: Staircase
 
-    def estimate(self, need: int) -> tuple[int, int] | None:
-        """Return price and bytes that room for ``need`` bytes can't cost less than; None: there can't be room."""
+    def least(self, need: int) -> Key | None:
+        """Return a key that no plan for ``need`` bytes on this device is below; None: there can't be room."""
         missing = need - self.free
-        if missing <= 0:
-            return 0, 0
-        last = bisect_left(self.gains, missing)
-        if last == len(self.gains):
-            return None
-        gain, share = (self.gains[last - 1], self.shares[last - 1]) if last else (0, 0)
-        part = (self.shares[last] - share) * (missing - gain) // (self.gains[last] - gain)
-        return share + part, missing
+        return NOTHING if missing <= 0 else self.stairs.least(missing)
 
 
 class EvictableSlots:
@@ -47,35 +42,43 @@ class EvictableSlots:
         self._fleet = fleet
         self._policy = policy
         self._now = float("-inf")
-        self._changed = fleet.watch()
+        self._read = 0
         self._views: dict[DeviceKey, DeviceView] = {}
+        self._views_for: dict[DeviceKey, dict[SlotIdentity, DeviceView]] = {}
         self._times: list[tuple[float, DeviceKey]] = []
         """When a slot on a device may become evictable though nothing happens."""
 
     def refresh(self, now: float) -> None:
         """Forget what has changed, by time as well."""
         self._now = max(now, self._now)
+        changes = self._fleet.changes
         while self._times and self._times[0][0] <= self._now:
-            _, key = heapq.heappop(self._times)
-            if key[0] in self._fleet.runners:
-                self._fleet.touch([key])
-        for key in self._changed:
+            changes.add([heapq.heappop(self._times)[1]])
+        changed = changes.since(self._read)
+        self._read = changes.end
+        for key in list(self._views) if changed is None else changed:
             self._views.pop(key, None)
-        self._changed.clear()
+            self._views_for.pop(key, None)
 
-    def view(self, key: DeviceKey) -> DeviceView:
-        """Return the view of a device."""
+    def view(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
+        """Return the view of a device for whoever needs room for ``keep``, of which no slot is evicted."""
         view = self._views.get(key)
         if view is None:
-            view = self._views[key] = self._look(key)
-        return view
+            view = self._views[key] = self._view_of(key, tuple(self._evictable(key)))
+        if keep not in view.identities:
+            return view
+        views = self._views_for.setdefault(key, {})
+        if keep not in views:
+            views[keep] = self._view_of(key, tuple(slot for slot in view.slots if slot.identity != keep))
+        return views[keep]
 
-    def _look(self, key: DeviceKey) -> DeviceView:
-        slots = sorted(self._evictable(key), key=self._price_for_a_byte)
-        prices = (self._fleet.prices.get(slot.identity, 0) // len(slot.allocation.devices) for slot in slots)
-        gains = (slot.allocation.on(key[1]) for slot in slots)
-        free = self._fleet.ledger.unpromised(key[0])[key[1]]
-        return DeviceView(free, tuple(slots), tuple(accumulate(gains)), tuple(accumulate(prices)))
+    def _view_of(self, key: DeviceKey, slots: tuple[Slot, ...]) -> DeviceView:
+        items = [Item(self._share(slot), slot.allocation.on(key[1]), slot.last_activity) for slot in slots]
+        identities = frozenset(slot.identity for slot in slots)
+        return DeviceView(self._fleet.ledger.unpromised_on(*key), slots, identities, staircase(items))
+
+    def _share(self, slot: Slot) -> int:
+        return self._fleet.prices.get(slot.identity, 0) // len(slot.allocation.devices)
 
     def _evictable(self, key: DeviceKey) -> Iterator[Slot]:
         for slot in self._fleet.on_device(key):
@@ -91,6 +94,3 @@ class EvictableSlots:
         assert slot.ready_at is not None, f"slot {slot.slot_id} is not ready"
         stale_at = self._policy.stale_at(slot.allocation.runner_id, slot.last_activity)
         return max(slot.ready_at + self._policy.min_residency_s, stale_at)
-
-    def _price_for_a_byte(self, slot: Slot) -> tuple[float, float]:
-        return self._fleet.prices.get(slot.identity, 0) / slot.allocation.total, slot.last_activity

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from iris_ray.slots.devices import DeviceSet
 from iris_ray.slots.evictable import DeviceView
 from iris_ray.slots.models import SlotIdentity
-from iris_ray.slots.ranking import Key
+from iris_ray.slots.ranking import LONG_AGO, NOTHING, Key
 from iris_ray.slots.slot import Slot
 
 MOST_STEPS = 5_000
 """Of one search. After that the best plan found so far is taken: it works, but there may be a cheaper one."""
-LONG_AGO = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +26,11 @@ class EvictionPlan:
     evict: tuple[Slot, ...]
 
 
-def estimate(views: Iterable[DeviceView], needs: Iterable[int]) -> Key | None:
-    """Return a key that no plan for room on all these devices is below, or None: there can't be room."""
+def sum_of(keys: Iterable[Key]) -> Key:
+    """Return a key that no plan for several devices is below, if none for one of them is below its key."""
     price = size = 0
-    for view, need in zip(views, needs, strict=True):
-        least = view.estimate(need)
-        if least is None:
-            return None
-        price, size = price + least[0], size + least[1]
+    for key in keys:
+        price, size = price + key[0], size + key[1]
     return price, size, LONG_AGO
 
 
@@ -44,11 +40,9 @@ class EvictionSearch:
 
     Attributes:
         prices: what evicting one slot of an identity costs.
-        keep: the identity that is never evicted: the one that the room is for.
     """
 
     prices: Mapping[SlotIdentity, int]
-    keep: SlotIdentity
     best: EvictionPlan | None = None
     steps: int = 0
     _devices: DeviceSet = ()
@@ -57,10 +51,10 @@ class EvictionSearch:
     def try_devices(self, devices: DeviceSet, views: Sequence[DeviceView], needs: Sequence[int]) -> None:
         """Look for a plan with these devices that is better than the best so far."""
         self._devices = devices
-        unique = {slot.slot_id: slot for view in views for slot in view.slots if slot.identity != self.keep}
+        unique = {slot.slot_id: slot for view in views for slot in view.slots}
         self._slots = sorted(unique.values(), key=lambda slot: self._price(slot) / slot.allocation.total)
         missing = [need - view.free for need, view in zip(needs, views, strict=True)]
-        self._search(0, missing, (0, 0, LONG_AGO), ())
+        self._search(0, missing, NOTHING, ())
 
     def _price(self, slot: Slot) -> int:
         return self.prices.get(slot.identity, 0)

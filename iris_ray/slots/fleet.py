@@ -4,13 +4,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.slots.changes import ChangeLog, DeviceKey
 from iris_ray.slots.devices import Runner
 from iris_ray.slots.ledger import Ledger
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.slot import USES_MEMORY, Allocation, Slot, SlotState
-
-DeviceKey = tuple[str, int]
-"""A runner's id, and the number of one of its devices."""
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +21,8 @@ class SlotFleet:
         closed: ids of runners that take no new slots.
         prices: what it costs to evict one slot, by identity: milliseconds of loading that will be paid again, most
             likely. 0 if it isn't here.
+        ledger: what is booked.
+        changes: on which devices something has changed.
     """
 
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -30,11 +30,15 @@ class SlotFleet:
     closed: set[str] = field(default_factory=set)
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    changes: ChangeLog = field(default_factory=ChangeLog)
     _on_device: dict[DeviceKey, dict[str, Slot]] = field(default_factory=dict)
     _of_identity: dict[SlotIdentity, dict[str, Slot]] = field(default_factory=dict)
-    _watchers: list[set[DeviceKey]] = field(default_factory=list)
 
     # -- looking ----------------------------------------------------------------------------------
+
+    def devices(self) -> Iterable[DeviceKey]:
+        """Return the keys of all devices."""
+        return self._on_device.keys()
 
     def on_device(self, key: DeviceKey) -> Iterable[Slot]:
         """Return the slots on a device."""
@@ -48,16 +52,6 @@ class SlotFleet:
     def of_identity(self, identity: SlotIdentity) -> list[Slot]:
         """Return the slots that serve this, oldest first."""
         return list(self._of_identity.get(identity, {}).values())
-
-    def watch(self) -> set[DeviceKey]:
-        """Return a set to which the key of every device is added when something changes on it."""
-        changed = {(runner_id, device) for runner_id, device in self._on_device}
-        self._watchers.append(changed)
-        return changed
-
-    def unwatch(self, changed: set[DeviceKey]) -> None:
-        """Stop adding to a set that `watch` returned."""
-        self._watchers = [watcher for watcher in self._watchers if watcher is not changed]
 
     # -- runners ----------------------------------------------------------------------------------
 
@@ -195,19 +189,12 @@ class SlotFleet:
                 for slot in self.of_identity(identity):
                     self._touch(slot.allocation)
 
-    # -- changes ----------------------------------------------------------------------------------
-
-    def touch(self, keys: Iterable[DeviceKey]) -> None:
-        """Tell the watchers that something changed on these devices."""
-        keys = list(keys)
-        for watcher in self._watchers:
-            watcher.update(keys)
-
     def _touch(self, place: Allocation) -> None:
-        self.touch((place.runner_id, device) for device in place.devices)
+        self.changes.add((place.runner_id, device) for device in place.devices)
 
     def _touch_runner(self, runner_id: str) -> None:
-        self.touch((runner_id, device) for device in range(len(self.runners[runner_id].devices)))
+        self.changes.runner_changes += 1
+        self.changes.add((runner_id, device) for device in range(len(self.runners[runner_id].devices)))
 
     def check(self) -> None:
         """Assert what must hold after every step: no device is over-committed, and the books agree with the slots."""

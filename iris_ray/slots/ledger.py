@@ -61,6 +61,16 @@ class Ledger:
         books = self._books[runner_id]
         return [memory - promised for memory, promised in zip(books.memory, books.promised, strict=True)]
 
+    def unpromised_on(self, runner_id: str, device: int) -> int:
+        """Return the bytes of one device that are promised to nobody."""
+        books = self._books[runner_id]
+        return books.memory[device] - books.promised[device]
+
+    def free_now_on(self, runner_id: str, device: int) -> int:
+        """Return the bytes of one device that are neither promised nor in use."""
+        books = self._books[runner_id]
+        return books.memory[device] - max(books.promised[device], books.used[device])
+
     def free_now(self, runner_id: str) -> list[int]:
         """Return the bytes of each device that are neither promised nor in use."""
         books = self._books[runner_id]

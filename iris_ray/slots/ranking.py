@@ -6,7 +6,11 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item", bound=str | tuple[str, int])
 Key = tuple[int, int, float]
-"""Smaller comes first."""
+"""Smaller comes first. Of an eviction: its price, the bytes of what it evicts, and when one of them was last used."""
+
+LONG_AGO = float("-inf")
+NOTHING: Key = (0, 0, LONG_AGO)
+"""The key of evicting nothing."""
 
 Refine = Callable[[Item], Key | None]
 """Returns an item's exact key, which is at least its estimate, or None if it is no candidate after all."""
@@ -34,6 +38,12 @@ class Ranking(Generic[Item]):
         """Remove an item, if it is there."""
         self._keys.pop(item, None)
         self._exact.discard(item)
+
+    def clear(self) -> None:
+        """Remove all items."""
+        self._heap.clear()
+        self._keys.clear()
+        self._exact.clear()
 
     def best(self, refine: Refine[Item], skip: Callable[[Item], bool]) -> tuple[Key, Item] | None:
         """Return the item with the smallest exact key among those that are not to be skipped, or None."""

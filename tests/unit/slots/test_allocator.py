@@ -203,7 +203,7 @@ def requirements(draw, kind: DeviceKind) -> Requirement:
     return Requirement(model(draw(st.sampled_from("mnop")), memory=memory, kind=kind))
 
 
-@settings(max_examples=120 * EXAMPLES)
+@settings(max_examples=60 * EXAMPLES)
 @given(st.data(), snapshots(), st.booleans())
 def test_no_plan_is_better_than_the_one_that_is_chosen(data, snapshot: Snapshot, spread: bool) -> None:
     policy = Policy(spread_before_evicting=spread)
@@ -217,7 +217,7 @@ def test_no_plan_is_better_than_the_one_that_is_chosen(data, snapshot: Snapshot,
         assert score_of(decision, snapshot, requirement, policy, NOW) == best
 
 
-@settings(max_examples=80 * EXAMPLES)
+@settings(max_examples=40 * EXAMPLES)
 @given(st.data(), snapshots())
 def test_an_allocator_that_remembers_decides_as_a_new_one(data, snapshot: Snapshot) -> None:
     fleet = fleet_of(snapshot)

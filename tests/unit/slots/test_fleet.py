@@ -6,6 +6,7 @@ import pytest
 
 from iris_ray.errors import IllegalTransitionError, InvalidSlotError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.slots.changes import KEPT
 from iris_ray.slots.devices import Device, DeviceKind, Runner, tpu_sets
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import ModelSpec
@@ -160,17 +161,21 @@ def test_a_request_needs_a_seat() -> None:
     fleet.begin_request("s", "q", now=4.0)
 
 
-def test_watchers_hear_of_every_device_that_changed() -> None:
+def test_readers_hear_of_every_device_that_changed() -> None:
     fleet = fleet_of(gpus("a"), gpus("b"))
-    changed = fleet.watch()
-    assert len(changed) == 4
-    changed.clear()
+    assert fleet.changes.since(0) == set(fleet.devices())
+    before = fleet.changes.end
     ready(fleet, "s", model(), 1)
-    assert changed == {("a", 1)}
-    fleet.unwatch(changed)
-    changed.clear()
-    fleet.set_open("b", False)
-    assert not changed
+    assert fleet.changes.since(before) == {("a", 1)}
+    assert fleet.changes.since(fleet.changes.end) == set()
+
+
+def test_a_reader_that_was_away_for_long_has_to_look_at_everything() -> None:
+    fleet = fleet_of(gpus("a"))
+    for _ in range(2 * KEPT):
+        fleet.set_open("a", False)
+    assert fleet.changes.since(0) is None
+    assert fleet.changes.since(fleet.changes.end - 2) == {("a", 0), ("a", 1)}
 
 
 def test_observed_memory_raises_alarms_and_frees_nothing() -> None:

@@ -1,0 +1,39 @@
+"""Which devices have changed, for all who keep something about them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+DeviceKey = tuple[str, int]
+"""A runner's id, and the number of one of its devices."""
+
+KEPT = 20_000
+"""Changes. Whoever was away for longer looks at all devices anew."""
+
+
+@dataclass(slots=True)
+class ChangeLog:
+    """The most recent changes, in order. Readers remember how far they have read.
+
+    Attributes:
+        runner_changes: how often a runner has come, gone, opened or closed.
+    """
+
+    runner_changes: int = 0
+    _keys: list[DeviceKey] = field(default_factory=list)
+    _forgotten: int = 0
+
+    @property
+    def end(self) -> int:
+        """How far it can be read now."""
+        return self._forgotten + len(self._keys)
+
+    def add(self, keys: Iterable[DeviceKey]) -> None:
+        """Note that something changed on these devices."""
+        self._keys.extend(keys)
+        if len(self._keys) > 2 * KEPT:
+            self._forgotten += len(self._keys) - KEPT
+            del self._keys[:-KEPT]
+
+    def since(self, position: int) -> set[DeviceKey] | None:
+        """Return what has changed since somebody read up to there; None: that is no longer known, it may be all."""
+        return None if position < self._forgotten else set(self._keys[position - self._forgotten :])
