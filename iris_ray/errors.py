@@ -34,6 +34,10 @@
     ├── JobCancelledError (RuntimeError)
     ├── JobUnschedulableError (RuntimeError) its tasks never got to run: a timeout, or a constraint that can't be met
     │   └── LaunchesFailedError              its tasks could not be started, again and again
+    ├── SlotQueueFullError (RuntimeError)    so many requests for models wait that no more are taken
+    ├── RequestExpiredError (TimeoutError)   a request for a model did not begin before its deadline
+    ├── RequestLostError (RuntimeError)      what ran a request is gone, and the request may not be repeated
+    ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
     ├── CorruptRecordError (RuntimeError)    a job record that no version can read
     ├── VersionMismatchError (RuntimeError)  the Controller is of another version, which speaks differently
@@ -176,6 +180,22 @@ class JobUnschedulableError(IrisError, RuntimeError):
 
 class LaunchesFailedError(JobUnschedulableError):
     """The job was given up because launches of it failed many times in a row; the message has the last reason."""
+
+
+class SlotQueueFullError(IrisError, RuntimeError):
+    """So many requests for models wait that no more are taken; nothing was kept of this one. Try again in a moment."""
+
+
+class RequestExpiredError(IrisError, TimeoutError):
+    """A request for a model did not begin before its deadline. It has not run."""
+
+
+class RequestLostError(IrisError, RuntimeError):
+    """The process that ran a request is gone, and the request may not be repeated, or not once more."""
+
+
+class ModelUnavailableError(IrisError, RuntimeError):
+    """A model could not be loaded, several times in a row; the message has the last reason."""
 
 
 class UnknownRecordError(IrisError, RuntimeError):

@@ -1,0 +1,47 @@
+"""What slots are there for: requests, which wait in a queue until a slot has a seat."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.slots.models import SlotIdentity
+
+
+class WorkloadKind(Enum):
+    """An inference is one question and its answer. A session keeps its seat until whoever began it ends it."""
+
+    INFERENCE = "inference"
+    SESSION = "session"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request for a model.
+
+    Args:
+        request_id: never used twice.
+        identity: which slots can serve it.
+        arrived_at: when it came; this and ``deadline`` are seconds on the caller's clock.
+        priority: whether it goes before all that are not.
+        deadline: when it is given up if it has not begun, or None.
+        retriable: whether it may be run again if its runner is lost and nobody knows how far it got.
+        kind: inference or session.
+        attempt: how often it has been given to a slot, this time included; 0 while it waits for the first. From 2 on, a
+            slot may have run it before, in part or whole.
+    """
+
+    request_id: str
+    identity: SlotIdentity
+    arrived_at: float
+    priority: bool = False
+    deadline: float | None = None
+    retriable: bool = True
+    kind: WorkloadKind = WorkloadKind.INFERENCE
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.request_id, str) or not self.request_id:
+            raise InvalidSlotError(f"a request's id is {self.request_id!r}; give a str that is not empty")
+        if self.deadline is not None and math.isnan(self.deadline):
+            raise InvalidSlotError(f"request {self.request_id}: its deadline is not a number; give a time, or None")
