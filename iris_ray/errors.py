@@ -24,6 +24,7 @@
     ├── RayJobError (RuntimeError)           Ray's job API refused what was asked
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
+    ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
@@ -137,6 +138,10 @@ class ResultNotPicklableError(IrisError, TypeError):
 
 class ResultTooLargeError(IrisError, ValueError):
     """The user's function returned a value of more than 1 GiB. Such values belong into files."""
+
+
+class ActorUnavailableError(IrisError, RuntimeError):
+    """An actor of `iris_ray.fray` does not run now, or was lost during a call. Newer Frays have an error for it."""
 
 
 class EndpointNotFoundError(IrisError, LookupError):

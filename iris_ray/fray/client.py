@@ -1,18 +1,22 @@
-"""`Client`: Fray's interface to jobs, on a Ray cluster."""
+"""`Client`: Fray's interface to jobs and actors, on a Ray cluster."""
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection, find_controller
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.identity import current_user
+from iris_ray.fray.actor_group import ActorGroup
+from iris_ray.fray.actor_handle import ActorHandle
+from iris_ray.fray.actor_request import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
 from iris_ray.fray.job_request import fray_request
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
-    from fray.types import JobRequest
+    from fray.actor import HostedActor
+    from fray.types import ActorConfig, EnvironmentConfig, JobRequest, ResourceConfig
 
 _submitting = threading.Lock()
 """Two threads that submit the same job would not see each other's."""
@@ -39,6 +43,7 @@ class Client:
         self._iris = IrisClient() if iris is None else iris
         self._detached = detached
         self._jobs: list[JobHandle] = []
+        self._groups: list[ActorGroup] = []
 
     def submit(self, request: "JobRequest", adopt_existing: bool = True) -> JobHandle:
         """Put a job into the cluster's queue; returns as soon as it is there.
@@ -66,15 +71,86 @@ class Client:
 
         raise JobAlreadyExists(request.name, JobHandle(job_id))
 
+    def host_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        actor_config: "ActorConfig | None" = None,
+        **kwargs: Any,
+    ) -> "HostedActor":
+        """Make an object in this process, and let other processes of the cluster call its methods.
+
+        Returns:
+            Its handle, and ``shutdown()``.
+
+        Raises:
+            UnsupportedOptionError: Ray encrypts what it sends (``RAY_USE_TLS``); calls of actors would not be.
+        """
+        return host_here(actor_class, args, kwargs, name, actor_config)
+
+    def create_actor(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        resources: "ResourceConfig | None" = None,
+        actor_config: "ActorConfig | None" = None,
+        environment: "EnvironmentConfig | None" = None,
+        **kwargs: Any,
+    ) -> ActorHandle:
+        """Make an actor in a task of its own, and wait until it takes calls.
+
+        Raises like `create_actor_group`, and like `ActorGroup.wait_ready`.
+        """
+        group = self._create(actor_class, args, kwargs, name, 1, resources, actor_config, environment)
+        return group.wait_ready()[0]
+
+    def create_actor_group(
+        self,
+        actor_class: type,
+        *args: Any,
+        name: str,
+        count: int,
+        resources: "ResourceConfig | None" = None,
+        actor_config: "ActorConfig | None" = None,
+        environment: "EnvironmentConfig | None" = None,
+        **kwargs: Any,
+    ) -> ActorGroup:
+        """Make actors, each in a task of one job; returns as soon as the job is in the queue.
+
+        Args:
+            actor_class, args, kwargs: what each of them is made of. `fray.actor.current_actor` tells them apart.
+            name: of the group.
+            count: how many; on TPU slices of several VMs a multiple of these.
+            resources: what each of them takes; one CPU if left out.
+            actor_config: how many methods run at a time, and how often an actor comes back: after preemptions
+                ``max_restarts`` times (100 if left out), after failures ``max_task_retries`` times (0 if left out).
+            environment: variables and packages.
+
+        Raises:
+            InvalidRequestError: something can't work as written; nothing was acquired.
+        """
+        return self._create(actor_class, args, kwargs, name, count, resources, actor_config, environment)
+
     def shutdown(self, wait: bool = True) -> None:
-        """Leave it at that. Jobs that are not detached end with this process.
+        """End the actors that this client has made in tasks. Jobs that are not detached end with this process.
 
         Args:
             wait: for the ends of the jobs that this client has submitted.
         """
+        for group in self._groups:
+            group.shutdown()
         for job in self._jobs if wait else ():
             job.wait(raise_on_failure=False)
+        self._groups.clear()
         self._jobs.clear()
+
+    def _create(self, actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], *asked: Any) -> ActorGroup:
+        request = actor_request(actor_class, args, kwargs, *asked)
+        name, count, *_ = asked
+        self._groups.append(ActorGroup(launch(request, self._detached).job_id, name, count))
+        return self._groups[-1]
 
 
 def unfinished_job(name: str) -> str | None:

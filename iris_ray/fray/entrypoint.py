@@ -55,7 +55,11 @@ def in_task(entrypoint: "Entrypoint") -> InTask:
     Raises:
         InvalidFunctionError: there is nothing to run, or it can't be pickled.
     """
-    function = _function_of(entrypoint)
+    return function_in_task(_function_of(entrypoint))
+
+
+def function_in_task(function: Callable[[], Any]) -> InTask:
+    """Return what each task of a job runs in order to run this function; raises like `in_task`."""
     return InTask(pickle_function(function, name_of(function)))
 
 

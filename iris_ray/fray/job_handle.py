@@ -50,7 +50,7 @@ class JobHandle:
 
     def status(self) -> "FrayStatus":
         """Return how the job stands: pending, running, succeeded, failed or stopped."""
-        return fray_status(self._look().state)
+        return fray_status(self.look().state)
 
     def wait(self, timeout: float | None = None, *, raise_on_failure: bool = True) -> "FrayStatus":
         """Wait for the job's end, and return how it stands then.
@@ -90,7 +90,8 @@ class JobHandle:
         user = current_user()
         ControllerConnection(patience_s=RESTART_S).cancel(self._job_id, f"terminated by {user}", user)
 
-    def _look(self) -> JobStatus:
+    def look(self) -> JobStatus:
+        """Return how the job stands, in full."""
         if self._end is not None:
             return self._end
         status = ControllerConnection(patience_s=RESTART_S).job_status(self._job_id)
@@ -100,7 +101,7 @@ class JobHandle:
 
     def _wait(self, timeout: float) -> JobStatus:
         deadline, pause = time.monotonic() + timeout, FIRST_POLL_S
-        while not (status := self._look()).state.finished and (left := deadline - time.monotonic()) > 0:
+        while not (status := self.look()).state.finished and (left := deadline - time.monotonic()) > 0:
             time.sleep(min(pause, left))
             pause = min(pause * 1.5, LAST_POLL_S)
         return status

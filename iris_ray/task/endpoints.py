@@ -59,6 +59,26 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
     return address
 
 
+def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
+    """Return the addresses that running tasks of a job have registered under names with a prefix. For any process.
+
+    Raises:
+        UnknownNameError: there is no such job.
+        ControllerUnavailableError: no Controller could tell within 20 s.
+    """
+    start = endpoint_key(job_id, "")
+    records = {key: pickle.loads(record) for key, record in ClusterStore().items(start + prefix).items()}
+    if not records:
+        return {}
+    tasks = ControllerConnection(patience_s=RESTART_S).list_tasks(job_id)
+    running = {(task.task_index, task.attempt) for task in tasks if task.state in ACTIVE}
+    return {
+        key.removeprefix(start): str(address)
+        for key, (index, attempt, address) in records.items()
+        if (index, attempt) in running
+    }
+
+
 def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
     run = LocalRun.of_this_task()
     found = ClusterStore().get(_key(me, name)) if run is None else run.get(_key(me, name))

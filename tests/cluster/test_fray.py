@@ -1,5 +1,8 @@
-"""Jobs of Fray's on a simulated cluster, where Fray is installed: `make fray`."""
+"""Jobs and actors of Fray's on a simulated cluster, where Fray is installed: `make fray`."""
 
+import os
+import pickle
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -8,7 +11,8 @@ from typing import Any
 import pytest
 
 from iris_ray import IrisClient, get_job_info
-from iris_ray.fray import Client
+from iris_ray.errors import InvalidRequestError
+from iris_ray.fray import ActorGroup, Client, JobHandle
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace
 from tests.support.waiting import wait_until
@@ -104,3 +108,164 @@ def test_preempted_gang_starts_again(client: Client, cluster: SimulatedCluster, 
     trace.finish()
     assert handle.wait(120) is STATUS.SUCCEEDED
     assert IrisClient().job_status(handle.job_id).preemptions == 1
+
+
+def test_task_submits_jobs_of_its_own_with_the_client_that_it_finds_in_every_thread(
+    client: Client, tmp_path: Path
+) -> None:
+    def parent() -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        from fray.current_client import current_client
+
+        def step(name: str) -> str:
+            handle = current_client().submit(job(name, write_place, tmp_path / name, environment=None))
+            assert handle.wait(120) is STATUS.SUCCEEDED
+            return handle.job_id
+
+        with ThreadPoolExecutor(2) as threads:
+            ids = list(threads.map(step, ["one", "two"]))
+        (tmp_path / "ids").write_text(" ".join(ids))
+
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    handle = client.submit(job("steps", parent))
+    assert handle.wait(240) is STATUS.SUCCEEDED
+    one, two = (tmp_path / "ids").read_text().split()
+    assert one.startswith(f"{handle.job_id}/one-")
+    assert two.startswith(f"{handle.job_id}/two-")
+    assert places(tmp_path / "one") == places(tmp_path / "two") == ["1 1 False"]
+
+
+def test_variables_are_those_of_the_job_and_a_task_can_not_leave_a_job_behind(client: Client, tmp_path: Path) -> None:
+    def task() -> None:
+        lines = [os.environ["COLOUR"], os.environ["JAX_PLATFORMS"]]
+        try:
+            Client(detached=True)
+        except InvalidRequestError as refused:
+            lines.append(str(refused).partition(":")[0])
+        (tmp_path / "seen").write_text("\n".join(lines))
+
+    env = types.EnvironmentConfig(workspace=".", env_vars={"COLOUR": "blue green"})
+    handle = client.submit(job("paint", task, environment=env))
+    assert handle.wait(120) is STATUS.SUCCEEDED
+    assert (tmp_path / "seen").read_text().splitlines() == [
+        "blue green",
+        "cpu",
+        f"detached=True in {handle.job_id}/task-0",
+    ]
+
+
+def test_detached_job_outlives_its_process_and_another_one_finds_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
+    script = f"""
+import ray, time
+from fray.types import Entrypoint, JobRequest, ResourceConfig
+from iris_ray.fray import ActorGroup, Client, JobHandle
+ray.init({cluster.address!r}, log_to_driver=False)
+def wait():
+    import pathlib, time
+    while not pathlib.Path({str(tmp_path / "go")!r}).exists():
+        time.sleep(0.1)
+job = JobRequest("stays", Entrypoint.from_callable(wait), ResourceConfig(cpu=1, ram="100m"))
+print(Client(detached=True).submit(job).job_id)
+"""
+    first = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    handle = Client().submit(job("stays", sleep))
+    assert handle.job_id == first.stdout.split()[-1]
+    (tmp_path / "go").touch()
+    assert handle.wait(120) is STATUS.SUCCEEDED
+
+
+class Tally:
+    """An actor that counts its calls, and passes them on to another one."""
+
+    def __init__(self, start: int, total: Any = None) -> None:
+        from fray.actor import current_actor
+
+        self.me = current_actor()
+        self.count, self.total = start, total
+
+    def add(self) -> tuple[int, int]:
+        self.count += 1
+        if self.total is not None:
+            self.total.add()
+        return self.me.index, self.count
+
+    def where(self) -> tuple[str, int]:
+        task = get_job_info()
+        assert task is not None
+        return task.slice_name, task.attempt
+
+    def finish(self, why: Exception | None = None) -> None:
+        if why is not None:
+            self.me.fail(why)
+        self.me.shutdown_event.set()
+
+
+def test_actors_of_a_group_are_called_from_here_and_call_one_another(client: Client) -> None:
+    total = client.host_actor(Tally, 100, name="total")
+    group = client.create_actor_group(Tally, 0, total=total.handle, name="tally", count=2, resources=CPU)
+    (first,) = group.wait_ready(1, timeout=120)
+    assert first.add()[1] == 1
+    first, second = group.wait_ready(timeout=120)
+    assert group.ready_count == 2
+    assert group.discover_new() == []
+    copy = pickle.loads(pickle.dumps(group))
+    assert len(copy.discover_new()) == 2
+    counts = [handle.add.remote() for handle in (first, second, second)]
+    assert [call.result(60) for call in counts] == [(0, 2), (1, 1), (1, 2)]
+    assert total.handle.add() == (0, 105)
+    for handle in (first, second):
+        handle.finish()
+    wait_until(group.is_done)
+    with pytest.raises(RuntimeError, match="does not run now"):
+        first.add()
+    with pytest.raises(RuntimeError, match="have ended: succeeded"):
+        group.wait_ready(1)
+    total.shutdown()
+
+
+def test_actor_that_says_why_it_fails_fails_its_job_and_comes_back_if_it_may(client: Client) -> None:
+    config = types.ActorConfig(max_task_retries=1)
+    actor = client.create_actor(Tally, 0, name="fails", resources=CPU, actor_config=config)
+    job_id = actor._place.job_id
+    assert actor.where() == ("", 1)
+    actor.finish(ValueError("out of luck"))
+    wait_until(lambda: IrisClient().job_status(job_id).attempt == 2)
+    (again,) = ActorGroup(job_id, "fails", 1).wait_ready(timeout=120)
+    assert again.where() == ("", 2)
+    again.finish(ValueError("out of luck"))
+    with pytest.raises(fray_client.JobFailed) as failed:
+        JobHandle(job_id).wait(60)
+    assert "out of luck" in failed.value.__notes__[0]
+
+
+def test_actor_on_a_preempted_slice_comes_back_on_another_one_and_its_peer_stays(
+    client: Client, cluster: SimulatedCluster
+) -> None:
+    for _ in range(2):
+        cluster.add_slice("v4-8")
+    resources = types.ResourceConfig.with_tpu("v4-8", cpu=1, ram="100m")
+    environment = types.EnvironmentConfig(workspace=".", env_vars={"JAX_PLATFORMS": "cpu"})
+    group = client.create_actor_group(Tally, 0, name="v4", count=2, resources=resources, environment=environment)
+    stays, goes = group.wait_ready(timeout=120)
+    assert stays.add() == (0, 1)
+    assert goes.add() == (1, 1)
+    cluster.preempt_slice(goes.where()[0])
+    with pytest.raises(RuntimeError, match="has no answer|does not run now"):
+        goes.add()
+    assert stays.add() == (0, 2)
+    new = cluster.add_slice("v4-8")
+    wait_until(lambda: group.ready_count == 2, 120)
+    assert goes.where() == (new, 2)
+    assert (stays.add(), goes.add()) == ((0, 3), (1, 1))
+    client.shutdown()
+    assert group.is_done()
+
+
+def test_actor_that_finds_no_room_says_why(client: Client) -> None:
+    large = types.ResourceConfig(cpu=1000, ram="100m")
+    group = client.create_actor_group(Tally, 0, name="large", count=1, resources=large)
+    with pytest.raises(TimeoutError, match=r"0 of 1 actors of large-\w+ are ready after 1 s: .*1000 CPU"):
+        group.wait_ready(timeout=1)
+    group.shutdown()

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from iris_ray.fray.actor_group import ActorGroup
+from iris_ray.fray.actor_handle import ActorFuture, ActorMethod
 from iris_ray.fray.client import Client
 from iris_ray.fray.current import as_current_client
 from iris_ray.fray.job_handle import JobHandle
@@ -27,11 +29,15 @@ def test_without_fray_it_is_said_what_to_install() -> None:
     assert "pip install 'iris-ray[fray]'. Its package is called marin-fray" in run.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [(Client, "Client"), (JobHandle, "JobHandle")])
-def test_methods_take_what_frays_take(ours: type, theirs: str) -> None:
-    protocol = getattr(pytest.importorskip("fray.client", reason="needs Fray: make fray"), theirs)
+@pytest.mark.parametrize(
+    ("ours", "module"),
+    [(Client, "client"), (JobHandle, "client"), (ActorGroup, "actor"), (ActorMethod, "actor"), (ActorFuture, "actor")],
+)
+def test_methods_take_what_frays_take(ours: type, module: str) -> None:
+    protocol = getattr(pytest.importorskip(f"fray.{module}", reason="needs Fray: make fray"), ours.__name__)
+    assert not {name for name in vars(protocol) if not name.startswith("_")} - set(dir(ours))
     for name, method in vars(protocol).items():
-        if not name.startswith("_") and inspect.isfunction(method) and "actor" not in name:
+        if (name == "__call__" or not name.startswith("_")) and inspect.isfunction(method):
             wanted = [(p.name, p.kind) for p in inspect.signature(method).parameters.values()]
             shown = [(p.name, p.kind) for p in inspect.signature(getattr(ours, name)).parameters.values()]
             missing = [parameter for parameter in wanted if parameter not in shown]

@@ -1,0 +1,102 @@
+"""Serves the methods of one object in this process to others, and is the task of an actor's job."""
+
+import contextvars
+import hmac
+import importlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import ray
+from ray import cloudpickle
+
+from iris_ray.fray.actor_call import METHOD, OPTIONS, SERVICE, TOKEN, ActorAddress, pack_error, pack_result
+from iris_ray.fray.actor_handle import ActorHandle, InTaskOf
+from iris_ray.task.endpoints import register_endpoint
+from iris_ray.task.job_info import get_job_info
+
+if TYPE_CHECKING:
+    from fray.actor import ActorContext
+
+GRACE_S = 10.0
+"""How long calls that run have when an actor ends by its own wish."""
+
+
+class ActorServer:
+    """Takes calls of an object's methods, on the address by which other hosts of the cluster reach this one.
+
+    Args:
+        max_concurrency: how many methods may run at a time; the others wait.
+    """
+
+    def __init__(self, max_concurrency: int) -> None:
+        threads = ThreadPoolExecutor(max(1, max_concurrency), thread_name_prefix="actor")
+        self._server = grpc.server(threads, options=OPTIONS)
+        handlers = {METHOD: grpc.unary_unary_rpc_method_handler(self._call)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        host = ray.util.get_node_ip_address()
+        port = self._server.add_insecure_port(str(ActorAddress.of_port(host, 0).target))
+        self.address = ActorAddress.of_port(host, port)
+
+    def serve(self, instance: Any) -> None:
+        """Begin to take calls. Methods whose names begin with an underscore are not served.
+
+        They run in threads, in copies of this call's context: Fray's current client is the same there.
+        """
+        self._instance = instance
+        self._context = contextvars.copy_context()
+        self._server.start()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Take no more calls, and wait for those that run, at most so many seconds."""
+        self._server.stop(grace_s).wait()
+
+    def _call(self, request: bytes, about: grpc.ServicerContext) -> bytes:
+        told = dict(about.invocation_metadata()).get(TOKEN, "")
+        if not hmac.compare_digest(str(told), self.address.token):
+            about.abort(grpc.StatusCode.UNAUTHENTICATED, "the token is not this actor's")
+        try:
+            return self._context.copy().run(self._answer, request)
+        except BaseException as error:  # of the method's, SystemExit included
+            return pack_error(error)
+
+    def _answer(self, request: bytes) -> bytes:
+        method, args, kwargs = cloudpickle.loads(request)
+        if method.startswith("_"):
+            raise AttributeError(f"{method} is not served: it begins with an underscore")
+        return pack_result(getattr(self._instance, method)(*args, **kwargs))
+
+
+def make_instance(context: "ActorContext", actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make the object, with Fray's ``current_actor()`` set meanwhile."""
+    actor: Any = importlib.import_module("fray.actor")
+    token = actor._set_current_actor(context)  # which Fray has for its backends
+    try:
+        return actor_class(*args, **kwargs)
+    finally:
+        actor._reset_current_actor(token)
+
+
+def serve_actor(
+    actor_class: type, args: tuple[Any, ...], kwargs: dict[str, Any], group: str, max_concurrency: int
+) -> None:
+    """Be one actor of a group, in a task, until the actor itself says that it ends.
+
+    Raises:
+        BaseException: what the class raises when an object is made, or what the actor gives as the reason of its end.
+    """
+    from fray.actor import ActorContext
+
+    me = get_job_info()
+    assert me is not None
+    endpoint = f"{group}-{me.task_index}"
+    end = threading.Event()
+    context = ActorContext(ActorHandle(InTaskOf(me.job_id, endpoint)), me.task_index, group, end)
+    server = ActorServer(max_concurrency)
+    server.serve(make_instance(context, actor_class, args, kwargs))
+    register_endpoint(endpoint, str(server.address))
+    end.wait()
+    server.stop(GRACE_S)
+    if context._errors:
+        raise context._errors[0]
