@@ -1,7 +1,7 @@
 """The actors of one job, as they come and go."""
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iris_ray.fray.actor_handle import ActorHandle, InTaskOf, unavailable
 from iris_ray.fray.job_handle import JobHandle
@@ -23,6 +23,9 @@ class ActorGroup:
     def __init__(self, job_id: str, name: str, count: int) -> None:
         self._job, self._name, self._count = JobHandle(job_id), name, count
         self._handed_out: set[int] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorGroup, (self.job_id, self._name, self._count)  # whoever gets it has discovered nothing yet
 
     @property
     def job_id(self) -> str:
