@@ -23,7 +23,8 @@ from .model.resources import ResourceSpec, tpu_device
 from .model.topology import TPUConfig, get_tpu_config
 from .task.endpoints import lookup_endpoint, register_endpoint
 from .task.job_info import get_job_info
-from .task.preemption import PreemptionNotice, heartbeat, on_preemption, preemption_notice
+from .task.preemption import PreemptionNotice, on_preemption, preemption_notice
+from .task.progress import heartbeat, report_status
 
 __version__: str
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "preemption_notice",
     "register_endpoint",
     "release",
+    "report_status",
     "run_on_pod",
     "run_on_pod_multislice",
     "run_on_pod_multislice_resumable",

@@ -11,7 +11,7 @@ from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
 from iris_ray.cli.ray_job import show_ray_job_status
 from iris_ray.cli.tables import print_facts
-from iris_ray.cli.words import duration, state_in_words
+from iris_ray.cli.words import duration, how_far, state_in_words
 
 
 @click.command()
@@ -46,6 +46,8 @@ def status(job: str, as_json: bool) -> None:
             "slices": ", ".join(found.groups),
             "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
             "attempt": found.attempt or "none yet",
+            "says": how_far(found),
+            "heartbeat": _ago(found.heartbeat_at),
             "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
             "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
             "evictions": found.evictions or None,
@@ -56,6 +58,10 @@ def status(job: str, as_json: bool) -> None:
             "waits because": found.waiting,
         }
     )
+
+
+def _ago(at: float | None) -> str | None:
+    return None if at is None else f"{duration(time.time() - at)} ago"
 
 
 def _left(until: float) -> str:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 from iris_ray.task.jax import agreed_notice
-from iris_ray.task.preemption import heartbeat
+from iris_ray.task.progress import heartbeat
 
 
 class GangCheckpointer:

@@ -1,7 +1,7 @@
 """How a task learns that its gang is to move, and says that it is ready to.
 
-Everything goes through three files of the task's process on its host: TPUHostActor writes the notice, and the task
-marks there that it has saved its state, and that it makes progress. So child processes of a task can use them, too.
+Everything goes through two files of the task's process on its host: TPUHostActor writes the notice, and the task
+marks there that it has saved its state. So child processes of a task can use them, too.
 """
 
 import contextlib
@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from iris_ray.actors.wire.task_files import TaskFiles
@@ -86,18 +85,3 @@ def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:
         callback(notice)
 
     threading.Thread(target=watch, name="iris_ray.on_preemption", daemon=True).start()
-
-
-def heartbeat(step: int | None = None) -> None:
-    """Say that this task makes progress, for jobs with a ``stall_timeout``. Costs a small file (some ten microseconds).
-
-    Args:
-        step: how far it is; if the gang stalls, the task that is furthest behind is named.
-    """
-    files = TaskFiles.of_this_task()
-    if files is None:
-        return
-    unfinished = Path(f"{files.heartbeat}.{threading.get_native_id()}")  # the id is unique among all processes
-    with contextlib.suppress(OSError):  # a full disk is no reason to end a training run
-        unfinished.write_text("" if step is None else str(int(step)))
-        unfinished.replace(files.heartbeat)

@@ -5,7 +5,7 @@ import time
 
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, Progress, RunRequest
+from iris_ray.actors.wire.messages import AttemptOrder, GangProgress, HostPlace, ProcessSpec, Progress, RunRequest
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, HostEvidence, ProviderWord, TaskEnd
@@ -79,6 +79,13 @@ class Controller:
         self.asked = 0
         self.there = True
         self.draining = draining
+        self.heard: list[GangProgress] = []
+
+    async def note_progress(self, progress: GangProgress) -> Unreachable | None:
+        if not self.there:
+            return Unreachable("it is just coming back")
+        self.heard.append(progress)
+        return None
 
     async def is_to_grow(self, attempt: AttemptId) -> bool:
         assert attempt == AttemptId("job", 3)

@@ -195,6 +195,12 @@ class ControllerInProcess(ClusterInProcess):
         """Make the latest attempt of a task print something."""
         self._latest(job_id)[index].say(text)
 
+    def says(self, job_id: str, step: int, status: str) -> None:
+        """Make the first task of a job say how far it is."""
+        first = self._latest(job_id)[0]
+        first.heartbeat(step)
+        first.report_status(status)
+
     def _latest(self, job_id: str) -> list[Task]:
         """Return the latest attempt of each task, by index."""
         latest = {task.info.task_index: task for task in self.tasks_of(job_id)}

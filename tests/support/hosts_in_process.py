@@ -59,6 +59,7 @@ class Task:
         self._host = host
         self._saved = asyncio.Event()
         self._beat: tuple[float, int | None] | None = None
+        self._status: str | None = None
 
     def save(self) -> None:
         """Say that the state is saved."""
@@ -67,6 +68,9 @@ class Task:
     def heartbeat(self, step: int | None = None) -> None:
         self._beat = time.time(), step
 
+    def report_status(self, text: str) -> None:
+        self._status = text
+
     def say(self, text: str) -> None:
         """Print something."""
         self._host.log_of(self.info).write(text.encode())
@@ -74,8 +78,8 @@ class Task:
     @property
     def progress(self) -> Progress:
         if self._beat is None:
-            return Progress(None, None, self._saved.is_set())
-        return Progress(time.time() - self._beat[0], self._beat[1], self._saved.is_set())
+            return Progress(None, None, self._saved.is_set(), self._status)
+        return Progress(time.time() - self._beat[0], self._beat[1], self._saved.is_set(), self._status)
 
     def tell(self, notice: Notice) -> None:
         self.notice = notice

@@ -32,6 +32,7 @@ from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
 from iris_ray.actors.controller.permissions import Permissions, operators_in
 from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.recovery import come_back
 from iris_ray.actors.controller.status_views import (
     job_status,
@@ -41,7 +42,7 @@ from iris_ray.actors.controller.status_views import (
     worker_status,
 )
 from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.messages import JobView, PoolProcess
+from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, SetAside, TaskStatus, WorkerStatus
@@ -152,6 +153,7 @@ class Controller:
         self._events = EventProcessor(self._state, self._planner, self._journal, self._background, self._end)
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()
+        self._progress = ProgressBoard()
         self._dispatcher = Dispatcher(
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
@@ -288,6 +290,18 @@ class Controller:
         for job_id in {last.job_id for last in batch}:
             self._permissions.require_pools_own(sender.owner, job_id)
         self._logs.note(batch)
+
+    @checked
+    async def note_progress(self, progress: GangProgress, sender: PoolProcess) -> None:
+        """Remember what the tasks of an attempt have said about themselves.
+
+        Raises:
+            NotPermittedError: they are tasks of another pool.
+        """
+        job_id = progress.attempt.job_id
+        self._permissions.require_pools_own(sender.owner, job_id)
+        if job_id in self._state.jobs:
+            self._progress.note(progress, self._clock.now(), self._state.jobs)
 
     # -- called by people ------------------------------------------------------------------------------------------
 
@@ -492,7 +506,7 @@ class Controller:
         return self._clock.heard(event) if isinstance(event, WorkerDrainedEvent) else event
 
     def _status(self, job: Job) -> JobStatus:
-        return job_status(job, self._state, self._clock, self._waiting(job))
+        return job_status(job, self._state, self._clock, self._waiting(job), self._progress.of(job.spec.job_id))
 
     def _waiting(self, job: Job) -> PendingReason | None:
         """Why a job waits, and what the autoscaler is asked for; None if it does not wait, or no plan has come yet."""

@@ -2,6 +2,7 @@
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_diff import UnusableHost
+from iris_ray.actors.controller.progress_board import Heard
 from iris_ray.actors.wire.status import JobStatus, LimitStatus, TaskAttempt, TaskStatus, WorkerStatus
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.job_spec import PriorityBand
@@ -13,7 +14,9 @@ from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state import ControllerState
 
 
-def job_status(job: Job, state: ControllerState, clock: Clock, waiting: PendingReason | None) -> JobStatus:
+def job_status(
+    job: Job, state: ControllerState, clock: Clock, waiting: PendingReason | None, said: Heard | None = None
+) -> JobStatus:
     spec = job.spec
     return JobStatus(
         number=job.number,
@@ -35,6 +38,9 @@ def job_status(job: Job, state: ControllerState, clock: Clock, waiting: PendingR
         waiting=waiting,
         evictions=job.evictions,
         gives_way=_gives_way(job, state, clock),
+        step=said.step if said else None,
+        status=said.status if said else None,
+        heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
     )
 
 

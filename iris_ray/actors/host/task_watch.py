@@ -104,13 +104,13 @@ class TaskWatch:
 
     def progress(self) -> Progress:
         """Return what the task has last said about its progress."""
-        saved = os.path.exists(self._files.saved)
+        saved, status = os.path.exists(self._files.saved), self._files.read_status()
         try:
             at = self._files.heartbeat.stat().st_mtime
             step = self._files.heartbeat.read_text()
         except OSError:  # there is no heartbeat yet, or a faulty disk keeps it
-            return Progress(None, None, saved)
-        return Progress(time.time() - at, int(step) if step else None, saved)
+            return Progress(None, None, saved, status)
+        return Progress(time.time() - at, int(step) if step else None, saved, status)
 
     def dump_stacks(self) -> None:
         """Have the process print the stacks of its threads, once it has a handler for that signal."""

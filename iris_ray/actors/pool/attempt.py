@@ -16,6 +16,7 @@ from iris_ray.actors.pool.evidence import Evidence, gather_evidence
 from iris_ray.actors.pool.hang_watch import HangWatch
 from iris_ray.actors.pool.launch_plan import launch_plan
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
+from iris_ray.actors.pool.progress_watch import ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
@@ -109,6 +110,7 @@ class Attempt:
         self._stop = StopRequest()
         self._notices = NoticeDelivery(self.place, slices, controller, self._stop)
         self._hangs = HangWatch(self.place, slices, self._notices, self._stop, request.stall_timeout)
+        self._progress = ProgressWatch(self.place, slices, self._hangs, controller, request.spec.most_tasks)
         self._refill_delay_s = REFILL_DELAY_S
         self._ends: Ends = {}
         self._ended_at_once = False
@@ -284,14 +286,15 @@ class Attempt:
         kept = self._names if self.place.on_slices else ()  # other places are given back with every attempt
         refill = loop.call_later(self._refill_delay_s, self._slices.renew_standbys, kept, self._request.process)
         running = loop.call_later(RUNNING_DELAY_S, report_running)
-        hangs = asyncio.ensure_future(self._hangs.watch())
+        self._hangs.progress_made()
+        progress = asyncio.ensure_future(self._progress.watch())
         try:
             return await self._until_end(calls)
         finally:
             self.phase, self._ended_at_once = Phase.ENDED, time.monotonic() < began + AT_ONCE_S
             refill.cancel()
             running.cancel()
-            hangs.cancel()
+            progress.cancel()
             self._notices.cancel()
 
     async def _run_slice(self, name: str, launches: list[TaskLaunch]) -> dict[int, TaskEnd | None] | Unreachable:

@@ -1,6 +1,7 @@
 """Ending an attempt in which no task makes progress."""
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping
 
@@ -8,7 +9,6 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.stop_request import StopRequest
-from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuRunError
 
@@ -18,11 +18,11 @@ LOOK_AT_MOST_S = 5.0
 
 
 class HangWatch:
-    """Asks the tasks of an attempt how far they are.
+    """Sees how far the tasks of an attempt are, see `ProgressWatch`.
 
     Args:
-        place: whose tasks are asked.
-        slices: ask the tasks.
+        place: whose tasks these are.
+        slices: have the tasks print what they are doing.
         notices: what they were told; to save takes time, too.
         stop: is asked to end the attempt.
         limit_s: seconds without progress of any task after which the attempt hangs; None: never.
@@ -42,42 +42,44 @@ class HangWatch:
         self._stop = stop
         self._limit = limit_s
         self._progress_at = time.time()
+        self._running: set[TaskKey] = set()
 
     def progress_made(self) -> None:
         """Count from now."""
         self._progress_at = time.time()
 
-    async def watch(self) -> None:
-        """Return when the attempt hangs and has been asked to end. Without a limit, return at once."""
-        self.progress_made()
-        running: set[TaskKey] = set()
-        while self._limit is not None:
-            await asyncio.sleep(min(self._limit / 4, LOOK_AT_MOST_S))
-            before, (running, progress) = running, await self._progress()
-            now = time.time()
-            beats = [now - p.age for p in progress.values() if p.age is not None]
-            if before - running:  # a task that has returned has made progress
-                beats.append(now)
-            notice = self._notices.latest
-            if notice is not None and now < notice.deadline and any(p.saved for p in progress.values()):
-                beats.append(now)  # the others may be waiting for those that have saved
-            self._progress_at = max([self._progress_at, *beats])
-            silence = now - self._progress_at
-            if progress and silence > self._limit:
-                await self._end(progress, silence)
-                return
+    @property
+    def look_after_s(self) -> float:
+        """How often it has to see how far the tasks are, in seconds; infinite without a limit."""
+        return math.inf if self._limit is None else min(self._limit / 4, LOOK_AT_MOST_S)
 
-    async def _progress(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
-        """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
-        asks = (self._slices.stub(name).progress(self._place.order.attempt) for name in self._place.names)
-        replies = await asyncio.gather(*asks, return_exceptions=True)
-        running = {
-            TaskKey(slice_id, host_index): found
-            for slice_id, reply in enumerate(replies)
-            if not isinstance(reply, (Unreachable, BaseException))
-            for host_index, found in reply.items()
-        }
-        return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
+    async def is_over(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> bool:
+        """Return whether the attempt hangs. If so, it has been asked to end.
+
+        Args:
+            running: the tasks that have not returned.
+            progress: what those of them say whose hosts answer.
+        """
+        if self._limit is None:
+            return False
+        silence = self._silence(running, progress)
+        if not progress or silence <= self._limit:
+            return False
+        await self._end(progress, silence)
+        return True
+
+    def _silence(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> float:
+        """Return for how many seconds no task has made progress."""
+        now = time.time()
+        beats = [now - p.age for p in progress.values() if p.age is not None]
+        if self._running - running:  # a task that has returned has made progress
+            beats.append(now)
+        self._running = running
+        notice = self._notices.latest
+        if notice is not None and now < notice.deadline and any(p.saved for p in progress.values()):
+            beats.append(now)  # the others may be waiting for those that have saved
+        self._progress_at = max([self._progress_at, *beats])
+        return now - self._progress_at
 
     async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
         last = min(progress, key=lambda key: _how_far(progress[key]))

@@ -13,7 +13,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_
 
 import iris_ray
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
-from iris_ray.actors.wire.messages import JobView, PoolProcess
+from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.wire.task_log import LastLines
@@ -115,6 +115,11 @@ class ControllerClient:
     async def note_last_lines(self, batch: list[LastLines]) -> Unreachable | None:
         """Have the Controller remember what tasks printed last. Asks once."""
         reply: Unreachable | None = await self._ask_once("note_last_lines", batch, self._sender)
+        return reply
+
+    async def note_progress(self, progress: GangProgress) -> Unreachable | None:
+        """Have the Controller know how far an attempt is. Asks once."""
+        reply: Unreachable | None = await self._ask_once("note_progress", progress, self._sender)
         return reply
 
     async def _ask(self, method: str, *args: Any) -> Any:

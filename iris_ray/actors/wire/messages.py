@@ -12,6 +12,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import EXIT_GRACE_S, JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.multislice import MultisliceInfo
+from iris_ray.model.plain import Words
 from iris_ray.model.workers import TPU
 
 HOST_SILENCE_S = 5.0
@@ -178,11 +179,30 @@ class Progress:
         age: seconds since its latest heartbeat, or None before the first.
         step: how far it was then, if it said so.
         saved: it has saved its state and waits for its end.
+        status: its latest words about itself, or None.
     """
 
     age: float | None
     step: int | None
     saved: bool = False
+    status: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GangProgress:
+    """What the tasks of an attempt have said about themselves.
+
+    Attributes:
+        attempt: whose tasks.
+        age: seconds since the latest heartbeat of any, or None before the first.
+        step: the furthest that any has named, or None.
+        status: the words of the first task that has said any, or None.
+    """
+
+    attempt: AttemptId
+    age: float | None
+    step: int | None
+    status: Words | None
 
 
 class PoolProcess(NamedTuple):

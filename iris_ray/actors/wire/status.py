@@ -30,6 +30,9 @@ class JobStatus:
         groups: the slices, or other groups, that it runs on.
         error: why its latest attempt, or the job, ended.
         waiting: why it waits; None if nothing of it does.
+        step: how far it is, if it calls ``heartbeat(step)``.
+        status: what it has last said of itself with ``report_status``.
+        heartbeat_at: when a task of it last called ``heartbeat``, seconds since the epoch; None if none has.
     """
 
     number: int
@@ -51,6 +54,9 @@ class JobStatus:
     waiting: PendingReason | None
     evictions: int = 0
     gives_way: tuple[str, float] | None = None
+    step: int | None = None
+    status: str | None = None
+    heartbeat_at: float | None = None
 
     @property
     def starting(self) -> bool:

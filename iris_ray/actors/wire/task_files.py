@@ -8,6 +8,9 @@ from typing import ClassVar
 
 from iris_ray.model.notices import Notice, NoticeKind
 
+STATUS_CHARACTERS = 200
+"""How long the words of a task about itself may be."""
+
 
 @dataclass(frozen=True, slots=True)
 class TaskFiles:
@@ -58,6 +61,11 @@ class TaskFiles:
         """The task's latest step as text, or nothing. The file's time is the time of the heartbeat."""
         return Path(f"{self.prefix}.heartbeat")
 
+    @property
+    def status(self) -> Path:
+        """The task's latest words about itself: one line of at most `STATUS_CHARACTERS`."""
+        return Path(f"{self.prefix}.status")
+
     def write_notice(self, notice: Notice) -> None:
         """Leave a notice for the task, in place of an earlier one. A reader sees all of it or nothing."""
         content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
@@ -73,7 +81,15 @@ class TaskFiles:
             return None
         return Notice(NoticeKind(found["kind"]), found["reason"], found["deadline"])
 
+    def read_status(self) -> str | None:
+        """Return the task's latest words about itself; None if there are none, or if they can't be read for now."""
+        try:
+            with open(self.status, encoding="utf-8", errors="replace") as file:
+                return file.read(STATUS_CHARACTERS)
+        except OSError:
+            return None
+
     def remove(self) -> None:
         """Remove all of them that exist, but the FIFO."""
-        for path in (self.started, self.notice, self.saved, self.heartbeat):
+        for path in (self.started, self.notice, self.saved, self.heartbeat, self.status):
             path.unlink(missing_ok=True)

@@ -49,6 +49,17 @@ def test_listing_shows_one_users_jobs_and_the_finished_ones_if_asked(world: Cont
         assert job in listed
 
 
+def test_what_a_job_says_of_itself_is_in_the_list_and_in_its_status(world: ControllerInProcess) -> None:
+    job = world.start("train")
+    assert world.json("status", job)["status"] is None
+    world.says(job, 7, "loss 2.31, ETA 3 h")
+    wait_until(lambda: world.status(job).status is not None)
+    assert "step 7: loss 2.31, ETA 3 h" in world.iris("ls").stdout
+    assert re.search(r"says: +step 7: loss 2\.31, ETA 3 h\nheartbeat: +\d+s ago", world.iris("status", job).stdout)
+    found = world.json("status", job)
+    assert (found["step"], found["status"]) == (7, "loss 2.31, ETA 3 h")
+
+
 def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,15 +1,10 @@
-"""What a task hears from its host, and says to it: notices, callbacks, heartbeats."""
+"""What a task hears from its host, and says to it: notices and callbacks."""
 
-import multiprocessing
-import os
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from iris_ray import heartbeat, on_preemption, preemption_notice
+from iris_ray import on_preemption, preemption_notice
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.task.preemption import PreemptionNotice
@@ -17,19 +12,10 @@ from tests.support.task_children import NOTICE, PATIENCE_S
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture
-def files(own_host: Path, monkeypatch: pytest.MonkeyPatch) -> TaskFiles:
-    """This process is a task."""
-    files = TaskFiles.of_process(own_host, os.getpid())
-    monkeypatch.setenv(TaskFiles.VARIABLE, files.prefix)
-    return files
-
-
-def test_outside_a_task_there_is_no_notice_no_callback_and_no_heartbeat(own_host: Path) -> None:
+def test_outside_a_task_there_is_no_notice_and_no_callback(own_host: Path) -> None:
     threads = threading.active_count()
     assert preemption_notice() is None
     on_preemption(lambda notice: None)
-    heartbeat(3)
     assert threading.active_count() == threads
     assert list((own_host / "tasks").iterdir()) == []
 
@@ -71,41 +57,3 @@ def test_saved_says_so_and_never_returns(files: TaskFiles) -> None:
     wait_until(files.saved.exists)
     thread.join(0.3)
     assert thread.is_alive()
-
-
-def test_heartbeat_says_the_step_and_when(files: TaskFiles) -> None:
-    heartbeat()
-    assert files.heartbeat.read_text() == ""
-    heartbeat(7)
-    assert files.heartbeat.read_text() == "7"
-    os.utime(files.heartbeat, (1.0, 1.0))
-    heartbeat(7)
-    assert time.time() - files.heartbeat.stat().st_mtime < 60, "the same step once more is a sign of life, too"
-
-
-def beat(times: int) -> None:
-    for _ in range(times):
-        heartbeat(1234567890)
-
-
-def test_heartbeat_of_several_threads_and_processes_at_once_is_always_whole(files: TaskFiles) -> None:
-    """The unfinished file of one was renamed by another of the same process."""
-    heartbeat(1234567890)
-    errors: list[threading.ExceptHookArgs] = []
-    before, threading.excepthook = threading.excepthook, errors.append
-    try:
-        context = multiprocessing.get_context("fork")
-        children = [context.Process(target=beat, args=(100,)) for _ in range(2)]
-        threads = [threading.Thread(target=beat, args=(100,)) for _ in range(4)]
-        all_of_them: list[Any] = [*children, *threads]
-        for one in all_of_them:
-            one.start()
-        while any(one.is_alive() for one in all_of_them):
-            assert files.heartbeat.read_text() == "1234567890"
-        for one in all_of_them:
-            one.join()
-    finally:
-        threading.excepthook = before
-    assert errors == []
-    assert [child.exitcode for child in children] == [0, 0]
-    assert [path.name for path in files.heartbeat.parent.iterdir()] == [files.heartbeat.name], "nothing is left over"

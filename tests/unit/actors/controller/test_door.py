@@ -181,6 +181,7 @@ def test_report_about_a_task_that_there_is_not_is_refused_by_name(world: Control
         ("evidence", ("node",)),
         ("is_to_grow", (("job", 1, 0),)),
         ("note_last_lines", ([None], PoolProcess("pool", 1))),
+        ("note_progress", (None, PoolProcess("pool", 1))),
         ("fetch_logs", ("job", {0: 1}, 1)),
         ("locate_logs", ("job", {0: 1})),
     ],

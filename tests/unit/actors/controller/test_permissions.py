@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.controller.permissions import OPERATORS_VARIABLE, operators_in
-from iris_ray.actors.wire.messages import PoolProcess
+from iris_ray.actors.wire.messages import GangProgress, PoolProcess
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.cli.exits import FAILED
 from iris_ray.errors import NotPermittedError
@@ -120,6 +120,8 @@ def test_questions_and_last_lines_about_the_job_of_another_pool_are_refused(worl
         report(world, pool, "theirs", [])
     with pytest.raises(NotPermittedError, match="theirs is not a job"):
         ask(world, "note_last_lines", [LastLines("theirs", 0, 1, "node", 5, b"forged")], PoolProcess(pool, 1))
+    with pytest.raises(NotPermittedError, match="theirs is not a job"):
+        ask(world, "note_progress", GangProgress(ATTEMPT, 0.0, 1, "forged"), PoolProcess(pool, 1))
 
 
 def test_report_without_a_sender_is_nobodys(world: ControllerInProcess) -> None:

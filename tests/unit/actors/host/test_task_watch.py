@@ -134,7 +134,7 @@ def test_host_tells_of_a_more_urgent_notice_without_a_second_signal(make: Make, 
 
 def test_host_knows_how_far_a_task_is(make: Make, tmp_path: Path) -> None:
     child = make("import iris_ray\niris_ray.heartbeat()\nprint(1, flush=True)\nsys.stdin.readline()\n"
-                 "iris_ray.heartbeat(12)\nprint(2, flush=True)\n" + SLEEP)  # fmt: skip
+                 "iris_ray.heartbeat(12)\niris_ray.report_status('loss')\nprint(2, flush=True)\n" + SLEEP)  # fmt: skip
 
     async def look(watch: TaskWatch) -> list[Progress]:
         found = [watch.progress()]
@@ -149,6 +149,7 @@ def test_host_knows_how_far_a_task_is(make: Make, tmp_path: Path) -> None:
     nothing, alive, further = watched(child, tmp_path, look)
     assert nothing == Progress(None, None)
     assert (alive.step, further.step) == (None, 12)
+    assert (alive.status, further.status) == (None, "loss")
     assert 0 <= alive.age < 60
     assert 99 < further.age < 160
 

@@ -34,7 +34,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     """Whoever changes this list raises PROTOCOL_VERSION in the same change; new methods need no new one."""
     from iris_ray.actors.controller.controller import Controller
     from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
-    from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, JobView, PoolProcess, PoolView
+    from iris_ray.actors.wire.messages import AttemptOrder, GangProgress, HostPlace, JobView, PoolProcess, PoolView
     from iris_ray.model.ids import AttemptId
     from iris_ray.model.notices import Notice
     from iris_ray.state.events import MaintenanceCalledOffEvent, WorkerDrainedEvent
@@ -44,9 +44,9 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
         for name, cls in (("Controller", Controller), ("SlicePoolManager", SlicePoolManager))
     }
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
-    travelling = *orders, WorkerDrainedEvent, MaintenanceCalledOffEvent
+    travelling = *orders, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields) == (4, METHODS, FIELDS)
+    assert (PROTOCOL_VERSION, methods, fields) == (5, METHODS, FIELDS)
 
 
 def field_names(cls: Any) -> list[str]:
@@ -79,6 +79,7 @@ METHODS: dict[str, dict[str, list[str]]] = {
         "fetch_logs": ["job_id", "wanted", "max_bytes"],
         "locate_logs": ["job_id", "wanted"],
         "note_last_lines": ["batch", "sender"],
+        "note_progress": ["progress", "sender"],
         "cancel": ["job_id", "reason", "user"],
         "taint": ["target", "taint", "reason", "user"],
         "lift_taint": ["target", "taint", "user"],
@@ -107,6 +108,7 @@ FIELDS = {
     "JobView": ["state", "attempt", "failures", "preemptions", "failed_launches", "error", "job_state"],
     "WorkerDrainedEvent": ["node_id", "reason", "kind", "deadline"],
     "MaintenanceCalledOffEvent": ["node_id"],
+    "GangProgress": ["attempt", "age", "step", "status"],
 }
 
 

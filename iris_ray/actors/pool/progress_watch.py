@@ -1,0 +1,105 @@
+"""Asks the tasks of an attempt how far they are, while they run: for people, and to notice a hang."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.hang_watch import HangWatch
+from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.actors.wire.messages import GangProgress, Progress
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.outcomes import TaskKey
+
+logger = logging.getLogger(__name__)
+
+FIRST_LOOK_S = 1.0
+LOOK_S, LOOK_AT_LEAST_S = 5.0, 60.0
+TASKS_A_SECOND = 16.0
+"""So many tasks are asked in a second on average, so a large gang is asked less often."""
+TELL_AGAIN_S = 30.0
+"""A Controller that has come back hears after so long what has not changed."""
+
+
+class ProgressWatch:
+    """Looks every few seconds. The Controller is told what has changed.
+
+    Args:
+        place: whose tasks are asked.
+        slices: ask the tasks.
+        hangs: is shown what they say, and may have the attempt ended.
+        controller: is told what they say.
+        job_tasks: how many tasks the whole job has.
+    """
+
+    def __init__(
+        self,
+        place: AttemptPlace,
+        slices: ReservedSlices,
+        hangs: HangWatch,
+        controller: ControllerClient,
+        job_tasks: int,
+    ) -> None:
+        self._place = place
+        self._slices = slices
+        self._hangs = hangs
+        self._controller = controller
+        self._pause_s = min(pause_s(job_tasks), hangs.look_after_s)
+        self._told: tuple[int | None, str | None] | None = None  # step and status
+        self._told_at = 0.0
+
+    async def watch(self) -> None:
+        """Return when the attempt hangs and has been asked to end."""
+        pause = min(FIRST_LOOK_S, self._pause_s)
+        while True:
+            await asyncio.sleep(pause)
+            running, progress = await self._ask()
+            if await self._hangs.is_over(running, progress):
+                return
+            await self._tell(summed_up(self._place.order.attempt, progress))
+            pause = self._pause_s
+
+    async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
+        """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
+        asks = (self._slices.stub(name).progress(self._place.order.attempt) for name in self._place.names)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
+        running = {
+            TaskKey(slice_id, host_index): found
+            for slice_id, reply in enumerate(replies)
+            if not isinstance(reply, (Unreachable, BaseException))
+            for host_index, found in reply.items()
+        }
+        return set(running), {key: found for key, found in running.items() if not isinstance(found, Unreachable)}
+
+    async def _tell(self, progress: GangProgress) -> None:
+        """Tell the Controller, if it does not know yet. One that does not answer hears it the next time."""
+        now = asyncio.get_running_loop().time()
+        if progress.age is None and progress.status is None:
+            return
+        said = progress.step, progress.status
+        if said == self._told and now < self._told_at + TELL_AGAIN_S:
+            return
+        try:
+            if not isinstance(await self._controller.note_progress(progress), Unreachable):
+                self._told, self._told_at = said, now
+        except Exception:  # a job need not end because nobody sees how far it is
+            logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)
+
+
+def pause_s(job_tasks: int) -> float:
+    """Return the seconds between two looks at a gang of a job with so many tasks in all."""
+    return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
+
+
+def summed_up(attempt: AttemptId, progress: Mapping[TaskKey, Progress]) -> GangProgress:
+    """Return what people are shown of what an attempt's tasks have said."""
+    ages = [found.age for found in progress.values() if found.age is not None]
+    steps = [found.step for found in progress.values() if found.step is not None]
+    words = (progress[key].status for key in sorted(progress, key=_place))
+    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), next(filter(None, words), None))
+
+
+def _place(key: TaskKey) -> tuple[int, int]:
+    return key.slice_id, key.host_index
