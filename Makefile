@@ -65,11 +65,11 @@ levanter: $(LEVANTER)/.ready  ## Levanter really trains on simulated slices and 
 
 fray: $(FRAY)/.ready  ## jobs of Fray's, that is of Marin's, on simulated slices; four minutes
 	$(FRAY)/bin/python -m pytest -q tests/unit/fray $(ARGS)
-	$(FRAY)/bin/python -m pytest --profile=proofs tests/cluster/test_fray.py $(ARGS)
+	$(FRAY)/bin/python -m pytest --profile=proofs -k "fray or marin" tests/cluster/test_fray.py tests/cluster/test_examples.py $(ARGS)
 
 $(FRAY)/.ready: pyproject.toml $(PINNED_LEVANTER)
 	$(PYTHON) -m venv $(FRAY)
-	$(FRAY)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,fray]'
+	$(FRAY)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,fray,examples]'
 	touch $@
 
 $(LEVANTER)/.ready: pyproject.toml $(PINNED_LEVANTER)

@@ -70,7 +70,30 @@ def test_levanter_loses_a_slice_and_no_step(tmp_path: Path) -> None:
     assert "last losses, one for each task: " in output
 
 
-RUN_HERE = {"hello.py", "three_users.py", "preempt.py", "demo.py", "train_digits.py", "train_levanter.py"}
+@pytest.mark.proof
+def test_marins_pipeline_loses_a_slice_and_learns(tmp_path: Path) -> None:
+    pytest.importorskip("fray.client", reason="needs Fray: make fray")
+    output = run("marin_pipeline.py", "--folder", str(tmp_path))
+    assert output.index("=== tokenise: ") < output.index("=== train: ")
+    assert "shard 2 of 3: " in output
+    assert "=== slice v4-8-0 is preempted" in output
+    started = re.findall(r"process \d of 2 on \S+, attempt (\d): starts at step (\d+)", output)
+    assert [attempt for attempt, _ in started] == ["1", "1", "2", "2"]
+    assert all(int(step) >= 20 for attempt, step in started if attempt == "2")
+    found = re.search(r"bits for a letter: (\S+), of 4\.75", output)
+    assert found
+    assert 1.0 < float(found[1]) < 3.2
+
+
+RUN_HERE = {
+    "hello.py",
+    "three_users.py",
+    "preempt.py",
+    "demo.py",
+    "train_digits.py",
+    "train_levanter.py",
+    "marin_pipeline.py",
+}
 
 
 def test_every_example_is_run_by_a_test() -> None:
