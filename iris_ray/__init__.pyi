@@ -24,7 +24,7 @@ from .model.topology import TPUConfig, get_tpu_config
 from .task.endpoints import lookup_endpoint, register_endpoint
 from .task.job_info import get_job_info
 from .task.preemption import PreemptionNotice, on_preemption, preemption_notice
-from .task.progress import heartbeat, report_status
+from .task.progress import heartbeat, report_status, unproductive
 
 __version__: str
 __all__ = [
@@ -71,4 +71,5 @@ __all__ = [
     "run_on_pod_resumable",
     "submit_tpu_job_on_ray",
     "tpu_device",
+    "unproductive",
 ]

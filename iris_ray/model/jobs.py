@@ -5,8 +5,9 @@ So every rule about attempts, budgets and capacity exists once, for gangs.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from iris_ray.goodput.job_times import JobTimes
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState, TaskState
@@ -183,6 +184,7 @@ class Job:
         avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.avoided_hosts`.
         avoided_until: when it tries these hosts again; seconds on the caller's clock.
         error: why its latest attempt, or the job, ended, in words.
+        times: when its attempts held chips and ran, if it is coscheduled.
     """
 
     spec: JobSpec
@@ -204,6 +206,7 @@ class Job:
     avoided: tuple[str, ...] = ()
     avoided_until: float = 0.0
     error: str | None = None
+    times: JobTimes = field(default_factory=JobTimes)
 
     @property
     def gang(self) -> Gang:

@@ -5,7 +5,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Eviction, Gang, Job, Task
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
-from iris_ray.state import attempt_history, avoided_hosts, retry_budget
+from iris_ray.state import attempt_history, avoided_hosts, job_times, retry_budget
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.change import Change
 from iris_ray.state.events import (
@@ -209,9 +209,10 @@ class AttemptEnds:
             self._end_other_gangs(job, gang, f"{cause.task_id} ended the job: {error}", change)
             change.instructions.finished.append(job.spec.job_id)
 
-    def mark_ending(self, job: Job, gang: Gang) -> None:
+    def mark_ending(self, job: Job, gang: Gang, now: float) -> None:
         """Mark a gang's attempt as over. It holds its hosts until its end is confirmed, if that has not come before."""
         gang.notice = gang.eviction = None
+        job_times.attempt_ended(job, now)
         self._allocations.mark_ending(job.current_attempt(gang))
         if gang.end_confirmed:
             gang.end_confirmed = False
@@ -256,7 +257,7 @@ class AttemptEnds:
         if gang.placed:  # else all tasks have returned, and their results are lost
             change.instructions.stop.append(StopAttempt(job.current_attempt(gang), reason))
         attempt_history.note_end(gang, change.now)
-        self.mark_ending(job, gang)
+        self.mark_ending(job, gang, change.now)
 
     def _requeue(
         self,
@@ -274,7 +275,7 @@ class AttemptEnds:
             state, cause: how the attempt was charged, and the task that ended first.
         """
         attempt_history.set_aside(gang, state, error, now, cause)
-        self.mark_ending(job, gang)
+        self.mark_ending(job, gang, now)
         job.error = gang.error = error
         self._spares.look_at(job)
         for task in gang.tasks:

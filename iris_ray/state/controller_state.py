@@ -15,12 +15,13 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.notices import is_as_urgent
 from iris_ray.model.outcomes import Fault
 from iris_ray.model.workers import Worker
-from iris_ray.state import avoided_hosts
+from iris_ray.state import avoided_hosts, job_times
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
+    AttemptMarkedEvent,
     Event,
     EvictionEvent,
     GangAssignedEvent,
@@ -133,6 +134,8 @@ class ControllerState:
                 self._gangs.task_reported(event, change)
             case AttemptEndConfirmedEvent():
                 self._ends.confirmed(event.attempt)
+            case AttemptMarkedEvent():
+                self._attempt_marked(event)
             case JobSubmittedEvent():
                 self._table.submit(event.spec, event.now)
             case JobRestoredEvent():
@@ -198,6 +201,7 @@ class ControllerState:
         finished = change.instructions.finished
         for job_id in finished:
             self._table.has_finished(job_id)
+            job_times.job_ended(self.jobs[job_id], change.now)
             self._kept.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
         if (job := self.jobs.get(about)) is not None and not job.pending:
@@ -228,6 +232,11 @@ class ControllerState:
         if event.draining:
             drained = WorkerDrainedEvent(event.node_id, event.draining, deadline=event.deadline)
             self._notices.worker_drained(drained, change)
+
+    def _attempt_marked(self, event: AttemptMarkedEvent) -> None:
+        if (job := self.jobs.get(event.attempt.job_id)) is not None and event.attempt.gang == 0:
+            job.times.marked(event.attempt.number, event.marks)
+            self._table.changed(event.attempt.job_id)
 
     def _worker_blamed(self, event: WorkerBlamedEvent) -> None:
         if event.node_id in self.workers:

@@ -6,6 +6,7 @@ Reports carry the attempt that they are about; a report about an older attempt c
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from iris_ray.goodput.marks import Marks
 from iris_ray.model.constraints import Attributes
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, PriorityBand
@@ -259,6 +260,14 @@ class TaskStateChangedEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class AttemptMarkedEvent:
+    """A task of an attempt that has ended has said what its time went into."""
+
+    attempt: AttemptId
+    marks: Marks
+
+
+@dataclass(frozen=True, slots=True)
 class GangMovedEvent:
     """A gang saved its state and ended its attempt to run elsewhere. It is requeued and not charged."""
 
@@ -343,6 +352,7 @@ Event = (
     | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent
+    | AttemptMarkedEvent
     | GangMovedEvent
     | GangReturnedEvent
     | WorkerBlamedEvent

@@ -7,7 +7,7 @@ from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.state import attempt_history, avoided_hosts
+from iris_ray.state import attempt_history, avoided_hosts, job_times
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
@@ -110,6 +110,7 @@ class Gangs:
             move(job, gang, task, TaskState.ASSIGNED)
             task.node_id = node_id
         self._allocations.add(job, job.current_attempt(gang), tuple(allocation))
+        job_times.assigned(job, tuple(allocation), change.now)
         self._table.waits_no_more(job, gang)
         self._kept.taken_by(job, node_ids)
         self._holders.take(job, node_ids, change)
@@ -166,7 +167,7 @@ class Gangs:
         ):  # others change no need for spares, and a look goes through all tasks
             self._spares.look_at(job)
         if gang.succeeded == len(gang.tasks):
-            self._ends.mark_ending(job, gang)
+            self._ends.mark_ending(job, gang, change.now)
         if job.state.finished:
             change.instructions.finished.append(job.spec.job_id)
 
@@ -175,6 +176,7 @@ class Gangs:
         gang.dispatch_failures = 0
         avoided_hosts.forgive(job, gang)
         gang.running_since = min(gang.running_since, change.now)
+        job_times.began(job, change.now)
         self._table.gang_changed(job, gang)
 
     # -- coming back -----------------------------------------------------------------------------------------------

@@ -5,20 +5,28 @@ seconds. So child processes of a task can say it, too.
 """
 
 import contextlib
+import json
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from iris_ray.actors.wire.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
+from iris_ray.goodput.kinds import MARKS
 
 
 def heartbeat(step: int | None = None) -> None:
     """Say that this task makes progress, for jobs with a ``stall_timeout``. Costs a small file (some ten microseconds).
 
+    Call it at the beginning of every step: `iris-ray goodput` then knows what the time of the job went into.
+
     Args:
         step: how far it is. ``iris-ray ls`` shows it. If the gang stalls, the task that is furthest behind is named.
     """
     if (files := TaskFiles.of_this_task()) is not None:
+        if step is not None:
+            _note_first_steps(files, int(step))
         _replace(files.heartbeat, "" if step is None else str(int(step)))
 
 
@@ -44,6 +52,55 @@ def report_status(text: str) -> None:
     if (files := TaskFiles.of_this_task()) is not None:
         words = text[: 4 * STATUS_CHARACTERS].encode(errors="backslashreplace").decode().split()
         _replace(files.status, " ".join(words)[:STATUS_CHARACTERS])
+
+
+@contextlib.contextmanager
+def unproductive(what: str) -> Iterator[None]:
+    """Mark the time of a block as no training: ``iris-ray goodput`` counts it by its kind.
+
+    Args:
+        what: ``"tpu_init"``, ``"training_prep"``, ``"data_loading"`` or ``"checkpoint_restore"`` before the first step;
+            ``"checkpoint_save"`` at any time, for as long as the save keeps the next step from beginning.
+
+    Raises:
+        InvalidRequestError: it is nothing of these.
+
+    Example::
+
+        with iris_ray.unproductive("checkpoint_restore"):
+            state = restore(path)
+    """
+    if what not in MARKS:
+        raise InvalidRequestError(f"{what!r} can't be marked; give one of {', '.join(MARKS)}")
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        if (files := TaskFiles.of_this_task()) is not None:
+            _mark(files, what, time.monotonic() - began)
+
+
+_first_steps: dict[str, list[int]] = {}
+"""The first steps that this process has named, by the prefix of the task's files."""
+_marked: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
+_marking = threading.Lock()
+
+
+def _note_first_steps(files: TaskFiles, step: int) -> None:
+    """Note when the first two steps began: by how much the first one took longer is the time of the compilation."""
+    known = _first_steps.setdefault(files.prefix, [])
+    if len(known) < 2 and step not in known:
+        known.append(step)
+        with contextlib.suppress(OSError), open(files.first_steps, "a", encoding="utf-8") as file:
+            file.write(f"{step} {time.time():.6f}\n")
+
+
+def _mark(files: TaskFiles, what: str, seconds: float) -> None:
+    with _marking:
+        before, during = _marked.setdefault(files.prefix, ({}, {}))
+        part = during if files.first_steps.exists() else before
+        part[what] = part.get(what, 0.0) + seconds
+        _replace(files.marked, json.dumps([before, during]))
 
 
 def _replace(path: Path, text: str) -> None:

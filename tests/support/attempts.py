@@ -60,6 +60,9 @@ class Slices:
     async def progress(self, attempt: AttemptId) -> dict[int, Progress]:
         return dict(self.steps)
 
+    async def last_progress(self, attempt: AttemptId, host: int) -> Progress | None:
+        return self.steps.get(host)
+
     async def dump_stacks(self, attempt: AttemptId) -> None: ...
 
     async def healthy(self, patience_s: float, timeout_s: float) -> dict[int, None]:

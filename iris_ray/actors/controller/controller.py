@@ -25,6 +25,7 @@ from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.door import ReportedEvent, checked
 from iris_ray.actors.controller.event_processor import EventProcessor
+from iris_ray.actors.controller.goodput_views import chips_by_state, day_of, is_measured, job_goodput
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
@@ -45,7 +46,16 @@ from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
-from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, SetAside, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import (
+    PAGE,
+    JobGoodput,
+    JobStatus,
+    LimitStatus,
+    Place,
+    SetAside,
+    TaskStatus,
+    WorkerStatus,
+)
 from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
@@ -53,6 +63,7 @@ from iris_ray.errors import (
     ControllerUnavailableError,
     DeposedError,
     InvalidJobError,
+    InvalidRequestError,
     IrisError,
     JobCancelledError,
     UnknownNameError,
@@ -105,6 +116,9 @@ def end_process_soon() -> None:
     """End this process, so that Ray starts the Controller anew; it goes on from its records."""
     asyncio.get_running_loop().call_later(END_AFTER_S, os._exit, 1)
 
+
+COUNT_CHIPS_S = 10.0
+"""How often it looks what the chips of the cluster are in."""
 
 EVICTIONS, GRACE = "IRIS_RAY_EVICTIONS", "IRIS_RAY_EVICTION_GRACE_S"
 
@@ -320,6 +334,33 @@ class Controller:
         """
         await self.ping()
         return self._status(self._job(job_id))
+
+    @checked
+    async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
+        """A page of what the time of gangs went into, the oldest first: those after the job with this number."""
+        await self.ping()
+        jobs = (job for job in self._state.jobs.values() if job.number > after and is_measured(job))
+        return [job_goodput(job, self._progress.of(job.spec.job_id), self._clock) for job in islice(jobs, PAGE)]
+
+    @checked
+    async def job_goodput(self, job_id: str) -> JobGoodput:
+        """What the time of one job went into.
+
+        Raises:
+            UnknownNameError: there is no such job.
+            InvalidRequestError: it is no gang.
+        """
+        await self.ping()
+        job = self._job(job_id)
+        if not is_measured(job):
+            raise InvalidRequestError(f"{job_id} is no gang: goodput is measured of jobs whose tasks start together")
+        return job_goodput(job, self._progress.of(job_id), self._clock)
+
+    @checked
+    async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
+        """Chip-seconds by day and state, since a day in UTC, such as 2026-11-23."""
+        await self.ping()
+        return self._journal.fleet_times.since(since)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
@@ -562,6 +603,7 @@ class Controller:
         gc.collect()
         gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
         self._background.start(self._watch_nodes(), "watching Ray's node table")
+        self._background.start(self._count_chips(), "counting what the chips are in")
         self._demand = self._find_demand()
         if self._demand is not None:
             self._background.start(self._watch_demand(self._demand), "telling Ray's autoscaler what is missing")
@@ -577,6 +619,13 @@ class Controller:
                 self._maintenance.look_at(self._state.workers, self._state.holders)
             except Exception:
                 logger.exception("reading Ray's node table failed; trying again")
+
+    async def _count_chips(self) -> None:
+        at = self._clock.now()
+        while not self._events.deposed:
+            await asyncio.sleep(COUNT_CHIPS_S)
+            before, at = at, self._clock.now()
+            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state), at - before)
 
     async def _watch_demand(self, demand: AutoscalerDemand) -> None:
         while not self._events.deposed:

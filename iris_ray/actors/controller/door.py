@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 from iris_ray.model.plain import plain
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
+    AttemptMarkedEvent,
     GangMovedEvent,
     GangReturnedEvent,
     JobCancelledEvent,
@@ -27,6 +28,7 @@ from iris_ray.state.events import (
 ReportedEvent = (
     TaskStateChangedEvent
     | AttemptEndConfirmedEvent
+    | AttemptMarkedEvent
     | TaskDispatchFailedEvent
     | SliceReleasedEvent
     | WorkerSuspectedEvent

@@ -18,6 +18,7 @@ nothing.
 ``limits/<n>``      the users' limits: a JSON list of [user, band, {limit → number}]
 ``clock/<n>``       how its clock stood at the latest writing
 ``usage/<n>``       what users have held in the past hours: a JSON list of when, and user → resource → amount-hours
+``fleet/<n>``       what the chips were in: a JSON object, day → state → chip-seconds
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
@@ -45,6 +46,7 @@ from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.actors.controller.write_ahead_log import WriteAheadLog
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import is_endpoint_of
+from iris_ray.goodput.fleet_times import FleetTimes
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
 from iris_ray.model.plain import plain
@@ -64,7 +66,7 @@ FORGOTTEN_AT_ONCE = 100
 """Jobs whose endpoints are deleted together: to look for them is a call to the store."""
 KINDS = "pool", "job", "gangs"
 """Of keys that have an id after the epoch."""
-SINGLE_KINDS = "taints", "limits", "usage", "clock"
+SINGLE_KINDS = "taints", "limits", "usage", "fleet", "clock"
 """Of keys that end with the epoch."""
 CLOCK_S = 10.0
 """How often the clock is recorded at least."""
@@ -81,6 +83,7 @@ class Journal:
         epoch: the number of this Controller, larger than that of any before it; 0 before `begin`.
         corrupt: the records that can't be read.
         clock: the Controller's; it goes on where that of the Controller before stood.
+        fleet_times: what the chips of the cluster were in; it goes on, too.
     """
 
     def __init__(self) -> None:
@@ -88,6 +91,7 @@ class Journal:
         self._store = ClusterStore()
         self.corrupt = CorruptRecords(self._store)
         self.clock = Clock()
+        self.fleet_times = FleetTimes()
         self._clock_recorded_at = -math.inf
         self._limits = 0  # the version of the users' limits that is recorded
         self._taints: dict[str, dict[str, Taint]] = {}
@@ -113,6 +117,8 @@ class Journal:
             self._log.close(epoch)
         left = self.left_behind()
         self._set_clock()
+        for key, recorded in _of_kind("fleet", self._left).items():
+            self.corrupt.read("what the chips were in", {key: recorded}, partial(self.fleet_times.restore, recorded))
         self.corrupt.keep()
         return left
 
@@ -231,6 +237,7 @@ class Journal:
         past = state.past_usage
         if past.now >= self._usage_at + USAGE_EVERY_S:
             self._usage_at = past.now
+            self._pending[f"fleet/{self.epoch}"] = self.fleet_times.to_json()
             if hours := past.snapshot():
                 self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
         if state.limits.version != self._limits:

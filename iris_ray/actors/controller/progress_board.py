@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from iris_ray.actors.wire.messages import GangProgress
 from iris_ray.actors.wire.task_files import STATUS_CHARACTERS
+from iris_ray.goodput.marks import Marks
 
 STALE_S = 120.0
 """After so long the words of another gang of the same job are shown."""
@@ -19,7 +20,7 @@ class Heard:
         gang, attempt: of which attempt of which gang.
         at: when this was heard, on the Controller's clock.
         beat_at: when a task last made progress, on the same clock; None if none ever said so.
-        step, status: see `GangProgress`.
+        step, status, marks: see `GangProgress`.
     """
 
     gang: int
@@ -28,6 +29,7 @@ class Heard:
     beat_at: float | None
     step: int | None
     status: str | None
+    marks: Marks
 
 
 class ProgressBoard:
@@ -55,7 +57,7 @@ class ProgressBoard:
             return
         beat_at = None if progress.age is None else now - max(0.0, progress.age)
         status = None if progress.status is None else progress.status[:STATUS_CHARACTERS]
-        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status)
+        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status, progress.marks)
         if len(self._of) > self._most:
             self._of = {known_id: heard for known_id, heard in self._of.items() if known_id in jobs}
             self._most = max(JOBS_BEFORE_SWEEP, 2 * len(self._of))

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import os
 import time
 
 import psutil
@@ -20,6 +19,7 @@ from iris_ray.actors.host.oom_kills import RecentOomKills
 from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.host.task_progress import read_progress
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL
 from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.background import BackgroundTasks
@@ -104,13 +104,7 @@ class TaskWatch:
 
     def progress(self) -> Progress:
         """Return what the task has last said about its progress."""
-        saved, status = os.path.exists(self._files.saved), self._files.read_status()
-        try:
-            at = self._files.heartbeat.stat().st_mtime
-            step = self._files.heartbeat.read_text()
-        except OSError:  # there is no heartbeat yet, or a faulty disk keeps it
-            return Progress(None, None, saved, status)
-        return Progress(time.time() - at, int(step) if step else None, saved, status)
+        return read_progress(self._files)
 
     def dump_stacks(self) -> None:
         """Have the process print the stacks of its threads, once it has a handler for that signal."""

@@ -24,6 +24,7 @@ from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, SliceReady, TaskLaunch
 from iris_ray.actors.wire.payloads import with_fetched_payload
+from iris_ray.goodput.marks import Marks
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import DID_NOT_RUN, EndKind, Fault, HostEvidence, TaskEnd, TaskKey, TpuPreempted
 from iris_ray.model.verdict import Verdict, judge_gang
@@ -161,6 +162,15 @@ class Attempt:
         end = self._ends.get(key)
         return (end is not None and end.kind in DID_NOT_RUN) or (self._ended_at_once and key in self._lost_hosts)
 
+    @property
+    def marks(self) -> Marks:
+        """What its task has said about its time."""
+        return self._progress.marks
+
+    async def look_again(self) -> None:
+        """Learn what its tasks have said since the last look, before their processes end."""
+        await self._progress.look_again()
+
     def exit_code(self, key: TaskKey) -> int | None:
         """The exit code of a task's process, if it is known."""
         end = self._ends.get(key)
@@ -235,10 +245,12 @@ class Attempt:
         if all(map(returned, ends.values())):
             return judge_gang(ends, dict.fromkeys(ends, HostEvidence()))
         self._notices.move_early()
+        last_look = asyncio.ensure_future(self._progress.look_again())
         evidence = await gather_evidence(
             self.place, self._slices, self._controller, self._silent, self._request.silence_s
         )
         self._take_note(evidence)
+        await last_look
         reason = self._stop.reason.result() if self._stop.asked else "another task of the gang ended"
         stopped = await self.stop_all(reason)
         await self._end_leftovers(evidence.reachable - stopped.keys())

@@ -29,6 +29,7 @@ from iris_ray.model.outcomes import TpuCancelled, TpuPreempted, TpuRunError, Tpu
 from iris_ray.model.verdict import Verdict
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
+    AttemptMarkedEvent,
     Event,
     GangMovedEvent,
     GangReturnedEvent,
@@ -187,9 +188,10 @@ class GangRun:
         )
 
     async def _tidy(self, attempt: Attempt) -> None:
+        await attempt.look_again()
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
-            standing = await self._report(self._changes(attempt, TaskState.SUCCEEDED))
+            standing = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])
             if not standing.state.finished:  # the Controller had taken it back, and would have it run again
                 await self._report([GangReturnedEvent(attempt.id)])
         except Exception:
@@ -237,7 +239,7 @@ class GangRun:
             events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
             exit_code = attempt.exit_code(verdict.cause)
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, exit_code))
-        job = await self._report([*events, *released, self._confirmed(attempt)])
+        job = await self._report([*_marked(attempt), *events, *released, self._confirmed(attempt)])
         self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
         if moved_by_us or attempt.evicted or attempt.never_started(verdict.cause):
             count = "free of charge"
@@ -312,3 +314,8 @@ class GangRun:
         if verdict is None:
             return TaskSetupError(f"job {self._who} could not start its tasks: {job.error}")
         return failure_error(self._request.spec.name, self._who, job.error or "", verdict.result)
+
+
+def _marked(attempt: Attempt) -> list[Event]:
+    """What the task of an attempt has said about its time, if it has said anything."""
+    return [AttemptMarkedEvent(attempt.id, attempt.marks)] if attempt.marks.steps else []

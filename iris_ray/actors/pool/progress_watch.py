@@ -10,6 +10,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import GangProgress, Progress
+from iris_ray.goodput.marks import Marks, with_step
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.outcomes import TaskKey
 
@@ -19,6 +20,8 @@ FIRST_LOOK_S = 1.0
 LOOK_S, LOOK_AT_LEAST_S = 5.0, 60.0
 TASKS_A_SECOND = 16.0
 """So many tasks are asked in a second on average, so a large gang is asked less often."""
+LAST_LOOK_S = 0.2
+"""How long a gang that has ended may be kept for its last word."""
 TELL_AGAIN_S = 30.0
 """A Controller that has come back hears after so long what has not changed."""
 
@@ -49,6 +52,13 @@ class ProgressWatch:
         self._pause_s = min(pause_s(job_tasks), hangs.look_after_s)
         self._told: tuple[int | None, str | None] | None = None  # step and status
         self._told_at = 0.0
+        self._speaker: TaskKey | None = None
+        self._marks = Marks()
+
+    @property
+    def marks(self) -> Marks:
+        """What the first task that has named a step has said about its time."""
+        return self._marks
 
     async def watch(self) -> None:
         """Return when the attempt hangs and has been asked to end."""
@@ -58,8 +68,29 @@ class ProgressWatch:
             running, progress = await self._ask()
             if await self._hangs.is_over(running, progress):
                 return
-            await self._tell(summed_up(self._place.order.attempt, progress))
+            self._note_marks(progress)
+            await self._tell(summed_up(self._place.order.attempt, progress, self._marks))
             pause = self._pause_s
+
+    async def look_again(self) -> None:
+        """Have a last look at the task that speaks for its gang, which may have ended, if its host answers at once."""
+        if (key := self._speaker) is not None:
+            stub, attempt = self._slices.stub(self._place.name(key)), self._place.order.attempt
+            asked = asyncio.ensure_future(stub.last_progress(attempt, key.host_index))
+            await asyncio.wait({asked}, timeout=LAST_LOOK_S)
+            if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
+                self._note_marks({key: found})
+            asked.cancel()
+
+    def _note_marks(self, progress: Mapping[TaskKey, Progress]) -> None:
+        """Take what the speaker says; the first task that names a step speaks for the attempt from then on."""
+        if self._speaker is None:
+            self._speaker = next((key for key in sorted(progress, key=_place) if progress[key].marks.steps), None)
+        if self._speaker is not None and (found := progress.get(self._speaker)) is not None:
+            steps = self._marks.steps or found.marks.steps
+            for step, began in found.marks.steps:
+                steps = with_step(steps, step, began)
+            self._marks = Marks(steps, found.marks.before, found.marks.during)
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
@@ -93,12 +124,13 @@ def pause_s(job_tasks: int) -> float:
     return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
 
 
-def summed_up(attempt: AttemptId, progress: Mapping[TaskKey, Progress]) -> GangProgress:
+def summed_up(attempt: AttemptId, progress: Mapping[TaskKey, Progress], marks: Marks) -> GangProgress:
     """Return what people are shown of what an attempt's tasks have said."""
     ages = [found.age for found in progress.values() if found.age is not None]
     steps = [found.step for found in progress.values() if found.step is not None]
     words = (progress[key].status for key in sorted(progress, key=_place))
-    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), next(filter(None, words), None))
+    status = next(filter(None, words), None)
+    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), status, marks)
 
 
 def _place(key: TaskKey) -> tuple[int, int]:

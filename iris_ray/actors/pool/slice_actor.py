@@ -288,6 +288,11 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         replies = await asyncio.gather(*(self._hosts[i].progress(task.pid) for i, task in running.items()))
         return dict(zip(running, replies, strict=True))
 
+    async def last_progress(self, attempt: AttemptId, host: int) -> Progress | Unreachable | None:
+        """How far a task of that attempt is, or was if it has ended; None if that attempt is not running here."""
+        task = self._tasks.get(host) if self._running == attempt else None
+        return None if task is None else await self._hosts[host].progress(task.pid)
+
     async def dump_stacks(self, attempt: AttemptId) -> None:
         """Have every task of that attempt print what it is doing."""
         if self._running == attempt:

@@ -80,6 +80,12 @@ class SliceStub:
         progress: dict[int, Progress | Unreachable] | Unreachable = await answer(call, self._name, ANSWER_TIMEOUT_S)
         return progress
 
+    async def last_progress(self, attempt: AttemptId, host: int) -> Progress | Unreachable | None:
+        """Return what a task has said, even if it has ended; None if it is not known any more."""
+        call = self._actor.last_progress(attempt, host)
+        progress: Progress | Unreachable | None = await answer(call, self._name, ANSWER_TIMEOUT_S)
+        return progress
+
     async def dump_stacks(self, attempt: AttemptId) -> Unreachable | None:
         """Have every task print what it is doing."""
         call = self._actor.dump_stacks(attempt)

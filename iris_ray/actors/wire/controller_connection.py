@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import iris_ray
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
-from iris_ray.actors.wire.status import PAGE, JobStatus, LimitStatus, Place, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import PAGE, JobGoodput, JobStatus, LimitStatus, Place, TaskStatus, WorkerStatus
 from iris_ray.actors.wire.task_log import LogPlace, LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 from iris_ray.model.job_spec import PriorityBand
@@ -121,6 +121,27 @@ class ControllerConnection:
         """
         status: JobStatus = self._ask(lambda controller: controller.job_status.remote(job_id))
         return status
+
+    def list_goodput(self) -> list[JobGoodput]:
+        """Return what the time of each gang that it knows went into, the oldest first."""
+        return self._all_pages(
+            lambda after, controller: controller.list_goodput.remote(after), 0, lambda job: job.number
+        )
+
+    def job_goodput(self, job_id: str) -> JobGoodput:
+        """Return what the time of one job went into.
+
+        Raises:
+            UnknownNameError: there is no such job.
+            InvalidRequestError: it is no gang.
+        """
+        found: JobGoodput = self._ask(lambda controller: controller.job_goodput.remote(job_id))
+        return found
+
+    def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
+        """Return chip-seconds by day and state, see `iris_ray.goodput.fleet_times.ChipState`, since a day in UTC."""
+        found: dict[str, dict[str, float]] = self._ask(lambda controller: controller.fleet_times.remote(since))
+        return found
 
     def list_tasks(self, job_id: str) -> list[TaskStatus]:
         """Return the tasks of a job, by index; raises like `job_status`."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from iris_ray.actors.wire.payloads import Payload, stored_if_large
+from iris_ray.goodput.marks import Marks
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import EXIT_GRACE_S, JobSpec
@@ -180,12 +181,14 @@ class Progress:
         step: how far it was then, if it said so.
         saved: it has saved its state and waits for its end.
         status: its latest words about itself, or None.
+        marks: what it has said about its time; of its steps the first two and the latest.
     """
 
     age: float | None
     step: int | None
     saved: bool = False
     status: str | None = None
+    marks: Marks = field(default_factory=Marks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +200,14 @@ class GangProgress:
         age: seconds since the latest heartbeat of any, or None before the first.
         step: the furthest that any has named, or None.
         status: the words of the first task that has said any, or None.
+        marks: what the first task that has said so has said about its time.
     """
 
     attempt: AttemptId
     age: float | None
     step: int | None
     status: Words | None
+    marks: Marks = field(default_factory=Marks)
 
 
 class PoolProcess(NamedTuple):

@@ -82,6 +82,34 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class JobGoodput:
+    """What the time of a job went into until now, or until its end.
+
+    Attributes:
+        number, job_id, user, state: see `JobStatus`.
+        submitted_at, ended_at: seconds since the epoch; None while it has not ended.
+        attempts: how many it has had.
+        seconds: by the values of `iris_ray.goodput.kinds.TimeKind`.
+        chip_seconds: the same, times the chips that it held meanwhile.
+        goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
+            ``heartbeat(step)``.
+        measured: the share of the time with user code of which is known what it went into; None if none ran.
+    """
+
+    number: int
+    job_id: str
+    user: str
+    state: JobState
+    submitted_at: float
+    ended_at: float | None
+    attempts: int
+    seconds: Mapping[str, float]
+    chip_seconds: Mapping[str, float]
+    goodput: float | None
+    measured: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class TaskAttempt:
     """One attempt of a task.
 

@@ -66,6 +66,16 @@ class TaskFiles:
         """The task's latest words about itself: one line of at most `STATUS_CHARACTERS`."""
         return Path(f"{self.prefix}.status")
 
+    @property
+    def first_steps(self) -> Path:
+        """The first steps that each process of the task has named: a line of step and time for each."""
+        return Path(f"{self.prefix}.first_steps")
+
+    @property
+    def marked(self) -> Path:
+        """The seconds that the task has marked before its first step and since then, as JSON."""
+        return Path(f"{self.prefix}.marked")
+
     def write_notice(self, notice: Notice) -> None:
         """Leave a notice for the task, in place of an earlier one. A reader sees all of it or nothing."""
         content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
@@ -91,5 +101,5 @@ class TaskFiles:
 
     def remove(self) -> None:
         """Remove all of them that exist, but the FIFO."""
-        for path in (self.started, self.notice, self.saved, self.heartbeat, self.status):
+        for path in (self.started, self.notice, self.saved, self.heartbeat, self.status, self.first_steps, self.marked):
             path.unlink(missing_ok=True)

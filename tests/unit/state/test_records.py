@@ -6,6 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from iris_ray.errors import CorruptRecordError, UnknownRecordError
+from iris_ray.goodput.job_times import AttemptTimes, JobTimes
+from iris_ray.goodput.marks import Marks
 from iris_ray.model.constraints import AttributeValue, Constraint
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
@@ -323,16 +325,22 @@ def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> 
         AttributeValue,
         SpareFor,
         Notice,
+        JobTimes,
+        AttemptTimes,
+        Marks,
     )
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
-    assert (RECORD_VERSION, fields) == (4, FIELDS)
+    assert (RECORD_VERSION, fields) == (5, FIELDS)
 
 
 FIELDS = {
     "JobRecord": ["job", "allocations"],
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
             "failures", "preemptions", "evictions", "spares_made", "kept", "started", "over", "avoided",
-            "avoided_until", "error"],
+            "avoided_until", "error", "times"],
+    "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded"],
+    "AttemptTimes": ["number", "chips", "assigned_at", "began_at", "ended_at", "marks"],
+    "Marks": ["steps", "before", "during"],
     "Gang": ["tasks", "succeeded", "attempt", "failures", "preemptions", "evictions", "dispatch_failures", "not_before",
              "waiting_since", "requeued", "groups", "returning_until", "running_since", "quick_ends", "groups_wanted",
              "notice", "end_confirmed", "error", "past", "eviction"],

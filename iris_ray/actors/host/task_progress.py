@@ -1,0 +1,72 @@
+"""Reads what a task has said of its progress in its files. A faulty disk, or odd content, is no reason to end a run."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+from iris_ray.actors.wire.messages import Progress
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.goodput.kinds import MARKS
+from iris_ray.goodput.marks import Marks, StepTime, with_step
+
+
+def read_progress(files: TaskFiles) -> Progress:
+    """Return what a task has last said about itself."""
+    saved, status = os.path.exists(files.saved), files.read_status()
+    beat_at = _time_of(files.heartbeat)
+    step = None if beat_at is None else _step_in(_text_of(files.heartbeat))
+    marks = _marks(files, step, beat_at)
+    return Progress(None if beat_at is None else time.time() - beat_at, step, saved, status, marks)
+
+
+def _marks(files: TaskFiles, step: int | None, beat_at: float | None) -> Marks:
+    began = _time_of(files.started)
+    if began is None:
+        return Marks()
+    steps: tuple[StepTime, ...] = ()
+    for line in _text_of(files.first_steps).splitlines():
+        first, _, at = line.partition(" ")
+        if len(steps) < 2 and (number := _step_in(first)) is not None and (time_s := _number(at)) is not None:
+            steps = with_step(steps, number, max(0.0, time_s - began))
+    if step is not None and beat_at is not None:
+        steps = with_step(steps, step, max(0.0, beat_at - began))
+    return Marks(steps, *_marked(_text_of(files.marked)))
+
+
+def _marked(text: str) -> tuple[dict[str, float], dict[str, float]]:
+    try:
+        before, during = (
+            {name: float(seconds) for name, seconds in part.items() if name in MARKS} for part in json.loads(text)
+        )
+    except (ValueError, TypeError, AttributeError):
+        return {}, {}
+    return before, during
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return ""
+
+
+def _time_of(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _step_in(text: str) -> int | None:
+    number = _number(text)
+    return None if number is None else int(number)
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,160 @@
+"""``iris-ray goodput``: what the time of jobs and the chips of the cluster went into."""
+
+import csv
+import re
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+import click
+
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobGoodput
+from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.completion import all_jobs
+from iris_ray.cli.json_output import print_json
+from iris_ray.cli.options import json_option
+from iris_ray.cli.tables import print_facts, print_table
+from iris_ray.cli.words import duration
+from iris_ray.goodput.kinds import TimeKind
+from iris_ray.goodput.totals import Totals, productive_share
+
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+_NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"
+
+
+class Duration(click.ParamType):
+    """A time as ``30m``, ``12h`` or ``7d``, in seconds."""
+
+    name = "duration"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no time; give a number with m, h or d, such as 7d", param, ctx)
+        return float(found[1]) * _UNITS[found[2]]
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=all_jobs)
+@click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
+@click.option("--since", type=Duration(), metavar="TIME", help="Jobs that ran within this time, such as 7d.")
+@click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
+@json_option
+@address_option
+def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool, as_json: bool) -> None:
+    """What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.
+
+    \b
+      iris-ray goodput                     by user, and what the chips of the cluster were in
+      iris-ray goodput --user ann          the jobs of ann
+      iris-ray goodput train-1a2b3c4d      one job, by kind of time
+      iris-ray goodput --since 7d --csv    all jobs of a week, for a spreadsheet
+
+    Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
+    Jobs whose tasks call iris_ray.heartbeat(step) have one. The Controller knows the latest 1000 finished jobs.
+    """
+    if as_csv and as_json:
+        raise click.UsageError("give --csv or --json, not both.")
+    now = time.time()
+    with cluster():
+        controller = ControllerConnection()
+        found = [controller.job_goodput(job)] if job else controller.list_goodput()
+        fleet = {} if job or user else controller.fleet_times(_day(now - (since or 1e9)))
+    shown = [one for one in found if _is_wanted(one, user, None if since is None else now - since)]
+    if as_json:
+        print_json(shown[0] if job and shown else {"jobs": shown, "chip_seconds_by_day": fleet})
+    elif as_csv:
+        _print_csv(shown)
+    elif job:
+        _print_job(shown)
+    elif user:
+        print_table(_HEADERS, [_row(one.job_id, [one]) for one in shown], f"no jobs of {user}")
+    else:
+        _print_users(shown, fleet)
+
+
+def _day(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime(max(0.0, at)))
+
+
+def _is_wanted(job: JobGoodput, user: str | None, since: float | None) -> bool:
+    recent = since is None or job.ended_at is None or job.ended_at >= since
+    return recent and user in (None, job.user)
+
+
+_HEADERS = ("USER OR JOB", "JOBS", "CHIP-HOURS", "GOODPUT", "QUEUED", "MOST OF THE REST")
+
+
+def _print_users(jobs: Sequence[JobGoodput], fleet: Mapping[str, Mapping[str, float]]) -> None:
+    users = sorted({job.user for job in jobs})
+    rows = [_row(user, [job for job in jobs if job.user == user]) for user in users]
+    if len(users) > 1:
+        rows.append(_row("all", jobs))
+    print_table(_HEADERS, rows, "no jobs yet")
+    totals: dict[str, float] = {}
+    for states in fleet.values():
+        for state, amount in states.items():
+            totals[state] = totals.get(state, 0.0) + amount
+    if totals:
+        everything = sum(totals.values()) or 1.0
+        shares = sorted(totals.items(), key=lambda one: -one[1])
+        rest = ", ".join(f"{_percent(amount / everything)} {state}" for state, amount in shares)
+        click.echo(f"\nThe chips of the cluster, {_hours(everything)} chip-hours since {min(fleet)}: {rest}")
+
+
+def _row(name: str, jobs: Sequence[JobGoodput]) -> tuple[object, ...]:
+    totals = Totals()
+    for job in jobs:
+        totals.add(job.seconds, job.chip_seconds)
+    lost = [
+        (amount, kind)
+        for kind, amount in totals.chip_seconds.items()
+        if kind != TimeKind.PRODUCTIVE.value and amount > 0
+    ]
+    rest = ", ".join(f"{_words(kind)} {_hours(amount)} h" for amount, kind in sorted(lost, reverse=True)[:3])
+    queued = totals.seconds.get(TimeKind.QUEUEING.value, 0.0)
+    share = productive_share(totals.chip_seconds)
+    return name, len(jobs), _hours(sum(totals.chip_seconds.values())), _percent(share), duration(queued), rest
+
+
+def _print_job(jobs: Sequence[JobGoodput]) -> None:
+    if not jobs:
+        click.echo("the job did not run within that time", err=True)
+        return
+    (job,) = jobs
+    unmeasured = None if job.measured is None or job.measured > 0.99 else _NOT_MEASURED
+    print_facts({
+        "job": job.job_id, "user": job.user, "state": job.state.value, "attempts": job.attempts,
+        "goodput": _percent(job.goodput), "but": unmeasured,
+    })  # fmt: skip
+    total = sum(job.seconds.values()) or 1.0
+    ordered = sorted(job.seconds.items(), key=lambda one: -one[1])
+    rows = [
+        (_words(kind), duration(seconds), _percent(seconds / total), _hours(job.chip_seconds.get(kind, 0.0)))
+        for kind, seconds in ordered
+    ]
+    click.echo()
+    print_table(("TIME", "HOW LONG", "SHARE", "CHIP-HOURS"), rows, "it has not begun")
+
+
+def _print_csv(jobs: Iterable[JobGoodput]) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(("job_id", "user", "state", "submitted_at", "ended_at", "kind", "seconds", "chip_seconds"))
+    for job in jobs:
+        facts = job.job_id, job.user, job.state.value, f"{job.submitted_at:.3f}"
+        ended = "" if job.ended_at is None else f"{job.ended_at:.3f}"
+        for kind, seconds in job.seconds.items():
+            writer.writerow((*facts, ended, kind, f"{seconds:.3f}", f"{job.chip_seconds.get(kind, 0.0):.3f}"))
+
+
+def _words(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def _hours(chip_seconds: float) -> str:
+    return f"{chip_seconds / 3600:.2f}"

@@ -1,0 +1,168 @@
+"""From the times of a job to what its time went into, as Google's ``ml-goodput-measurement`` counts it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from iris_ray.goodput.job_times import AttemptTimes, JobTimes
+from iris_ray.goodput.kinds import MARKS, TimeKind
+from iris_ray.goodput.marks import Marks
+
+_K = TimeKind
+
+ATTEMPTS_KEPT = 8
+"""So many attempts at most are kept one by one; those before are settled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some time of a job.
+
+    Attributes:
+        kind: what it went into.
+        seconds: how long it was.
+        chips: how many the job held meanwhile.
+    """
+
+    kind: TimeKind
+    seconds: float
+    chips: float
+
+
+def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
+    """Return everything since the submission of a job until its end, or until now. The seconds add up to that time."""
+    spans = [Span(TimeKind(kind), *both_of(both)) for kind, both in times.settled.items()]
+    until = submitted_at if times.settled_until is None else times.settled_until
+    has_run = times.has_run
+    for index, attempt in enumerate(times.attempts):
+        spans += _attempt(times, index, until, has_run, now)
+        until = _end(attempt, now)
+        has_run = has_run or attempt.began_at is not None
+    waits_until = now if times.ended_at is None else times.ended_at
+    spans.append(Span(_recovery(has_run, _K.QUEUEING), max(0.0, waits_until - until), 0.0))
+    return [span for span in spans if span.seconds > 0]
+
+
+def both_of(both: tuple[float, float]) -> tuple[float, float]:
+    """Return seconds, and chips on average, of seconds and chip-seconds."""
+    seconds, chip_seconds = both
+    return seconds, chip_seconds / seconds if seconds else 0.0
+
+
+def settle(times: JobTimes, submitted_at: float) -> None:
+    """Settle the earliest attempts: those from which a later one has gone on, and too many."""
+    while len(times.attempts) > 1 and _can_settle(times):
+        first = times.attempts[0]
+        until = submitted_at if times.settled_until is None else times.settled_until
+        for span in _attempt(times, 0, until, times.has_run, first.ended_at or first.assigned_at):
+            seconds, chip_seconds = times.settled.get(span.kind.value, (0.0, 0.0))
+            times.settled[span.kind.value] = seconds + span.seconds, chip_seconds + span.seconds * span.chips
+        times.settled_until = first.ended_at
+        times.has_run = times.has_run or first.began_at is not None
+        del times.attempts[0]
+
+
+def _can_settle(times: JobTimes) -> bool:
+    first, *later = times.attempts
+    if first.ended_at is None:
+        return False
+    return len(times.attempts) > ATTEMPTS_KEPT or not first.marks.steps or any(one.marks.steps for one in later)
+
+
+def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: float) -> Iterator[Span]:
+    """Yield the time from the end of the attempt before to the end of this one."""
+    attempt = times.attempts[index]
+    yield Span(_recovery(has_run, _K.QUEUEING), max(0.0, attempt.assigned_at - since), 0.0)
+    end = _end(attempt, now)
+    began = end if attempt.began_at is None else attempt.began_at
+    yield Span(_recovery(has_run, _K.LAUNCH), max(0.0, began - attempt.assigned_at), attempt.chips)
+    is_last = index == len(times.attempts) - 1
+    resumed = next((later.marks.steps[0][0] for later in times.attempts[index + 1 :] if later.marks.steps), None)
+    run = _Run(max(0.0, end - began), resumed, is_last, is_last and times.succeeded)
+    parts = _with_steps(attempt.marks, run) if attempt.marks.steps else _without_steps(attempt.marks, run, times)
+    for kind, seconds in parts.items():
+        yield Span(kind, seconds, attempt.chips)
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The run of an attempt.
+
+    Attributes:
+        seconds: how long user code ran.
+        resumed: the first step of the next attempt that made one; None if there is none.
+        is_last: whether no attempt has come after it.
+        succeeded: whether the job ended with it, with success.
+    """
+
+    seconds: float
+    resumed: int | None
+    is_last: bool
+    succeeded: bool
+
+    @property
+    def unfinished(self) -> TimeKind:
+        """What its time after the last step is called."""
+        return _K.OTHER if self.is_last else _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+
+
+def _end(attempt: AttemptTimes, now: float) -> float:
+    return now if attempt.ended_at is None else attempt.ended_at
+
+
+def _recovery(has_run: bool, else_kind: TimeKind) -> TimeKind:
+    return _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION if has_run else else_kind
+
+
+def _with_steps(marks: Marks, run: _Run) -> dict[TimeKind, float]:
+    marks = replace(marks, steps=tuple((step, min(began, run.seconds)) for step, began in marks.steps))
+    (_, first_at), (last, last_at) = marks.steps[0], marks.steps[-1]
+    kept_at = _kept_until(marks, run)
+    parts, unmarked = _before_the_first_step(marks.before, first_at)
+    startup = _startup(marks, last if run.resumed is None else min(last, run.resumed))
+    kept_s = max(0.0, kept_at - first_at - startup)
+    saves = min(marks.during.get("checkpoint_save", 0.0), kept_s)
+    return parts | {
+        _K.TRAINING_PREP: parts.get(_K.TRAINING_PREP, 0.0) + unmarked,
+        _K.PROGRAM_STARTUP: startup,
+        _K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: saves,
+        _K.PRODUCTIVE: kept_s - saves,
+        _K.WASTED_PROGRESS_FROM_DISRUPTION: max(0.0, last_at - kept_at),
+        run.unfinished: run.seconds - max(kept_at, last_at),
+    }
+
+
+def _kept_until(marks: Marks, run: _Run) -> float:
+    """Return until when the steps of an attempt were kept."""
+    last, last_at = marks.steps[-1]
+    if run.resumed is None:
+        return run.seconds if run.succeeded else last_at
+    if run.resumed <= last or len(marks.steps) < 2:
+        return marks.began(run.resumed)
+    before, before_at = marks.steps[-2]  # the last step was kept, too, and took about as long as the one before
+    return min(run.seconds, last_at + (last_at - before_at) / (last - before))
+
+
+def _startup(marks: Marks, kept: int) -> float:
+    """Return by how many seconds the first step took longer than the others that were kept."""
+    if len(marks.steps) < 2 or kept <= marks.steps[1][0]:
+        return 0.0
+    (first, first_at), (second, second_at) = marks.steps[:2]
+    average = (marks.began(kept) - second_at) / (kept - second)
+    return max(0.0, second_at - first_at - average * (second - first))
+
+
+def _before_the_first_step(before: Mapping[str, float], left_s: float) -> tuple[dict[TimeKind, float], float]:
+    """Return what the time before the first step went into, and how much of it the task has not marked."""
+    parts: dict[TimeKind, float] = {}
+    for name, seconds in before.items():
+        parts[MARKS[name]] = min(max(0.0, seconds), left_s)
+        left_s -= parts[MARKS[name]]
+    return parts, left_s
+
+
+def _without_steps(marks: Marks, run: _Run, times: JobTimes) -> dict[TimeKind, float]:
+    """Return what the time of an attempt went into that made no step, as far as it has said so."""
+    parts, unmarked = _before_the_first_step(marks.before, run.seconds)
+    says_steps = _K.PRODUCTIVE.value in times.settled or any(attempt.marks.steps for attempt in times.attempts)
+    kind = _K.UNMEASURED if not says_steps else _K.TRAINING_PREP if run.is_last else run.unfinished
+    return parts | {kind: parts.get(kind, 0.0) + unmarked}

@@ -1,0 +1,145 @@
+"""What the time of a job went into. The examples are small enough to be worked out by hand."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iris_ray.goodput.job_times import AttemptTimes, JobTimes
+from iris_ray.goodput.kinds import TimeKind
+from iris_ray.goodput.marks import MOST_STEPS, Marks, StepTime, with_step
+from iris_ray.goodput.measure import ATTEMPTS_KEPT, Span, measure, settle
+
+K = TimeKind
+RECOVERY = K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+
+
+def seconds(spans: list[Span]) -> dict[TimeKind, float]:
+    found: dict[TimeKind, float] = {}
+    for span in spans:
+        found[span.kind] = found.get(span.kind, 0.0) + span.seconds
+    return {kind: round(amount, 6) for kind, amount in found.items()}
+
+
+def steps(first: int, count: int, at: float, each: float, startup: float = 0.0) -> tuple[StepTime, ...]:
+    """The first step takes longer by some startup."""
+    return tuple((first + i, at + i * each + (startup if i else 0.0)) for i in range(count))
+
+
+def test_job_that_waits_is_queueing_and_holds_nothing() -> None:
+    assert measure(JobTimes(), 100.0, 160.0) == [Span(K.QUEUEING, 60.0, 0.0)]
+
+
+def test_job_that_says_nothing_is_unmeasured_but_for_its_queueing_and_launch() -> None:
+    times = JobTimes([AttemptTimes(1, 8.0, 110.0, 112.0, 172.0)], ended_at=173.0, succeeded=True)
+    assert measure(times, 100.0, 999.0) == [
+        Span(K.QUEUEING, 10.0, 0.0),
+        Span(K.LAUNCH, 2.0, 8.0),
+        Span(K.UNMEASURED, 60.0, 8.0),
+        Span(RECOVERY, 1.0, 0.0),
+    ]
+
+
+def test_steps_that_were_done_again_are_wasted_and_the_way_back_is_recovery() -> None:
+    """Steps of 2 s from 0 to 9; the slice is lost 1 s into step 9, and the next attempt goes on from step 6."""
+    first = AttemptTimes(1, 8.0, 100.0, 101.0, 125.0, Marks(steps(0, 10, 4.0, 2.0, startup=1.0)))
+    second = AttemptTimes(2, 8.0, 130.0, 131.0, 145.0, Marks(steps(6, 4, 3.0, 2.0, startup=1.0)))
+    times = JobTimes([first, second], ended_at=145.0, succeeded=True)
+    assert seconds(measure(times, 100.0, 999.0)) == {
+        K.LAUNCH: 1.0,
+        K.TRAINING_PREP: 4.0 + 3.0,
+        K.PROGRAM_STARTUP: 1.0 + 1.0,
+        K.PRODUCTIVE: 12.0 + 10.0,
+        K.WASTED_PROGRESS_FROM_DISRUPTION: 6.0,
+        RECOVERY: 1.0 + 5.0 + 1.0,
+    }
+
+
+def test_step_before_a_move_without_loss_is_kept_though_its_end_is_not_known() -> None:
+    """The gang saved at step 9, and the next attempt begins with step 10."""
+    first = AttemptTimes(1, 8.0, 100.0, 100.0, 130.0, Marks(steps(0, 10, 0.0, 2.0)))
+    second = AttemptTimes(2, 8.0, 130.0, 130.0, 140.0, Marks(steps(10, 5, 0.0, 2.0)))
+    times = JobTimes([first, second], ended_at=140.0, succeeded=True)
+    assert seconds(measure(times, 100.0, 999.0)) == {K.PRODUCTIVE: 20.0 + 10.0, RECOVERY: 10.0}
+
+
+def test_what_a_task_marks_is_counted_as_it_says() -> None:
+    before = {"tpu_init": 3.0, "data_loading": 2.0, "checkpoint_restore": 1.0}
+    marks = Marks(steps(0, 6, 10.0, 2.0), before, {"checkpoint_save": 4.0, "data_loading": 9.0})
+    times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, 24.0, marks)], ended_at=24.0, succeeded=True)
+    assert seconds(measure(times, 0.0, 99.0)) == {
+        K.TPU_INITIALIZATION: 3.0,
+        K.DATA_LOADING_SYNC: 2.0,
+        K.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME: 1.0,
+        K.TRAINING_PREP: 4.0,
+        K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: 4.0,
+        K.PRODUCTIVE: 10.0,
+    }
+
+
+def test_step_that_is_not_over_is_not_productive_yet() -> None:
+    times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, None, Marks(steps(0, 6, 0.0, 2.0)))])
+    assert seconds(measure(times, 0.0, 15.0)) == {K.PRODUCTIVE: 10.0, K.OTHER: 5.0}
+
+
+def test_attempt_that_made_no_step_between_others_is_recovery() -> None:
+    made = AttemptTimes(1, 4.0, 0.0, 0.0, 10.0, Marks(steps(0, 6, 0.0, 2.0)))
+    none = AttemptTimes(2, 4.0, 10.0, 11.0, 20.0)
+    again = AttemptTimes(3, 4.0, 20.0, 21.0, 31.0, Marks(steps(5, 6, 0.0, 2.0)))
+    times = JobTimes([made, none, again], ended_at=31.0, succeeded=True)
+    assert seconds(measure(times, 0.0, 99.0)) == {K.PRODUCTIVE: 20.0, RECOVERY: 11.0}
+
+
+def test_thinned_steps_keep_the_first_two_and_the_latest_and_the_rest_by_their_neighbours() -> None:
+    kept: tuple[StepTime, ...] = ()
+    for step in range(10_000):
+        kept = with_step(kept, step, 5.0 + 0.5 * step)
+    assert len(kept) <= MOST_STEPS
+    assert kept[:2] == ((0, 5.0), (1, 5.5))
+    assert kept[-1] == (9_999, 5.0 + 0.5 * 9_999)
+    assert [Marks(kept).began(step) for step in (0, 1, 777, 9_998, 20_000)] == pytest.approx(
+        [5.0, 5.5, 393.5, 5004.0, 5004.5]
+    )
+    assert with_step(kept, 3, 9e9) == kept, "a step does not come again"
+    assert with_step(kept, 10_000, 1.0) == kept, "nor before the one before it"
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[JobTimes, float]:
+    """Attempts one after another, some of which make steps, and now."""
+    number = st.floats(0.0, 100.0)
+    at, times = draw(number), JobTimes()
+    for index in range(draw(st.integers(0, 12))):
+        assigned = at + draw(number)
+        began = draw(st.none() | st.just(assigned + draw(number)))
+        at = (assigned if began is None else began) + draw(number)
+        count, first = draw(st.integers(0, 5)), draw(st.integers(0, 20))
+        made = steps(first, count, draw(number), draw(number) + 0.1, draw(number)) if began is not None else ()
+        before = {"tpu_init": draw(number), "training_prep": draw(number)} if draw(st.booleans()) else {}
+        during = {"checkpoint_save": draw(number)} if draw(st.booleans()) else {}
+        times.attempts.append(AttemptTimes(index + 1, 4.0, assigned, began, at, Marks(made, before, during)))
+    if draw(st.booleans()):
+        times.ended_at = at = at + draw(number)
+        times.succeeded = draw(st.booleans())
+    return times, at + draw(number)
+
+
+@given(histories())
+def test_seconds_always_add_up_to_the_life_of_the_job(history: tuple[JobTimes, float]) -> None:
+    times, now = history
+    end = now if times.ended_at is None else times.ended_at
+    assert sum(seconds(measure(times, 0.0, now)).values()) == pytest.approx(end, abs=1e-3)
+
+
+@given(histories())
+def test_settling_changes_nothing_of_what_a_job_with_steps_went_into_and_keeps_few_attempts(
+    history: tuple[JobTimes, float],
+) -> None:
+    times, now = history
+    before = measure(times, 0.0, now)
+    held = sum(span.seconds * span.chips for span in before)
+    settle(times, 0.0)
+    assert len(times.attempts) <= ATTEMPTS_KEPT
+    after = measure(times, 0.0, now)
+    assert sum(span.seconds * span.chips for span in after) == pytest.approx(held, abs=1e-3)
+    for kind in (K.PRODUCTIVE, K.WASTED_PROGRESS_FROM_DISRUPTION, K.PROGRAM_STARTUP, K.QUEUEING):
+        assert seconds(after).get(kind, 0.0) == pytest.approx(seconds(before).get(kind, 0.0), abs=1e-3)
