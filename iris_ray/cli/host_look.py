@@ -138,6 +138,7 @@ def _status(url: str) -> int | None:
             answer = reply
     except urllib.error.HTTPError as error:
         answer = error
+        error.close()
     except (OSError, ValueError):
         return None
     is_googles = answer.headers.get("Metadata-Flavor") == "Google"

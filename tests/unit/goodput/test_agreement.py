@@ -24,7 +24,9 @@ def attempt(number: int, recorded: dict[str, Any], every: int) -> AttemptTimes:
             steps = with_step(steps, step, at - recorded["began"])
     before = {name: end - begin for name, (begin, end) in recorded["marks"].items()}
     during = {"checkpoint_save": sum(end - begin for _, begin, end in recorded["saves"])}
-    return AttemptTimes(number, 8.0, recorded["began"], recorded["began"], recorded["ended"], Marks(steps, before, during))
+    return AttemptTimes(
+        number, 8.0, recorded["began"], recorded["began"], recorded["ended"], Marks(steps, before, during)
+    )
 
 
 @pytest.mark.parametrize(("every", "tolerance"), [(1, 1e-3), (4, 0.5)], ids=["all steps", "every fourth step"])
