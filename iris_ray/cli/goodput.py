@@ -23,22 +23,20 @@ _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"
 
 
-class Duration(click.ParamType):
-    """A time as ``30m``, ``12h`` or ``7d``, in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is no time; give a number with m, h or d, such as 7d", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
+def _seconds(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    """Return a time such as ``30m``, ``12h`` or ``7d`` in seconds."""
+    if value is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([mhd])", value.strip())
+    if found is None:
+        raise click.BadParameter(f"{value!r} is no time; give a number with m, h or d, such as 7d.")
+    return float(found[1]) * _UNITS[found[2]]
 
 
 @click.command()
 @click.argument("job", required=False, shell_complete=all_jobs)
 @click.option("--user", metavar="NAME", help="The jobs of this user, one by one.")
-@click.option("--since", type=Duration(), metavar="TIME", help="Jobs that ran within this time, such as 7d.")
+@click.option("--since", callback=_seconds, metavar="TIME", help="Jobs that ran within this time, such as 7d.")
 @click.option("--csv", "as_csv", is_flag=True, help="One line of comma-separated values for each job and kind of time.")
 @json_option
 @address_option

@@ -32,6 +32,11 @@ class FleetTimes:
     def __init__(self) -> None:
         self._days: dict[str, dict[str, float]] = {}
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was added yet."""
+        return not self._days
+
     def add(self, day: str, chips: Mapping[ChipState, float], seconds: float) -> None:
         """Add that so many chips were in these states for so long.
 

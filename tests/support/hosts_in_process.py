@@ -16,6 +16,7 @@ from iris_ray.actors.host.log_writer import LogWriter
 from iris_ray.actors.host.result_pickling import exited, raised, returned
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.messages import HostPlace, Progress, StandbyReady, TaskLaunch
+from iris_ray.goodput.marks import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -60,6 +61,8 @@ class Task:
         self._saved = asyncio.Event()
         self._beat: tuple[float, int | None] | None = None
         self._status: str | None = None
+        self._began = time.time()
+        self._first_steps: tuple[StepTime, ...] = ()
 
     def save(self) -> None:
         """Say that the state is saved."""
@@ -67,6 +70,8 @@ class Task:
 
     def heartbeat(self, step: int | None = None) -> None:
         self._beat = time.time(), step
+        if step is not None and len(self._first_steps) < 2:
+            self._first_steps = with_step(self._first_steps, step, time.time() - self._began)
 
     def report_status(self, text: str) -> None:
         self._status = text
@@ -79,7 +84,9 @@ class Task:
     def progress(self) -> Progress:
         if self._beat is None:
             return Progress(None, None, self._saved.is_set(), self._status)
-        return Progress(time.time() - self._beat[0], self._beat[1], self._saved.is_set(), self._status)
+        (at, step), steps = self._beat, self._first_steps
+        marks = Marks(steps if step is None else with_step(steps, step, at - self._began))
+        return Progress(time.time() - at, step, self._saved.is_set(), self._status, marks)
 
     def tell(self, notice: Notice) -> None:
         self.notice = notice

@@ -237,7 +237,8 @@ class Journal:
         past = state.past_usage
         if past.now >= self._usage_at + USAGE_EVERY_S:
             self._usage_at = past.now
-            self._pending[f"fleet/{self.epoch}"] = self.fleet_times.to_json()
+            if not self.fleet_times.is_empty:
+                self._pending[f"fleet/{self.epoch}"] = self.fleet_times.to_json()
             if hours := past.snapshot():
                 self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
         if state.limits.version != self._limits:

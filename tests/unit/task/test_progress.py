@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from iris_ray import heartbeat, report_status
+from iris_ray import heartbeat, report_status, unproductive
+from iris_ray.actors.host.task_progress import read_progress
 from iris_ray.actors.wire.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
 
@@ -71,3 +72,40 @@ def test_heartbeat_of_several_threads_and_processes_at_once_is_always_whole(file
     assert [child.exitcode for child in children] == [0, 0]
     left = {path.name for path in files.heartbeat.parent.iterdir()}
     assert left == {files.heartbeat.name, files.first_steps.name}, "nothing is left over"
+
+
+def test_host_reads_when_the_first_steps_and_the_latest_began_and_what_was_marked(files: TaskFiles) -> None:
+    files.started.touch()
+    with unproductive("data_loading"), unproductive("tpu_init"):
+        time.sleep(0.02)
+    for step in (5, 5, 6, 7, 8):
+        heartbeat(step)
+        time.sleep(0.02)
+    with pytest.raises(ZeroDivisionError), unproductive("checkpoint_save"):
+        raise ZeroDivisionError
+    marks = read_progress(files).marks
+    assert [step for step, _ in marks.steps] == [5, 6, 8]
+    times = [began for _, began in marks.steps]
+    assert 0.02 <= times[0] < times[1] - 0.03
+    assert times[1] + 0.03 < times[2] < 60.0
+    assert {name: seconds > 0.01 for name, seconds in marks.before.items()} == {"data_loading": True, "tpu_init": True}
+    assert marks.during.keys() == {"checkpoint_save"}
+    assert marks.makes_sense
+
+
+def test_what_makes_no_sense_in_a_tasks_files_is_passed_over(files: TaskFiles) -> None:
+    files.started.touch()
+    heartbeat(1)
+    files.first_steps.write_text("1 nan\nx y\n3\n2 1e9999\n")
+    files.marked.write_text('[{"tea": 3.0}, {"checkpoint_save": null}]')
+    files.heartbeat.write_text("many")
+    progress = read_progress(files)
+    assert (progress.step, progress.marks.steps, progress.marks.before) == (None, (), {})
+
+
+def test_only_known_kinds_can_be_marked(own_host: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="'tea' can't be marked; give one of tpu_init"), unproductive("tea"):
+        pass
+    with unproductive("checkpoint_save"):
+        pass
+    assert list((own_host / "tasks").iterdir()) == []

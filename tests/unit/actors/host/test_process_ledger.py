@@ -165,13 +165,16 @@ def test_what_an_earlier_process_of_that_pid_was_told_is_gone(tmp_path: Path, wh
     files, ledger = TaskFiles.of_process(tmp_path, os.getpid()), ProcessLedger(tmp_path)
     other = TaskFiles.of_process(tmp_path, os.getpid() + 1)
     for one in (files, other):
-        for path in (one.notice, one.saved, one.heartbeat, one.status):
+        for path in (one.notice, one.saved, one.heartbeat, one.status, one.first_steps, one.marked):
             path.write_text("{}")
     if when == "recorded":
         ledger.record(tree(psutil.Process()), "token")
     else:
         ledger.forget(os.getpid())
-    assert not any(path.exists() for path in (files.notice, files.saved, files.heartbeat, files.status))
+    assert not any(
+        path.exists()
+        for path in (files.notice, files.saved, files.heartbeat, files.status, files.first_steps, files.marked)
+    )
     assert all(path.exists() for path in (other.notice, other.saved, other.heartbeat))
     files.remove()  # there is nothing left to remove
 

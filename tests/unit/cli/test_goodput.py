@@ -1,0 +1,103 @@
+"""``iris-ray goodput``: what it prints about the real Controller's jobs."""
+
+import csv
+import io
+
+import pytest
+
+from iris_ray.actors.controller import controller
+from iris_ray.actors.pool import progress_watch
+from iris_ray.cli.exits import USAGE
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(progress_watch, "LOOK_S", 0.05)
+    monkeypatch.setattr(controller, "COUNT_CHIPS_S", 0.05)
+
+
+def trained(world: ControllerInProcess, job: str) -> str:
+    """A job that was seen to make steps, and succeeded."""
+    world.start(job)
+    for step in (0, 1, 2):
+        make_step(world, job, step)
+    world.succeed(job)
+    return job
+
+
+def make_step(world: ControllerInProcess, job: str, step: int) -> None:
+    """Return when people see it."""
+    world.says(job, step, "well")
+    wait_until(lambda: world.status(job).step == step)
+
+
+def test_job_shows_what_its_time_went_into(world: ControllerInProcess) -> None:
+    found = world.json("goodput", trained(world, "train"))
+    assert (found["state"], found["attempts"]) == ("SUCCEEDED", 1)
+    assert 0.0 < found["goodput"] <= 1.0
+    assert found["measured"] == 1.0
+    lived = found["ended_at"] - found["submitted_at"]
+    assert sum(found["seconds"].values()) == pytest.approx(lived, abs=0.01)
+    assert found["chip_seconds"]["productive"] == pytest.approx(8 * found["seconds"]["productive"])
+    printed = world.iris("goodput", "train").stdout
+    assert "goodput:" in printed
+    assert "productive" in printed
+    assert "but:" not in printed
+
+
+def test_job_that_says_nothing_has_no_goodput_and_it_says_why(world: ControllerInProcess) -> None:
+    world.succeed(world.start("silent"))
+    printed = world.iris("goodput", "silent").stdout
+    assert "iris_ray.heartbeat(step)" in printed
+    assert world.json("goodput", "silent")["goodput"] is None
+
+
+def test_users_are_summed_up_and_the_chips_of_the_cluster(world: ControllerInProcess) -> None:
+    trained(world, "train")
+    world.succeed(world.start("of-bob", user="bob"))
+    wait_until(lambda: world.json("goodput")["chip_seconds_by_day"])
+    printed = world.iris("goodput").stdout
+    rows = [line.split() for line in printed.splitlines()]
+    assert [row[:2] for row in rows[1:4]] == [["ann", "1"], ["bob", "1"], ["all", "2"]]
+    assert "The chips of the cluster" in printed
+    (states,) = world.json("goodput")["chip_seconds_by_day"].values()
+    assert states.keys() <= {"busy", "warm", "free"}
+    assert states["free"] > 0.0
+
+
+def test_one_users_jobs_are_listed_and_those_of_long_ago_are_left_out(world: ControllerInProcess) -> None:
+    trained(world, "train")
+    world.succeed(world.start("of-bob", user="bob"))
+    assert [job["job_id"] for job in world.json("goodput", "--user", "bob")["jobs"]] == ["of-bob"]
+    assert "of-bob" in world.iris("goodput", "--user", "bob").stdout
+    assert len(world.json("goodput", "--since", "1h")["jobs"]) == 2
+    assert world.json("goodput", "--since", "0m")["jobs"] == []
+    assert "no jobs of carl" in world.iris("goodput", "--user", "carl").stderr
+
+
+def test_csv_has_a_line_for_each_job_and_kind_of_time(world: ControllerInProcess) -> None:
+    trained(world, "train")
+    lines = list(csv.DictReader(io.StringIO(world.iris("goodput", "--csv").stdout)))
+    assert {line["job_id"] for line in lines} == {"train"}
+    assert "productive" in {line["kind"] for line in lines}
+
+
+def test_what_cannot_be_answered_is_refused(world: ControllerInProcess) -> None:
+    world.start("train")
+    assert "did you mean train" in world.iris("goodput", "trian", code=USAGE).stderr
+    assert "such as 7d" in world.iris("goodput", "--since", "soon", code=USAGE).stderr
+    assert "not both" in world.iris("goodput", "--csv", "--json", code=USAGE).stderr
+
+
+def test_restarted_controller_knows_what_the_time_went_into(world: ControllerInProcess) -> None:
+    before = world.json("goodput", trained(world, "train"))
+    running = world.start("again")
+    world.says(running, 0, "well")
+    world.restart_controller()
+    assert world.json("goodput", "train") == before
+    make_step(world, running, 1)
+    world.fail(running, 0)
+    assert world.json("goodput", running)["seconds"]["productive"] > 0.0
