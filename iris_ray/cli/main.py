@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "tasks": "The tasks of a job: where each is or was, for how long, and how it ended.",
         "logs": "What a task has printed, even after its end.",
         "why": "Why a job waits: what is missing, and which jobs come first.",
+        "events": "What has happened to a job: its latest attempts and why each ended.",
         "goodput": "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
         "cancel": "End a job, whether it waits or runs.",
     },

@@ -10,6 +10,7 @@ from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
 from iris_ray.cli.slices import SliceView, reason_of, slices_of
 from iris_ray.cli.tables import print_table
+from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.ids import job_of
 from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import GPU, TPU
@@ -30,14 +31,15 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
 
     A slice is free; warm (a process keeps it ready for its next job, and gives it up when another job needs it); busy;
     closed (it takes no new jobs, see NOTE); or incomplete. With SLICE, its hosts. A line without a TPU
-    TYPE is a machine without TPUs, or with TPUs and without labels, by its address.
+    TYPE is a machine without TPUs, or with TPUs and without labels, by its address. Without a Controller,
+    it shows what Ray knows.
 
     \b
       iris-ray workers
       iris-ray workers v4-32-0
     """
     with cluster():
-        slices = slices_of(ControllerConnection().list_workers())
+        slices = slices_of(_hosts())
     if slice_name is not None:
         shown = [view for view in slices if view.slice == slice_name]
         if not shown:
@@ -49,6 +51,19 @@ def workers(slice_name: str | None, by_host: bool, as_json: bool) -> None:
         print_table(_HOST_HEADERS, [_host_row(view, host) for view in slices for host in view.hosts], NO_HOSTS)
     else:
         print_table(_SLICE_HEADERS, [_slice_row(view) for view in slices], NO_HOSTS)
+
+
+def _hosts() -> list[WorkerStatus]:
+    """Return the hosts as the Controller knows them, or, if none runs, as Ray does."""
+    try:
+        controller = ControllerConnection()
+    except ControllerUnavailableError:
+        from iris_ray.actors.controller.node_table import NodeTable  # imports Ray
+        from iris_ray.actors.controller.ray_view import workers_by_ray
+
+        click.echo("iris-ray: no Controller runs in this cluster; this is what Ray knows of its hosts", err=True)
+        return workers_by_ray(NodeTable.read())
+    return controller.list_workers()
 
 
 def _slice_row(view: SliceView) -> tuple[object, ...]:

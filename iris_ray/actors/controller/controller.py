@@ -26,6 +26,7 @@ from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.door import ReportedEvent, checked
 from iris_ray.actors.controller.event_processor import EventProcessor
 from iris_ray.actors.controller.goodput_views import chips_by_state, day_of, is_measured, job_goodput
+from iris_ray.actors.controller.job_events import job_events
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
@@ -48,6 +49,7 @@ from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import (
     PAGE,
+    JobEvent,
     JobGoodput,
     JobStatus,
     LimitStatus,
@@ -334,6 +336,12 @@ class Controller:
         """
         await self.ping()
         return self._status(self._job(job_id))
+
+    @checked
+    async def job_events(self, job_id: str) -> list[JobEvent]:
+        """What has happened to a job, oldest first; raises like `job_status`."""
+        await self.ping()
+        return job_events(self._job(job_id), self._clock)
 
     @checked
     async def list_goodput(self, after: int = 0) -> list[JobGoodput]:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import iris_ray
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
-from iris_ray.actors.wire.status import PAGE, JobGoodput, JobStatus, LimitStatus, Place, TaskStatus, WorkerStatus
+from iris_ray.actors.wire.status import (
+    PAGE,
+    JobEvent,
+    JobGoodput,
+    JobStatus,
+    LimitStatus,
+    Place,
+    TaskStatus,
+    WorkerStatus,
+)
 from iris_ray.actors.wire.task_log import LogPlace, LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
 from iris_ray.model.job_spec import PriorityBand
@@ -121,6 +130,11 @@ class ControllerConnection:
         """
         status: JobStatus = self._ask(lambda controller: controller.job_status.remote(job_id))
         return status
+
+    def job_events(self, job_id: str) -> list[JobEvent]:
+        """Return what has happened to a job, oldest first; raises like `job_status`."""
+        found: list[JobEvent] = self._ask(lambda controller: controller.job_events.remote(job_id))
+        return found
 
     def list_goodput(self) -> list[JobGoodput]:
         """Return what the time of each gang that it knows went into, the oldest first."""

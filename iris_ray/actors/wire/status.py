@@ -82,6 +82,23 @@ class JobStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class JobEvent:
+    """Something that has happened to a job, or that is about to.
+
+    Attributes:
+        at: when; seconds since the epoch.
+        task_index: to which task, if the job's tasks do not start together.
+        attempt: to which attempt; None if to the job.
+        what: in words.
+    """
+
+    at: float
+    task_index: int | None
+    attempt: int | None
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class JobGoodput:
     """What the time of a job went into until now, or until its end.
 

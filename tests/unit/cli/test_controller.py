@@ -1,5 +1,6 @@
 """``iris-ray controller``: start, stop, status, upgrade, and what stands in the way. The Controllers are real."""
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -33,6 +34,18 @@ def test_listing_starts_no_controller_but_says_how(bare_cluster: ControllerInPro
     again = world.json("controller", "start")
     assert (again["running"], again["started"], again["version"]) == (True, False, iris_ray.__version__)
     assert world.json("controller", "status")["slices"] == {"free": 3}
+
+
+def test_hosts_are_shown_as_ray_knows_them_while_no_controller_runs(bare_cluster: ControllerInProcess) -> None:
+    shown = bare_cluster.iris("workers", "--json")
+    assert "no Controller runs" in shown.stderr
+    seen = json.loads(shown.stdout)
+    assert bare_cluster.json("controller", "status", code=NO_CLUSTER) == {"running": False}, "it starts none"
+    bare_cluster.start_controller()
+    again = bare_cluster.iris("workers", "--json")
+    assert json.loads(again.stdout) == seen
+    assert again.stderr == ""
+    assert [(view["slice"], view["state"]) for view in seen[:3]] == [(f"v4-16-{i}", "FREE") for i in range(3)]
 
 
 def test_status_counts_jobs_slices_and_hosts(world: ControllerInProcess) -> None:
