@@ -36,19 +36,23 @@ class Allocator:
         self.fleet = fleet
         self.policy = policy
         self.evictable = EvictableSlots(fleet, policy)
+        self._busy_too = EvictableSlots(fleet, policy, busy_too=True)
+        self._hopeless: dict[SlotIdentity, tuple[int, ModelSpec, Never | None]] = {}
         self._free: dict[tuple[DeviceKind, object, int], FreeIndex] = {}
-        self._evictions: dict[SlotIdentity, dict[int, EvictionIndex]] = {}
+        self._evictions: dict[tuple[SlotIdentity, bool], dict[int, EvictionIndex]] = {}
 
     def decide(self, requirement: Requirement, now: float) -> Decision:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
         self.evictable.refresh(now)
+        if requirement.starving:
+            self._busy_too.refresh(now)
         spec, avoid = requirement.spec, requirement.avoid
         skip: Skip = (lambda item: runner_of(item) in avoid) if avoid else _nothing
         if self.policy.spread_before_evicting:
-            place = self._free_place(spec, spec.memory, skip) or self._evicting_place(spec, spec.memory, skip)
+            place = self._free_place(spec, spec.memory, skip) or self._evicting_place(requirement, spec.memory, skip)
         else:
             by_degree = (
-                self._free_place(spec, [n], skip) or self._evicting_place(spec, [n], skip) for n in spec.memory
+                self._free_place(spec, [n], skip) or self._evicting_place(requirement, [n], skip) for n in spec.memory
             )
             place = next(filter(None, by_degree), None)
         return place or self._no_place(spec)
@@ -68,22 +72,33 @@ class Allocator:
                 return Place(_allocation(*found, spec))
         return None
 
-    def _evicting_place(self, spec: ModelSpec, degrees: Iterable[int], skip: Skip) -> Place | None:
-        indexes = self._eviction_indexes(spec)
+    def _evicting_place(self, requirement: Requirement, degrees: Iterable[int], skip: Skip) -> Place | None:
+        indexes = self._eviction_indexes(requirement)
         found = [each for degree in degrees if (each := indexes[degree].find(skip)) is not None]
         if not found:
             return None
         runner, plan = min(found, key=lambda each: (each[1].key, len(each[1].devices)))
-        return Place(_allocation(runner, plan.devices, spec), _ids(plan))
+        return Place(_allocation(runner, plan.devices, requirement.spec), _ids(plan))
 
-    def _eviction_indexes(self, spec: ModelSpec) -> dict[int, EvictionIndex]:
-        found = self._evictions.pop(spec.identity, None)
+    def _eviction_indexes(self, requirement: Requirement) -> dict[int, EvictionIndex]:
+        spec, key = requirement.spec, (requirement.spec.identity, requirement.starving)
+        found = self._evictions.pop(key, None)
         if found is None or next(iter(found.values())).spec != spec:
-            found = {degree: EvictionIndex(self.fleet, spec, degree, self.evictable) for degree in spec.memory}
-        self._evictions[spec.identity] = found
+            evictable = self._busy_too if requirement.starving else self.evictable
+            found = {degree: EvictionIndex(self.fleet, spec, degree, evictable) for degree in spec.memory}
+        self._evictions[key] = found
         if len(self._evictions) > MOST_MODELS:
             del self._evictions[next(iter(self._evictions))]
         return found
+
+    def fits_nowhere(self, spec: ModelSpec) -> Never | None:
+        """Return why no runner could hold the model even if it were empty; None: one could, or one may come."""
+        changes = self.fleet.changes.runner_changes
+        known = self._hopeless.get(spec.identity)
+        if known is None or known[:2] != (changes, spec):
+            answer = self._no_place(spec)
+            known = self._hopeless[spec.identity] = (changes, spec, answer if isinstance(answer, Never) else None)
+        return known[2]
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
         alike = [runner for runner in self.fleet.runners.values() if _suits(runner, spec)]

@@ -15,10 +15,12 @@ class Requirement:
     Attributes:
         spec: the model.
         avoid: ids of runners not to use now, for instance because loads of the model have failed there.
+        starving: whether slots that serve requests may be evicted too. They take no more, and end when these have.
     """
 
     spec: ModelSpec
     avoid: frozenset[str] = frozenset()
+    starving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

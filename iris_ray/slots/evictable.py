@@ -36,9 +36,13 @@ class DeviceView:
 
 
 class EvictableSlots:
-    """Keeps a view of each device that somebody has asked for. Time must not go backwards."""
+    """Keeps a view of each device that somebody has asked for. Time must not go backwards.
 
-    def __init__(self, fleet: SlotFleet, policy: Policy) -> None:
+    With ``busy_too``, slots that serve requests or have just done so count as well.
+    """
+
+    def __init__(self, fleet: SlotFleet, policy: Policy, busy_too: bool = False) -> None:
+        self._busy_too = busy_too
         self._fleet = fleet
         self._policy = policy
         self._now = float("-inf")
@@ -59,6 +63,10 @@ class EvictableSlots:
         for key in list(self._views) if changed is None else changed:
             self._views.pop(key, None)
             self._views_for.pop(key, None)
+
+    def next_change(self) -> float:
+        """Return when the next slot may become evictable though nothing happens; infinity if none is known to."""
+        return self._times[0][0] if self._times else float("inf")
 
     def view(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
         """Return the view of a device for whoever needs room for ``keep``, of which no slot is evicted."""
@@ -82,7 +90,7 @@ class EvictableSlots:
 
     def _evictable(self, key: DeviceKey) -> Iterator[Slot]:
         for slot in self._fleet.on_device(key):
-            if slot.state is SlotState.READY and not slot.active and not slot.claimed:
+            if slot.state is SlotState.READY and not slot.claimed and (self._busy_too or not slot.active):
                 when = self.evictable_at(slot)
                 if when <= self._now:
                     yield slot
@@ -90,7 +98,9 @@ class EvictableSlots:
                     heapq.heappush(self._times, (when, key))
 
     def evictable_at(self, slot: Slot) -> float:
-        """Return from when on a ready slot may be evicted if it stays idle."""
+        """Return from when on a ready slot may be evicted if it stays as it is."""
         assert slot.ready_at is not None, f"slot {slot.slot_id} is not ready"
+        if self._busy_too:
+            return slot.ready_at + self._policy.min_residency_s
         stale_at = self._policy.stale_at(slot.allocation.runner_id, slot.last_activity)
         return max(slot.ready_at + self._policy.min_residency_s, stale_at)

@@ -33,6 +33,7 @@ class SlotFleet:
     changes: ChangeLog = field(default_factory=ChangeLog)
     _on_device: dict[DeviceKey, dict[str, Slot]] = field(default_factory=dict)
     _of_identity: dict[SlotIdentity, dict[str, Slot]] = field(default_factory=dict)
+    _in_state: dict[SlotState, dict[str, Slot]] = field(default_factory=lambda: {state: {} for state in SlotState})
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -52,6 +53,10 @@ class SlotFleet:
     def of_identity(self, identity: SlotIdentity) -> list[Slot]:
         """Return the slots that serve this, oldest first."""
         return list(self._of_identity.get(identity, {}).values())
+
+    def in_state(self, state: SlotState) -> list[Slot]:
+        """Return the slots in a state, those that have been in it for longest first."""
+        return list(self._in_state[state].values())
 
     # -- runners ----------------------------------------------------------------------------------
 
@@ -100,7 +105,7 @@ class SlotFleet:
             self.ledger.promise(slot.allocation)
         if slot.state in USES_MEMORY:
             self.ledger.use(slot.allocation)
-        self.slots[slot.slot_id] = slot
+        self.slots[slot.slot_id] = self._in_state[slot.state][slot.slot_id] = slot
         for device in slot.allocation.devices:
             self._on_device[slot.allocation.runner_id, device][slot.slot_id] = slot
         self._of_identity.setdefault(slot.identity, {})[slot.slot_id] = slot
@@ -111,7 +116,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         if not self.ledger.can_start(slot.allocation):
             return False
-        slot.move_to(SlotState.STARTING)
+        self._move(slot, SlotState.STARTING)
         self.ledger.use(slot.allocation)
         slot.started_at = now
         self._touch(slot.allocation)
@@ -120,7 +125,7 @@ class SlotFleet:
     def set_ready(self, slot_id: str, now: float) -> None:
         """Note that a slot can serve."""
         slot = self.slots[slot_id]
-        slot.move_to(SlotState.READY)
+        self._move(slot, SlotState.READY)
         slot.ready_at = slot.last_activity = now
         self._touch(slot.allocation)
 
@@ -133,7 +138,7 @@ class SlotFleet:
         if slot.state is SlotState.PLANNED:
             self.end(slot_id)
             return
-        slot.move_to(state)
+        self._move(slot, state)
         self.ledger.promise(slot.allocation, -1)
         self._touch(slot.allocation)
 
@@ -144,7 +149,8 @@ class SlotFleet:
             self.ledger.promise(slot.allocation, -1)
         if slot.state in USES_MEMORY:
             self.ledger.use(slot.allocation, -1)
-        slot.move_to(SlotState.GONE)
+        self._move(slot, SlotState.GONE)
+        del self._in_state[SlotState.GONE][slot_id]
         for device in slot.allocation.devices:
             del self._on_device[slot.allocation.runner_id, device][slot_id]
         of_identity = self._of_identity[slot.identity]
@@ -188,6 +194,11 @@ class SlotFleet:
                 self.prices[identity] = price
                 for slot in self.of_identity(identity):
                     self._touch(slot.allocation)
+
+    def _move(self, slot: Slot, state: SlotState) -> None:
+        del self._in_state[slot.state][slot.slot_id]
+        slot.move_to(state)
+        self._in_state[state][slot.slot_id] = slot
 
     def _touch(self, place: Allocation) -> None:
         self.changes.add((place.runner_id, device) for device in place.devices)

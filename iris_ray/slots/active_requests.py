@@ -1,0 +1,80 @@
+"""The requests that slots serve now, and what becomes of them if their slot is lost."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from iris_ray.slots.fleet import SlotFleet
+from iris_ray.slots.instructions import Instruction, Refusal, RefuseRequest, RequeueRequest, StartRequest
+from iris_ray.slots.models import SlotIdentity
+from iris_ray.slots.request_queue import RequestQueue, Turn, begun
+from iris_ray.slots.requests import Request
+from iris_ray.slots.slot import Slot
+from iris_ray.slots.warm_slots import choose_warm_slot, requests_on_runner
+
+
+@dataclass(slots=True)
+class Active:
+    """One request that a slot serves."""
+
+    request: Request
+    turn: Turn
+    slot_id: str
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class ActiveRequests:
+    """Gives requests to slots.
+
+    Attributes:
+        by_id: the requests that slots serve.
+        most_attempts: how often a request is given to a slot.
+    """
+
+    fleet: SlotFleet
+    queue: RequestQueue
+    most_attempts: int
+    by_id: dict[str, Active] = field(default_factory=dict)
+
+    def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        """Give requests that wait for this to slots with a seat, until one of both runs out."""
+        while self.queue.waiting(identity):
+            slots = self.fleet.of_identity(identity)
+            slot = choose_warm_slot(slots, lambda runner_id: requests_on_runner(self.fleet, runner_id))
+            if slot is None:
+                return
+            request, turn = self.queue.take(identity)
+            request = begun(request)
+            self.fleet.begin_request(slot.slot_id, request.request_id, now)
+            self.by_id[request.request_id] = Active(request, turn, slot.slot_id)
+            yield StartRequest(request, slot.slot_id)
+
+    def end(self, request_id: str, slot_id: str, now: float) -> bool:
+        """Note that a request is over; return False if that is no news."""
+        active = self.by_id.get(request_id)
+        if active is None or active.slot_id != slot_id:
+            return False
+        del self.by_id[request_id]
+        self.fleet.end_request(slot_id, request_id, now)
+        return True
+
+    def lose(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
+        """Take a slot's requests back: its process is gone or useless. Those that may be repeated wait again."""
+        for request_id in sorted(slot.active):
+            active = self.by_id.pop(request_id)
+            slot.active.discard(request_id)
+            if not active.cancelled:
+                yield self._after_loss(active, reason, now)
+
+    def _after_loss(self, active: Active, reason: str, now: float) -> Instruction:
+        request = active.request
+        if not request.retriable:
+            why = f"{reason}; it may have run in part, and must not be repeated"
+        elif request.attempt >= self.most_attempts:
+            why = f"{reason}; that was the last of {self.most_attempts} attempts"
+        elif request.deadline is not None and request.deadline <= now:
+            why = f"{reason}; its deadline has passed"
+        else:
+            self.queue.put_back(request, active.turn)
+            return RequeueRequest(request, reason)
+        return RefuseRequest(request.request_id, Refusal.LOST, f"request {request.request_id}: {why}")

@@ -1,0 +1,180 @@
+"""What is done after every event: requests get slots, slots get places, and what is over ends."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from iris_ray.slots.active_requests import ActiveRequests
+from iris_ray.slots.allocator import Allocator
+from iris_ray.slots.decisions import Place, Requirement
+from iris_ray.slots.fleet import SlotFleet
+from iris_ray.slots.instructions import CreateSlot, DeleteSlot, Instruction, Refusal, RefuseRequest
+from iris_ray.slots.models import SlotIdentity
+from iris_ray.slots.request_queue import RequestQueue
+from iris_ray.slots.requests import Request
+from iris_ray.slots.served_models import ServedModel
+from iris_ray.slots.serving_policy import CONVERGE_S, ServingPolicy
+from iris_ray.slots.slot import Slot, SlotState
+from iris_ray.slots.warm_slots import seats, slots_wanted
+
+
+@dataclass(slots=True, eq=False)
+class Converger:
+    """Brings slots and requests together. See `Reconciler`, whose parts these are."""
+
+    policy: ServingPolicy
+    new_id: Callable[[], str]
+    models: Mapping[SlotIdentity, ServedModel]
+    active: ActiveRequests
+    allocator: Allocator
+    _ending: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """When slots began to end, and why."""
+    _ordered: dict[str, float] = field(default_factory=dict)
+    """When their deletion was last ordered."""
+
+    @property
+    def fleet(self) -> SlotFleet:
+        """All slots."""
+        return self.allocator.fleet
+
+    @property
+    def queue(self) -> RequestQueue:
+        """The requests that wait."""
+        return self.active.queue
+
+    def converge(self, now: float) -> Iterator[Instruction]:
+        """Yield all that is to be done now."""
+        yield from self._refuse(self.queue.expired(now), Refusal.EXPIRED, "it did not begin before its deadline")
+        yield from self._end_long_loads(now)
+        for identity in self.queue.identities():
+            yield from self.active.dispatch(identity, now)
+        for identity in self.queue.identities():
+            if model := self.models.get(identity):
+                yield from self._serve_queue(model, now)
+            else:
+                why = f"{identity} is served no more"
+                yield from self._refuse(self.queue.of_identity(identity), Refusal.UNKNOWN_MODEL, why)
+        for model in self.models.values():
+            self._keep_replicas(model, now)
+            self._prewarm(model, now)
+        yield from self._delete(now)
+        yield from self._start_planned(now)
+
+    # -- more slots -------------------------------------------------------------------------------
+
+    def _serve_queue(self, model: ServedModel, now: float) -> Iterator[Instruction]:
+        identity = model.spec.identity
+        if model.has_given_up(self.policy) and model.not_before > now:
+            why = f"{identity} could not be loaded: {model.last_failure}"
+            yield from self._refuse(self.queue.of_identity(identity), Refusal.LOAD_FAILED, why)
+            return
+        slots = self.fleet.of_identity(identity)
+        free = seats(slots, lambda slot: self._is_late(slot, model, now))
+        late = {slot.allocation.runner_id for slot in slots if self._is_late(slot, model, now)}
+        wanted = slots_wanted(self.queue.waiting(identity), free, model.spec)
+        starving = free == 0 and self.queue.oldest(identity) + self.policy.ageing_s <= now
+        for _ in range(wanted):
+            if not self._add_slot(model, Requirement(model.spec, model.avoids(now) | late, starving), now):
+                break
+            starving = False
+
+    def _keep_replicas(self, model: ServedModel, now: float) -> None:
+        slots = [slot for slot in self.fleet.of_identity(model.spec.identity) if slot.wanted]
+        while len(slots) < model.replicas:
+            made = self._add_slot(model, Requirement(model.spec, model.avoids(now)), now)
+            if made is None:
+                break
+            slots.append(made)
+        for number, slot in enumerate(slots):
+            self.fleet.claim(slot.slot_id, number < model.replicas)
+
+    def _prewarm(self, model: ServedModel, now: float) -> None:
+        """Give new runners a slot of the model, if they have room without evicting."""
+        runners = set(self.fleet.runners)
+        open_now = model.to_prewarm & runners - self.fleet.closed
+        for runner_id in sorted(open_now):
+            others = frozenset(runners - {runner_id})
+            decision = self.allocator.decide(Requirement(model.spec, others), now)
+            served = {slot.allocation.runner_id for slot in self.fleet.of_identity(model.spec.identity)}
+            if isinstance(decision, Place) and not decision.evict and runner_id not in served:
+                self._plan(model, decision, now)
+        model.to_prewarm -= open_now
+
+    def _add_slot(self, model: ServedModel, requirement: Requirement, now: float) -> Slot | None:
+        """Plan one more slot, unless there is no place or loads of the model pause."""
+        if model.not_before > now:
+            model.waits_for = f"the load failed: {model.last_failure}; the next one is tried in a moment"
+            return None
+        decision = self.allocator.decide(requirement, now)
+        if requirement.avoid and not isinstance(decision, Place):
+            decision = self.allocator.decide(replace(requirement, avoid=frozenset()), now)
+        if not isinstance(decision, Place):
+            model.waits_for = decision.reason
+            return None
+        model.waits_for = ""
+        return self._plan(model, decision, now)
+
+    def _plan(self, model: ServedModel, place: Place, now: float) -> Slot:
+        for slot_id in place.evict:
+            self.drain(self.fleet.slots[slot_id], now, f"its memory is needed for {model.spec.identity}")
+        return self.fleet.plan(self.new_id(), model.spec, place.allocation, now)
+
+    def _start_planned(self, now: float) -> Iterator[Instruction]:
+        for slot in self.fleet.in_state(SlotState.PLANNED):
+            if self.fleet.start(slot.slot_id, now):
+                yield CreateSlot(slot.slot_id, slot.spec, slot.allocation)
+
+    def _is_late(self, slot: Slot, model: ServedModel, now: float) -> bool:
+        """Return whether a slot that starts takes so long that another one should be tried elsewhere."""
+        limit = max(self.policy.late_s, self.policy.late_factor * model.load_s)
+        return slot.state is SlotState.STARTING and slot.started_at is not None and now - slot.started_at > limit
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def drain(self, slot: Slot, now: float, reason: str = "it is wanted no more") -> None:
+        """Let a slot end once its requests have. One that is planned is gone at once."""
+        if slot.wanted:
+            self.fleet.retire(slot.slot_id, SlotState.DRAINING)
+            self._note_end(slot, now, reason)
+
+    def fail(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
+        """Have a slot end that is of no use any more. Its requests wait again."""
+        yield from self.active.lose(slot, reason, now)
+        if model := self.models.get(slot.identity):
+            model.fail(slot.allocation.runner_id, reason, self.policy, now)
+        self.fleet.retire(slot.slot_id, SlotState.FAILED)
+        self._note_end(slot, now, reason)
+
+    def end_idle_slots(self, now: float) -> None:
+        """Let the slots end that nobody has used for long."""
+        for slot in self.fleet.in_state(SlotState.READY):
+            idle = not slot.active and not slot.claimed
+            if idle and now - slot.last_activity >= self.policy.idle_s and not self.queue.waiting(slot.identity):
+                self.drain(slot, now, "it was idle for long")
+
+    def _note_end(self, slot: Slot, now: float, reason: str) -> None:
+        if slot.slot_id in self.fleet.slots:
+            self._ending[slot.slot_id] = now, reason
+
+    def _end_long_loads(self, now: float) -> Iterator[Instruction]:
+        for slot in self.fleet.in_state(SlotState.STARTING):
+            if slot.started_at is not None and now - slot.started_at > self.policy.load_s:
+                yield from self.fail(slot, f"it did not load within {self.policy.load_s:g} s", now)
+
+    def _delete(self, now: float) -> Iterator[Instruction]:
+        """Order the end of slots that have no requests left, or have had long enough; again if it isn't confirmed."""
+        for slot_id, (since, reason) in list(self._ending.items()):
+            slot = self.fleet.slots.get(slot_id)
+            if slot is None:
+                del self._ending[slot_id]
+                self._ordered.pop(slot_id, None)
+            elif not slot.active or now - since >= self.policy.drain_s:
+                yield from self.active.lose(slot, f"slot {slot_id} had to end: {reason}", now)
+                if now - self._ordered.get(slot_id, float("-inf")) >= CONVERGE_S:
+                    self._ordered[slot_id] = now
+                    yield DeleteSlot(slot_id, slot.allocation.runner_id, reason)
+
+    def _refuse(self, requests: list[Request], refusal: Refusal, why: str) -> Iterator[Instruction]:
+        for request in requests:
+            if request.request_id in self.queue:
+                self.queue.remove(request.request_id)
+            yield RefuseRequest(request.request_id, refusal, f"request {request.request_id}: {why}")

@@ -1,0 +1,53 @@
+"""What operators can choose about serving, and how often the safety nets are drawn."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from iris_ray.slots.policy import Policy
+
+REPORT_S: Final = 5.0
+"""How often runners are asked what is there."""
+CONVERGE_S: Final = 5.0
+"""How often slots are created, started and deleted anew although nothing was heard."""
+DISPATCH_S: Final = 30.0
+"""How often the queue is looked through although nothing was heard. `CONVERGE_S` does that as well, more often."""
+ACTIVITY_S: Final = 30.0
+"""How often idle slots are looked for, and demand is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServingPolicy:
+    """How requests are served. Times are in seconds.
+
+    Args:
+        placement: where slots go, and which may be evicted.
+        most_waiting: requests that may wait at once.
+        ageing_s: how long a request waits before a slot of another model takes no more requests for its sake.
+        drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again.
+        load_s: how long a model may load before the load counts as failed.
+        late_factor: a load that takes so many times as long as the last one is late: it no longer keeps others from
+            being tried elsewhere.
+        late_s: but a load is not late before so long.
+        idle_s: how long a slot may be idle before it ends although nobody needs its memory.
+        most_load_failures: loads in a row that may fail before those who wait are told.
+        most_attempts: how often a request may be given to slots that are lost.
+        longest_pause_s: between loads that fail.
+        avoid_runner_s: how long a runner gets no slot of a model that failed to load there.
+    """
+
+    placement: Policy = field(default_factory=Policy)
+    most_waiting: int = 10_000
+    ageing_s: float = 30.0
+    drain_s: float = 60.0
+    load_s: float = 600.0
+    late_factor: float = 3.0
+    late_s: float = 30.0
+    idle_s: float = 600.0
+    most_load_failures: int = 4
+    most_attempts: int = 4
+    longest_pause_s: float = 60.0
+    avoid_runner_s: float = 120.0
+
+    def pause_after(self, failures: int) -> float:
+        """Return how long to wait after so many failed loads: 1, 2, 4, … seconds."""
+        return float(min(2.0 ** min(failures - 1, 20), self.longest_pause_s))

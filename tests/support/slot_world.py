@@ -1,0 +1,177 @@
+"""Runners on paper that carry out what the reconciler wants, with real processes replaced by entries in a table.
+
+Orders reach a runner in the order in which they were given, when the test lets them. The world knows which bytes of
+which device processes use, whatever the reconciler believes.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import count
+
+from iris_ray.slots import events as ev
+from iris_ray.slots.devices import Runner
+from iris_ray.slots.instructions import (
+    AskRunner,
+    CreateSlot,
+    DeleteSlot,
+    Instruction,
+    Refusal,
+    RefuseRequest,
+    RequeueRequest,
+    StartRequest,
+    StopRequest,
+)
+from iris_ray.slots.models import SlotIdentity
+from iris_ray.slots.reconciler import Reconciler
+from iris_ray.slots.requests import Request
+from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.slots.slot import Allocation
+
+Order = CreateSlot | DeleteSlot | StartRequest | StopRequest | tuple[AskRunner, float]
+
+
+@dataclass
+class Process:
+    """A process that holds a slot's memory. ``ready``: whether its model is loaded."""
+
+    slot_id: str
+    identity: SlotIdentity
+    allocation: Allocation
+    ready: bool = False
+    requests: set[str] = field(default_factory=set)
+
+
+class SlotWorld:
+    """A reconciler, and runners that do what it says."""
+
+    def __init__(self, policy: ServingPolicy | None = None) -> None:
+        ids = count(1)
+        self.now = 0.0
+        self.reconciler = Reconciler(policy or ServingPolicy(), lambda: f"slot-{next(ids)}")
+        self.runners: dict[str, Runner] = {}
+        self.orders: dict[str, deque[Order]] = {}
+        self.processes: dict[str, Process] = {}
+        self.refused: dict[str, RefuseRequest] = {}
+        self.answered: dict[str, int] = {}
+        self.requeued: list[Request] = []
+        self.created: list[str] = []
+        self.deleted: list[tuple[str, str]] = []
+        self.stuck: set[str] = set()
+        """Runners on which no model ever loads."""
+
+    # -- what happens -----------------------------------------------------------------------------
+
+    def hear(self, event: ev.Event) -> None:
+        """Give an event to the reconciler, hand its instructions out, and check everything."""
+        for instruction in self.reconciler.handle(event, self.now):
+            self._hand_out(instruction)
+        self.reconciler.check()
+        self.check_devices()
+
+    def join(self, runner: Runner) -> None:
+        self.runners[runner.runner_id] = runner
+        self.orders[runner.runner_id] = deque()
+        self.hear(ev.RunnerJoined(runner))
+
+    def lose(self, runner_id: str) -> None:
+        del self.runners[runner_id], self.orders[runner_id]
+        self.processes = {n: p for n, p in self.processes.items() if p.allocation.runner_id != runner_id}
+        self.hear(ev.RunnerLost(runner_id))
+
+    def ask(self, request_id: str, identity: SlotIdentity, **kw) -> None:
+        self.hear(ev.RequestArrived(Request(request_id, identity, self.now, **kw)))
+
+    def tick(self, seconds: float = 0.0) -> None:
+        self.now += seconds
+        self.hear(ev.Tick())
+
+    def carry_out(self, runner_id: str) -> None:
+        """Let a runner do the first thing that it was told."""
+        order = self.orders[runner_id].popleft()
+        match order:
+            case CreateSlot(slot_id, spec, allocation):
+                self.processes[slot_id] = Process(slot_id, spec.identity, allocation)
+                self.created.append(slot_id)
+            case DeleteSlot(slot_id, _, reason):
+                gone = self.processes.pop(slot_id, None)
+                self.deleted += [(slot_id, reason)] if gone else []
+                self.hear(ev.SlotEnded(slot_id))
+            case StartRequest(request, slot_id):
+                if slot_id in self.processes:
+                    self.processes[slot_id].requests.add(request.request_id)
+            case StopRequest(request_id, slot_id):
+                self.end_request(request_id, slot_id, answered=False)
+            case (AskRunner(), as_of):
+                here = [each for each in self.processes.values() if each.allocation.runner_id == runner_id]
+                self.hear(ev.RunnerReported(runner_id, as_of, {each.slot_id: each.identity for each in here}))
+
+    def load(self, slot_id: str) -> None:
+        self.processes[slot_id].ready = True
+        self.hear(ev.SlotReady(slot_id))
+
+    def end_request(self, request_id: str, slot_id: str, answered: bool = True) -> None:
+        process = self.processes.get(slot_id)
+        if process is not None and request_id in process.requests:
+            process.requests.discard(request_id)
+            if answered:
+                self.answered[request_id] = self.answered.get(request_id, 0) + 1
+            self.hear(ev.RequestEnded(request_id, slot_id))
+
+    def settle(self, serve: bool = True) -> None:
+        """Let everything happen that can without time passing. ``serve``: whether requests are answered, too."""
+        for _ in range(1000):
+            busy = [runner_id for runner_id, orders in self.orders.items() if orders]
+            loading = [p for p in self.processes.values() if not p.ready and p.allocation.runner_id not in self.stuck]
+            running = [(r, p.slot_id) for p in self.processes.values() for r in sorted(p.requests) if serve]
+            if busy:
+                self.carry_out(busy[0])
+            elif loading:
+                self.load(loading[0].slot_id)
+            elif running:
+                self.end_request(*running[0])
+            else:
+                return
+        raise AssertionError("it goes on and on")
+
+    def run(self, seconds: float, serve: bool = True) -> None:
+        """Let time pass, second by second, with everything that can happen."""
+        for _ in range(round(seconds)):
+            self.tick(1.0)
+            self.settle(serve)
+
+    # -- what there is ----------------------------------------------------------------------------
+
+    def ready(self, name: str) -> list[str]:
+        """The slots of a model that are loaded."""
+        return [each.slot_id for each in self.processes.values() if each.identity.model == name and each.ready]
+
+    def check_devices(self) -> None:
+        """No device is over-committed, whatever anybody believes."""
+        used: dict[tuple[str, int], int] = {}
+        for process in self.processes.values():
+            place = process.allocation
+            for device, need in zip(place.devices, place.bytes_each, strict=True):
+                used[place.runner_id, device] = used.get((place.runner_id, device), 0) + need
+        for (runner_id, device), need in used.items():
+            assert need <= self.runners[runner_id].devices[device].memory, f"{runner_id}: {device} has {need:,} bytes"
+
+    def _hand_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case CreateSlot(_, _, allocation):
+                self._order(allocation.runner_id, instruction)
+            case DeleteSlot(_, runner_id, _):
+                self._order(runner_id, instruction)
+            case StartRequest(_, slot_id) | StopRequest(_, slot_id):
+                self._order(self.reconciler.fleet.slots[slot_id].allocation.runner_id, instruction)
+            case AskRunner(runner_id):
+                self._order(runner_id, (instruction, self.now))
+            case RefuseRequest(request_id, _, _):
+                before = self.refused.get(request_id)
+                assert before is None or Refusal.DUPLICATE in (before.refusal, instruction.refusal), request_id
+                self.refused[request_id] = instruction
+            case RequeueRequest(request, _):
+                self.requeued.append(request)
+
+    def _order(self, runner_id: str, order: Order) -> None:
+        if runner_id in self.orders:
+            self.orders[runner_id].append(order)
