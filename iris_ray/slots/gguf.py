@@ -2,7 +2,7 @@
 
 A GGUF file begins with the letters GGUF, a version, the numbers of tensors and of facts, the facts (a name, a type, a
 value), and for each tensor its name, shape, type and offset. Numbers are little-endian. The data follows, aligned.
-Sizes of tensors are taken from their offsets, so new types of tensors do no harm. Nobody notices if the last one is cut.
+Sizes of tensors are taken from their offsets, so new types do no harm. Nobody notices if the last tensor is cut off.
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
