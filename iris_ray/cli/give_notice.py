@@ -11,7 +11,7 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.exits import FAILED
 from iris_ray.cli.options import reason_option
-from iris_ray.cli.slices import find_target, host_name, slices_of
+from iris_ray.actors.wire.slices import find_target, host_name, slices_of
 from iris_ray.cli.taints import TARGET_HELP
 from iris_ray.cli.words import counted
 from iris_ray.errors import UnknownNameError

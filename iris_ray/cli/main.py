@@ -36,6 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "give-notice": "Tell the tasks on a slice or host that it is about to end.",
     },
     "The cluster": {
+        "dashboard": "Web pages of the fleet, the queue, jobs, users and events, live.",
         "limit": "How much each user has and may have, or set it.",
         "controller": "The cluster's Controller: start, stop, upgrade, status.",
         "doctor": "Check this machine, the cluster and each of its TPU hosts; say what to do.",

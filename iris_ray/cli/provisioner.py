@@ -7,9 +7,9 @@ from contextlib import suppress
 import click
 
 from iris_ray.actors.wire.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
+from iris_ray.actors.wire.slices import SliceState, slices_of
 from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.exits import say_error
-from iris_ray.cli.slices import SliceState, slices_of
 from iris_ray.client.identity import current_user
 from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.history import History

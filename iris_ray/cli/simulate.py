@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from iris_ray.cli.json_output import plain, print_json
+from iris_ray.actors.wire.json_values import plain
+from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
 from iris_ray.cli.simulation_tables import print_reports
 from iris_ray.errors import InvalidSimulationError

@@ -30,7 +30,10 @@ def status(job: str, as_json: bool) -> None:
         show_ray_job_status(dashboard, job, as_json)
         return
     with cluster():
+        from iris_ray.dashboard.place import link_to  # imports Ray
+
         found = ControllerConnection().job_status(job)
+        page = link_to(f"jobs/{job}")
     if as_json:
         print_json(found)
         return
@@ -56,6 +59,7 @@ def status(job: str, as_json: bool) -> None:
             else None,
             "last error": found.error,
             "waits because": found.waiting,
+            "page": page,
         }
     )
 

@@ -19,6 +19,7 @@ from iris_ray.state import avoided_hosts, job_times
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
+from iris_ray.state.change_log import ChangeLog
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,
@@ -304,6 +305,11 @@ class ControllerState:
         Each comes with the numbers of the chunks of its record that have changed.
         """
         return self._table.unrecorded
+
+    @property
+    def job_changes(self) -> ChangeLog[str]:
+        """Ids of jobs that have changed, or are forgotten, for those who show them."""
+        return self._table.changes
 
     def record(self, job_id: str) -> JobRecord | None:
         """Return what must outlive this process about a job; None if the job is forgotten."""

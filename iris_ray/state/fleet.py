@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from iris_ray.model.constraints import TAINT_PREFIX, Attributes, AttributeValue
 from iris_ray.model.plain import Words, plain
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
+from iris_ray.state.change_log import ChangeLog
 from iris_ray.state.groups import Grouping
 
 SUSPICION_S = 20.0
@@ -61,15 +62,14 @@ class Fleet:
         self._suspicions: list[tuple[float, str]] = []  # a heap: when a suspicion may end, and the node_id
         self._held_by: defaultdict[str, set[str]] = defaultdict(set)
         self._groupings: dict[str | None, Grouping] = {TPU_NAME: Grouping(TPU_NAME)}
-        self._changed: list[Worker] = []  # oldest first
-        self._forgotten = 0  # how many older changes were dropped
+        self._changes: ChangeLog[Worker] = ChangeLog()
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
         """How many changes there have been."""
-        return self._forgotten + len(self._changed)
+        return self._changes.version
 
     def grouping(self, key: str | None) -> Grouping:
         """Return the workers grouped by the values of an attribute."""
@@ -82,7 +82,7 @@ class Fleet:
 
     def changes_since(self, version: int) -> Sequence[Worker] | None:
         """Return the workers that have changed since a version, oldest change first; None if it is too long ago."""
-        return None if version < self._forgotten else self._changed[version - self._forgotten :]
+        return self._changes.since(version)
 
     def held_by(self, owner: str) -> Iterable[str]:
         """Return the names of the slices where an owner keeps actors."""
@@ -256,11 +256,7 @@ class Fleet:
         self._record_change(worker)
 
     def _record_change(self, worker: Worker) -> None:
-        self._changed.append(worker)
-        if len(self._changed) > 4 * len(self.workers) + 1000:  # who has read none of the older half evaluates all again
-            old = len(self._changed) // 2
-            self._forgotten += old
-            del self._changed[:old]
+        self._changes.note(worker, 4 * len(self.workers) + 1000)  # who has read none of the older half reads all again
 
     # -- checking --------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.state.allocations import Allocations
+from iris_ray.state.change_log import ChangeLog
 from iris_ray.state.records import chunk_of, chunks_in, is_large
 from iris_ray.state.stories import Stories
 from iris_ray.state.transitions import new_tasks
@@ -29,6 +30,7 @@ class JobTable:
         finished: ids of those that have ended, the first to finish first; each with the memory that the job takes.
         unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared it; each with the
             numbers of the chunks of its record that have changed.
+        changes: ids of jobs that have changed or are forgotten, for those who show them.
         queue_version: counts the changes to the queue.
         stories: the latest events of each job.
     """
@@ -38,6 +40,7 @@ class JobTable:
         self.pending: dict[str, Job] = {}
         self.finished: dict[str, int] = {}
         self.unrecorded: dict[str, set[int]] = {}
+        self.changes: ChangeLog[str] = ChangeLog()
         self.queue_version = 0
         self.stories = Stories()
         self._limits = limits
@@ -125,17 +128,22 @@ class JobTable:
 
     def changed(self, job_id: str) -> None:
         """Note that a job must be recorded again, but for its gangs."""
-        self.unrecorded.setdefault(job_id, set())
+        self._note(job_id)
 
     def gang_changed(self, job: Job, gang: Gang) -> None:
         """Note that a gang, or what its attempts hold, must be recorded again."""
-        chunks = self.unrecorded.setdefault(job.spec.job_id, set())
+        chunks = self._note(job.spec.job_id)
         if is_large(job):
             chunks.add(chunk_of(gang.position))
 
     def all_changed(self, job: Job) -> None:
         """Note that a job must be recorded again with all its gangs, or that it is forgotten."""
-        self.unrecorded.setdefault(job.spec.job_id, set()).update(chunks_in(job))
+        self._note(job.spec.job_id).update(chunks_in(job))
+
+    def _note(self, job_id: str) -> set[int]:
+        """Note a change, and return the chunks of the job's record that are to be recorded again."""
+        self.changes.note(job_id, 4 * len(self.jobs) + 1000)
+        return self.unrecorded.setdefault(job_id, set())
 
     def queue_changed(self, job_id: str) -> None:
         """Note that the queue has changed by a gang of this job."""

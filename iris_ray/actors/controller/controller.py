@@ -32,6 +32,7 @@ from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
+from iris_ray.actors.controller.overview import Overview
 from iris_ray.actors.controller.permissions import Permissions, operators_in
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.progress_board import ProgressBoard
@@ -45,6 +46,7 @@ from iris_ray.actors.controller.status_views import (
 )
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
+from iris_ray.actors.wire.overview import Changes, Position
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.status import (
@@ -174,6 +176,7 @@ class Controller:
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
         self._nodes = NodeDiff(self._state, self._clock)
+        self._overview = Overview(self._state, self._planner, self._nodes, self._clock)
         self._permissions = Permissions(operators_in(os.environ), self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         self._provider = ProviderWords.of(os.environ)
@@ -450,6 +453,12 @@ class Controller:
             worker_status(workers[i], self._state, now) if i in workers else unusable_status(unusable[i])
             for _, _, i in page
         ]
+
+    @checked
+    async def changes(self, since: Position) -> Changes:
+        """What has changed since a position, for those who watch the whole cluster."""
+        await self.ping()
+        return self._overview.since(since, self._journal.epoch)
 
     @checked
     async def cancel(self, job_id: str, reason: Words, user: str) -> JobStatus:

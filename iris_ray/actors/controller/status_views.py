@@ -41,6 +41,8 @@ def job_status(
         step=said.step if said else None,
         status=said.status if said else None,
         heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
+        num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
+        spare_for=spec.spare_for.job_id if spec.spare_for else None,
     )
 
 
@@ -115,6 +117,9 @@ def worker_status(worker: Worker, state: ControllerState, now: float) -> WorkerS
         tasks=tuple(task_id for task_id, _ in worker.occupants),
         unavailable="; ".join(filter(None, [worker.draining, worker.foreign, suspicion, *taints])) or None,
         holder=state.holders.get(worker.slice_name or ""),
+        draining=worker.draining,
+        suspected=suspicion,
+        foreign=worker.foreign,
     )
 
 

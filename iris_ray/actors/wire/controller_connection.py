@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import iris_ray
+from iris_ray.actors.wire.overview import Changes, Position
 from iris_ray.actors.wire.protocol import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.actors.wire.status import (
     PAGE,
@@ -239,6 +240,11 @@ class ControllerConnection:
         """
         node_ids: list[str] = self._ask(lambda controller: controller.lift_taint.remote(target, taint, user))
         return node_ids
+
+    def changes(self, since: Position) -> Changes:
+        """Return what has changed of jobs, hosts and users since a position."""
+        found: Changes = self._ask(lambda controller: controller.changes.remote(since))
+        return found
 
     # -- users -----------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ class JobStatus:
         max_retries_failure, max_retries_preemption: how many each gang may have.
         evictions: how often it gave its hosts to a higher band, free of charge.
         gives_way: to whom it is to give its hosts now, in words, and until when; None if to nobody.
+        num_groups: the numbers of slices, or other groups, that it can use; empty if it asks for none.
+        spare_for: the job for which it only holds slices ready, or None.
         tasks: how many are in each state.
         groups: the slices, or other groups, that it runs on.
         error: why its latest attempt, or the job, ended.
@@ -57,6 +59,8 @@ class JobStatus:
     step: int | None = None
     status: str | None = None
     heartbeat_at: float | None = None
+    num_groups: tuple[int, ...] = ()
+    spare_for: str | None = None
 
     @property
     def starting(self) -> bool:
@@ -202,6 +206,9 @@ class WorkerStatus:
         tasks: ids of the tasks that hold something of it.
         unavailable: why it takes nothing new, or None.
         holder: the pool that keeps its slice, busy or warm, or None.
+        draining: why it is to go, a part of ``unavailable``, or None.
+        suspected: why it may be lost, likewise.
+        foreign: which process outside iris_ray uses its chips, likewise.
     """
 
     node_id: str
@@ -215,6 +222,9 @@ class WorkerStatus:
     tasks: tuple[str, ...]
     unavailable: str | None
     holder: str | None
+    draining: str | None = None
+    suspected: str | None = None
+    foreign: str | None = None
 
     @property
     def place(self) -> "Place":

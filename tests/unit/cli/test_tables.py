@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.wire.json_values import plain
 from iris_ray.actors.wire.status import JobStatus
-from iris_ray.cli.json_output import plain
 from iris_ray.cli.ls import listed
 from iris_ray.cli.tables import format_table, print_facts, print_labelled, print_table
 from iris_ray.cli.words import duration, one_line, state_in_words

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.wire.slices import SliceState, find_target, natural, slices_of
 from iris_ray.actors.wire.status import WorkerStatus
-from iris_ray.cli.slices import SliceState, find_target, natural, slices_of
 from iris_ray.errors import InvalidRequestError
 
 

@@ -1,0 +1,48 @@
+"""``iris-ray dashboard``: web pages that show the cluster."""
+
+import os
+
+import click
+
+from iris_ray.cli.address import address_option, cluster
+
+
+@click.command()
+@click.option("--port", type=click.IntRange(0, 65535), default=8267, show_default=True, help="0: a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen; others need a token to read.")
+@address_option
+def dashboard(port: int, host: str) -> None:
+    """Web pages of the fleet, the queue, jobs, users and events, live. Ctrl-C ends it.
+
+    \b
+      iris-ray dashboard
+      iris-ray dashboard --port 0
+      IRIS_RAY_DASHBOARD_TOKEN=... iris-ray dashboard --host 0.0.0.0
+
+    It only reads, and only this machine reaches it; from a laptop: ssh -L 8267:localhost:8267 HEAD. With another --host
+    readers log in with $IRIS_RAY_DASHBOARD_TOKEN or with the token of the Ray cluster.
+    """
+    import asyncio
+
+    from iris_ray.actors.wire.controller_connection import ControllerConnection
+    from iris_ray.dashboard import place
+    from iris_ray.dashboard.access import require_token
+    from iris_ray.dashboard.serve import serve
+
+    token = require_token(host, os.environ)
+    with cluster():
+        import ray
+
+        address = ray.get_runtime_context().gcs_address
+        urls: list[str] = []
+
+        def ready(url: str) -> None:
+            urls.append(url)
+            place.announce(url)
+            click.echo(f"the dashboard of {address}: {url}  (Ctrl-C ends it)")
+
+        try:
+            asyncio.run(serve(ControllerConnection, address, host, port, token, ready))
+        finally:
+            for url in urls:
+                place.withdraw(url)

@@ -1,0 +1,94 @@
+"""What has happened, found by comparing rows before and after."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from iris_ray.dashboard.tables import Row
+
+_CONDITIONS = {
+    "lost": "is gone",
+    "suspected": "may be lost",
+    "draining": "is to go",
+    "quarantined": "is in quarantine",
+    "closed": "takes no new jobs",
+}
+"""Of hosts: those that people want to know of, in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One thing that has happened.
+
+    Attributes:
+        kind: "submitted", "started", "restarted", "ended", "eviction" or "host".
+        level: "good", "bad", "notice" or "plain".
+        text: what, in words.
+        job, slice, user: what it is about, as far as it is about such a thing.
+    """
+
+    kind: str
+    level: str
+    text: str
+    job: str | None = None
+    slice: str | None = None
+    user: str | None = None
+
+
+def of_job(before: Row | None, now: Row) -> Iterator[Happening]:
+    """Yield what has happened to a job. Spares are no jobs to people."""
+    if now["spare_for"]:
+        return
+    about = {"job": now["id"], "user": now["user"]}
+    if before is None:
+        yield Happening("submitted", "plain", f"{now['user']} submitted it", **about)
+        before = {"state": "pending", "attempt": 0, "gives_way": None, "over": False}
+    if now["over"] and not before["over"]:
+        good = now["state"] == "succeeded"
+        why = f": {_first_line(now['error'])}" if now["error"] and not good else ""
+        yield Happening("ended", "good" if good else "bad", f"{now['state'].replace('_', ' ')}{why}", **about)
+    elif now["state"] == "pending" and before["state"] != "pending":
+        why = f": {_first_line(now['error'])}" if now["error"] else ""
+        yield Happening("restarted", "bad", f"attempt {before['attempt']} ended, it waits again{why}", **about)
+    elif now["state"] == "running" and (before["state"] != "running" or now["attempt"] > before["attempt"]):
+        where = ", ".join(now["groups"][:4]) + (", …" if now["groups"][4:] else "")
+        yield Happening(
+            "started", "good", f"attempt {now['attempt']} runs" + (f" on {where}" if where else ""), **about
+        )
+    if now["gives_way"] and not before["gives_way"]:
+        yield Happening("eviction", "notice", f"its hosts are to go: {now['gives_way']['to']}", **about)
+
+
+def of_slice(before: Row | None, now: Row | None) -> Iterator[Happening]:
+    """Yield what has happened to the hosts of a slice; one thing for all to which the same has happened."""
+    had = {host[0]: host[1] for host in before["hosts"]} if before else {}
+    if now is None:
+        assert before is not None
+        yield Happening("host", "bad", f"all its hosts are gone ({len(had)})", slice=before["name"])
+        return
+    changed: dict[tuple[str, str | None], list[str]] = {}
+    for number, condition, _, why, _, _ in now["hosts"]:
+        if had.get(number, condition) != condition:
+            if condition in _CONDITIONS:
+                changed.setdefault((_CONDITIONS[condition], None if condition == "lost" else why), []).append(
+                    str(number)
+                )
+            elif had[number] in _CONDITIONS:
+                changed.setdefault(("is fine again", None), []).append(str(number))
+    if before is None:
+        yield Happening("host", "plain", f"came, with {len(now['hosts'])} hosts", slice=now["name"])
+    for (what, why), numbers in changed.items():
+        yield _of_hosts(now["name"], what, why, numbers)
+
+
+def _of_hosts(name: str, what: str, why: str | None, numbers: list[str]) -> Happening:
+    which = f"host {numbers[0]}" if len(numbers) == 1 else f"each of hosts {', '.join(numbers)}"
+    level = "good" if what == "is fine again" else "bad" if what == "is gone" else "notice"
+    return Happening("host", level, f"{which} {what}" + (f": {why}" if why else ""), slice=name)
+
+
+def as_row(happening: Happening, number: int, at: float) -> Mapping[str, object]:
+    return {"number": number, "at": at, **{name: getattr(happening, name) for name in Happening.__slots__}}
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,117 @@
+"""What is asked for one job at a time: the job in full, and its logs. Pages that ask at once share an answer."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+from iris_ray.actors.wire.json_values import plain
+from iris_ray.actors.wire.status import JobStatus, TaskStatus
+from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
+from iris_ray.dashboard.follower import Source
+from iris_ray.errors import InvalidRequestError
+
+SHARED_S = 0.5
+"""An answer is given again to whoever asks the same so soon after."""
+MOST_ANSWERS = 200
+PIECE_BYTES = 256 << 10
+TAIL_LINES = 500
+TASKS_SHOWN = 500
+
+T = TypeVar("T")
+
+
+class JobSource(Source, Protocol):
+    """Those methods of `ControllerConnection` that the dashboard needs."""
+
+    def job_status(self, job_id: str) -> JobStatus: ...
+
+    def list_tasks(self, job_id: str) -> list[TaskStatus]: ...
+
+    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog: ...
+
+
+class JobPages:
+    """Answers for single jobs.
+
+    Args:
+        connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
+    """
+
+    def __init__(self, connect: Callable[[], JobSource]) -> None:
+        self._connect = connect
+        self._source: JobSource | None = None
+        self._answers: dict[tuple[object, ...], tuple[float, asyncio.Task[Any]]] = {}
+
+    async def job(self, job_id: str) -> dict[str, Any]:
+        """Return a job in full, and its first tasks.
+
+        Raises:
+            UnknownNameError: there is no such job.
+        """
+        return await self._shared(("job", job_id), lambda source: _job(source, job_id))
+
+    async def logs(self, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return a piece of what a task has printed, and where the next one begins.
+
+        Args:
+            job_id: the job.
+            query: ``task``, ``attempt`` (the latest if left out), and ``offset``, or else ``tail``.
+
+        Raises:
+            UnknownNameError: there is no such job, task or attempt.
+            InvalidRequestError: a value is no number.
+        """
+        numbers = {name: _number(name, query[name]) for name in ("task", "attempt", "offset", "tail") if name in query}
+        tail = None if "offset" in numbers else numbers.get("tail", TAIL_LINES)
+        at = LogPosition(numbers.get("attempt"), numbers.get("offset", 0), tail)
+        task = numbers.get("task", 0)
+        return await self._shared(("logs", job_id, task, at), lambda source: _logs(source, job_id, task, at))
+
+    async def _shared(self, question: tuple[object, ...], ask: Callable[[JobSource], T]) -> T:
+        now = time.monotonic()
+        asked_at, answer = self._answers.get(question, (0.0, None))
+        if answer is None or now > asked_at + SHARED_S:
+            answer = asyncio.ensure_future(asyncio.to_thread(self._ask, ask))
+            self._answers[question] = now, answer
+            if len(self._answers) > MOST_ANSWERS:
+                self._answers = {q: a for q, a in self._answers.items() if now < a[0] + SHARED_S}
+        found: T = await asyncio.shield(answer)
+        return found
+
+    def _ask(self, ask: Callable[[JobSource], T]) -> T:
+        if self._source is None:
+            self._source = self._connect()
+        return ask(self._source)
+
+
+def _job(source: JobSource, job_id: str) -> dict[str, Any]:
+    status = source.job_status(job_id)
+    found: dict[str, Any] = plain(status)
+    tasks = source.list_tasks(job_id)
+    return found | {
+        "explanation": status.explanation,
+        "priority": status.priority.name.lower(),
+        "state": "starting" if status.starting else status.state.value,
+        "over": status.state.finished,
+        "tasks": [_task(task) for task in tasks[:TASKS_SHOWN]],
+        "size": len(tasks),
+    }
+
+
+def _task(task: TaskStatus) -> dict[str, Any]:
+    attempts = [plain(attempt) | {"state": attempt.state.value} for attempt in task.attempts]
+    return {**plain(task), "state": task.state.value, "attempts": attempts}
+
+
+def _logs(source: JobSource, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:
+    log = source.fetch_task_logs(job_id, task, at, PIECE_BYTES)
+    names = "attempt", "latest_attempt", "finished", "job_finished", "from_host", "note", "offset", "next_offset", "end"
+    lines = (printable(line) for line in log.data.split(b"\n"))
+    return {name: getattr(log, name) for name in names} | {"text": "\n".join(lines)}
+
+
+def _number(name: str, value: str) -> int:
+    if not value.isdecimal() or len(value) > 15:
+        raise InvalidRequestError(f"{name} is {value!r}; give a number of 0 or more")
+    return int(value)

@@ -1,0 +1,155 @@
+"""The HTTP server: pages, tables, changes as they come, and what is asked for one job at a time.
+
+==========================  ============================================================================
+``/``                       the pages
+``/api/snapshot``           all tables, and their version
+``/api/changes?since=V``    server-sent events: what has changed since that version, as it comes
+``/api/jobs``, …            one table: its rows
+``/api/jobs/ID``            a job in full: why it waits, its tasks and attempts
+``/api/jobs/ID/logs``       a piece of what a task has printed; ``task``, ``attempt``, ``offset`` or ``tail``
+``/healthz``, ``/readyz``   it lives; it has the Controller's word on the cluster
+==========================  ============================================================================
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from iris_ray.dashboard.access import COOKIE, add_headers, guard, is_right
+from iris_ray.dashboard.channel import Channel, encode
+from iris_ray.dashboard.cluster_view import TABLES, ClusterView
+from iris_ray.dashboard.follower import Follower
+from iris_ray.dashboard.job_pages import JobPages, JobSource
+from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
+
+STATIC = Path(__file__).parent / "static"
+KEEP_ALIVE_S = 10.0
+LOGIN = (STATIC / "login.html").read_text()
+
+
+def application(connect: Callable[[], JobSource], address: str, token: str | None = None) -> web.Application:
+    """Return the server of a cluster's dashboard.
+
+    Args:
+        connect: returns a connection to the Controller; blocks; raises `IrisError` if there is none.
+        address: of the cluster, as people know it.
+        token: what readers must have; None: whoever reaches the server may read.
+    """
+    view = ClusterView()
+    channel = Channel(view)
+    follower = Follower(connect, view, channel, address)
+    routes = _Routes(view, channel, JobPages(connect), token)
+    app = web.Application(middlewares=[guard(token), errors_as_json])
+    app.on_response_prepare.append(add_headers)
+    app.cleanup_ctx.append(lambda _: _running(follower))
+    app.add_routes(
+        [
+            web.get("/", routes.page),
+            web.get("/login", routes.login_page),
+            web.post("/login", routes.login),
+            web.get("/healthz", routes.health),
+            web.get("/readyz", routes.ready),
+            web.get("/api/snapshot", routes.snapshot),
+            web.get("/api/changes", routes.changes),
+            web.get("/api/jobs/{job}", routes.job),
+            web.get("/api/jobs/{job}/logs", routes.logs),
+            web.get(f"/api/{{table:{'|'.join(TABLES)}}}", routes.table),
+            web.static("/static", STATIC),
+        ]
+    )
+    return app
+
+
+async def _running(follower: Follower) -> AsyncIterator[None]:
+    following = asyncio.create_task(follower.run())
+    yield
+    following.cancel()
+    with suppress(asyncio.CancelledError):
+        await following
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with our errors' own words."""
+    try:
+        return await handler(request)
+    except UnknownNameError as error:
+        return web.json_response({"error": str(error)}, status=404)
+    except InvalidRequestError as error:
+        return web.json_response({"error": str(error)}, status=400)
+    except IrisError as error:
+        return web.json_response({"error": str(error)}, status=503)
+
+
+class _Routes:
+    def __init__(self, view: ClusterView, channel: Channel, jobs: JobPages, token: str | None) -> None:
+        self._view = view
+        self._channel = channel
+        self._jobs = jobs
+        self._token = token
+
+    async def page(self, _: web.Request) -> web.StreamResponse:
+        return web.FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+    async def login_page(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(text=LOGIN, content_type="text/html")
+
+    async def login(self, request: web.Request) -> web.StreamResponse:
+        given = (await request.post()).get("token")
+        if self._token is None or not isinstance(given, str) or not is_right(given.strip(), self._token):
+            return web.Response(status=403, text=LOGIN.replace("hidden", ""), content_type="text/html")
+        response = web.Response(status=303, headers={"Location": "/"})
+        response.set_cookie(COOKIE, self._token, httponly=True, samesite="Strict")
+        return response
+
+    async def health(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"alive": True})
+
+    async def ready(self, _: web.Request) -> web.StreamResponse:
+        now = self._view.tables["cluster"].rows.get("now", {"trouble": "it has just begun"})
+        return web.json_response({"trouble": now["trouble"]}, status=503 if now["trouble"] else 200)
+
+    async def table(self, request: web.Request) -> web.StreamResponse:
+        rows = self._view.tables[request.match_info["table"]].rows
+        return web.Response(
+            body=encode(list(rows.values()) if "id" not in rows else rows), content_type="application/json"
+        )
+
+    async def snapshot(self, _: web.Request) -> web.StreamResponse:
+        headers = {"Content-Encoding": "gzip", "Cache-Control": "no-store"}
+        return web.Response(body=self._channel.snapshot(), content_type="application/json", headers=headers)
+
+    async def changes(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Cache-Control": "no-store", "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        reader = self._channel.open(request.headers.get("Last-Event-ID") or request.query.get("since", ""))
+        try:
+            await self._send(response, reader.queue)
+        except ConnectionError:
+            pass  # the page was closed
+        finally:
+            self._channel.close(reader)
+        return response
+
+    async def _send(self, response: web.StreamResponse, messages: "asyncio.Queue[bytes | None]") -> None:
+        """Send messages as they come; return when the page is too far behind."""
+        while True:
+            try:
+                message = await asyncio.wait_for(messages.get(), KEEP_ALIVE_S)
+            except TimeoutError:
+                message = b": still there\n\n"
+            if message is None:
+                return
+            await response.write(message)
+
+    async def job(self, request: web.Request) -> web.StreamResponse:
+        found = await self._jobs.job(request.match_info["job"])
+        return web.Response(body=encode(found), content_type="application/json")
+
+    async def logs(self, request: web.Request) -> web.StreamResponse:
+        found = await self._jobs.logs(request.match_info["job"], request.query)
+        return web.Response(body=encode(found), content_type="application/json")

@@ -1,0 +1,94 @@
+"""The tables that the pages show, against the real Controller."""
+
+from typing import Any
+
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.lifecycle import JobState
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.followed import Followed, Tables
+
+
+def without_events(tables: Tables) -> Tables:
+    return {name: rows for name, rows in tables.items() if name != "events" and rows}
+
+
+def conditions(row: dict[str, Any]) -> list[str]:
+    return [host[1] for host in row["hosts"]]
+
+
+def test_page_that_follows_knows_what_a_new_one_is_told(world: ControllerInProcess) -> None:
+    """Whatever happens: jobs that start, fail, wait, end or are cancelled, hosts that are drained or lost."""
+    page = Followed()
+    page.follow()
+
+    def same() -> bool:
+        new = Followed()
+        new.follow()
+        page.follow()
+        return without_events(new.copy) == without_events(page.copy)
+
+    train = world.start("train", slices=(2,), max_retries_failure=1)
+    assert page.until(lambda tables: tables["jobs"][train]["state"] == "running")
+    assert same()
+    waits = world.submit("waits", slices=(3,), user="bob")
+    page.until(lambda tables: waits in tables.get("queue", {}))
+    world.fail(train, 0)
+    world.wait_for_attempt(train, 2)
+    world.iris("drain", "v4-16-2", "--reason", "a fan")
+    world.iris("limit", "bob", "--chips", "8")
+    page.until(lambda tables: conditions(tables["slices"]["v4-16-2"]) == ["closed"] * 2)
+    assert same()
+    world.iris("cancel", waits, user="bob")
+    world.succeed(train)
+    world.kill_host("v4-16-1", 1)
+    world.wait_for_no_host("v4-16-1", 1)
+    page.until(lambda tables: conditions(tables["slices"]["v4-16-1"])[1] == "lost")
+    assert same()
+
+
+def test_rows_say_who_has_what_and_who_waits_for_what(world: ControllerInProcess) -> None:
+    page = Followed()
+    world.start("train", slices=(2,))
+    world.submit("second", slices=(2,), user="bob", priority=PriorityBand.BATCH)
+    world.submit("first", slices=(3,), user="bob")
+    tables = page.until(lambda tables: len(tables.get("queue", {})) == 2)
+    now = tables["cluster"]["now"]
+    assert (now["order"], now["waiting"]) == (["first", "second"], 2)
+    assert "waiting for 3 slices" in tables["queue"]["first"]["why"]
+    assert tables["slices"]["v4-16-0"]["hosts"][1] == [
+        1, "busy", "train", None, "10.0.1.1", world.node_id("v4-16-0", 1)
+    ]  # fmt: skip
+    assert (now["chips"], now["chips_in_use"], now["hosts"]) == (24, 16, {"busy": 4, "free": 2})
+    users = tables["users"]
+    assert (users["ann"]["chips"], users["ann"]["running"], users["bob"]["queued"]) == (16, 1, 2)
+    assert users["ann"]["share"] == 0.6667
+    assert {band["band"]: band["queued"] for band in users["bob"]["bands"]} == {"interactive": 1, "batch": 1}
+
+
+def test_events_tell_the_story_of_a_job_and_of_hosts(world: ControllerInProcess) -> None:
+    page = Followed()
+    page.follow()
+    world.start("train", slices=(2,), max_retries_failure=1)
+    page.until(lambda _: "train: attempt 1 runs on v4-16-0, v4-16-1" in page.events())
+    world.kill_host("v4-16-0", 1)
+    page.until(lambda _: "v4-16-0: host 1 is gone" in page.events())
+    world.wait_for_attempt("train", 2)
+    page.until(lambda _: any("train: attempt 2 runs" in event for event in page.events()))
+    world.iris("drain", "v4-16-0", "--reason", "a fan")
+    page.until(lambda _: any("v4-16-0: host 0 takes no new jobs: drained (a fan)" in one for one in page.events()))
+    world.succeed("train")
+    page.until(lambda _: "train: succeeded" in page.events())
+    assert page.events()[0] == "train: ann submitted it"
+
+
+def test_new_controller_is_followed_from_the_beginning(world: ControllerInProcess) -> None:
+    page = Followed()
+    world.start("train")
+    page.until(lambda tables: tables["jobs"]["train"]["state"] == "running")
+    told = page.events()
+    world.restart_controller()
+    world.wait_for_state("train", JobState.RUNNING)
+    world.submit("eval", slices=(3,))
+    page.until(lambda tables: "eval" in tables["jobs"])
+    assert page.events()[: len(told)] == told
+    assert page.copy["jobs"]["train"]["state"] == "running"
