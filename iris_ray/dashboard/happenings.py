@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from iris_ray.dashboard.tables import Row
 
 _CONDITIONS = {
-    "lost": "is gone",
+    "lost": "gone",
     "suspected": "may be lost",
-    "draining": "is to go",
-    "quarantined": "is in quarantine",
-    "closed": "takes no new jobs",
+    "draining": "to go",
+    "quarantined": "in quarantine",
+    "closed": "closed",
 }
 """Of hosts: those that people want to know of, in words."""
+_FINE = "fine again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +48,10 @@ def of_job(before: Row | None, now: Row) -> Iterator[Happening]:
         why = f": {_first_line(now['error'])}" if now["error"] and not good else ""
         yield Happening("ended", "good" if good else "bad", f"{now['state'].replace('_', ' ')}{why}", **about)
     elif now["state"] == "pending" and before["state"] != "pending":
-        why = f": {_first_line(now['error'])}" if now["error"] else ""
-        yield Happening("restarted", "bad", f"attempt {before['attempt']} ended, it waits again{why}", **about)
+        yield _ended(before["attempt"], now, about)
     elif now["state"] == "running" and (before["state"] != "running" or now["attempt"] > before["attempt"]):
+        if 0 < before["attempt"] < now["attempt"] and before["state"] != "pending":
+            yield _ended(before["attempt"], now, about)
         where = ", ".join(now["groups"][:4]) + (", …" if now["groups"][4:] else "")
         yield Happening(
             "started", "good", f"attempt {now['attempt']} runs" + (f" on {where}" if where else ""), **about
@@ -73,16 +75,21 @@ def of_slice(before: Row | None, now: Row | None) -> Iterator[Happening]:
                     str(number)
                 )
             elif had[number] in _CONDITIONS:
-                changed.setdefault(("is fine again", None), []).append(str(number))
+                changed.setdefault((_FINE, None), []).append(str(number))
     if before is None:
         yield Happening("host", "plain", f"came, with {len(now['hosts'])} hosts", slice=now["name"])
     for (what, why), numbers in changed.items():
         yield _of_hosts(now["name"], what, why, numbers)
 
 
+def _ended(attempt: int, now: Row, about: Mapping[str, str]) -> Happening:
+    why = f": {_first_line(now['error'])}" if now["error"] else ""
+    return Happening("restarted", "bad", f"attempt {attempt} ended, another one follows{why}", **about)
+
+
 def _of_hosts(name: str, what: str, why: str | None, numbers: list[str]) -> Happening:
-    which = f"host {numbers[0]}" if len(numbers) == 1 else f"each of hosts {', '.join(numbers)}"
-    level = "good" if what == "is fine again" else "bad" if what == "is gone" else "notice"
+    which = f"host {numbers[0]}" if len(numbers) == 1 else f"hosts {', '.join(numbers)}"
+    level = "good" if what == _FINE else "bad" if what == _CONDITIONS["lost"] else "notice"
     return Happening("host", level, f"{which} {what}" + (f": {why}" if why else ""), slice=name)
 
 

@@ -115,9 +115,7 @@ class _Routes:
 
     async def table(self, request: web.Request) -> web.StreamResponse:
         rows = self._view.tables[request.match_info["table"]].rows
-        return web.Response(
-            body=encode(list(rows.values()) if "id" not in rows else rows), content_type="application/json"
-        )
+        return web.Response(body=encode(rows), content_type="application/json")
 
     async def snapshot(self, _: web.Request) -> web.StreamResponse:
         headers = {"Content-Encoding": "gzip", "Cache-Control": "no-store"}

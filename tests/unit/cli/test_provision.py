@@ -19,7 +19,7 @@ from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
 from iris_ray.errors import InvalidRequestError, ProviderError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
-from tests.unit.cli.test_slices import host
+from tests.unit.actors.wire.test_slices import host
 
 Queued = tpu_v2.QueuedResourceState.State
 TYPE = "v6e-16"

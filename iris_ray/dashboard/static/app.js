@@ -1,0 +1,79 @@
+// Chooses the page by the address and keeps it up to date.
+import { fill, h, setText } from "./dom.js";
+import { tick } from "./format.js";
+import { beginTheme } from "./theme.js";
+import { cluster, follow, tables } from "./store.js";
+import { eventsPage } from "./events.js";
+import { fleetPage } from "./fleet.js";
+import { jobPage } from "./job.js";
+import { jobsPage } from "./jobs.js";
+import { queuePage } from "./queue.js";
+import { slicePage } from "./slice.js";
+import { usersPage } from "./users.js";
+
+const PAGES = {
+  fleet: fleetPage, queue: queuePage, jobs: jobsPage, users: usersPage, events: eventsPage,
+  "jobs/": jobPage, "slices/": slicePage,
+};
+
+const main = document.getElementById("main");
+let page = null; // { update(changed), end?() }
+let loaded = false;
+
+function route() {
+  page?.end?.();
+  const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
+  const argument = rest.length ? decodeURIComponent(rest.join("/")) : null;
+  const make = PAGES[argument === null ? name : `${name}/`] ?? PAGES.fleet;
+  const root = h("div", { class: "page" });
+  page = make(root, argument);
+  fill(main, root);
+  page.update(new Set(Object.keys(tables)));
+  const heading = root.querySelector("h1");
+  document.title = `${heading?.textContent ?? "iris_ray"} · iris_ray`;
+  markCurrent(argument === null ? name || "fleet" : name === "slices" ? "fleet" : name);
+  window.scrollTo(0, 0);
+}
+
+function markCurrent(name) {
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.getAttribute("href") === `#/${name}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+}
+
+function showTop() {
+  const { waiting = 0, trouble = null } = cluster();
+  const count = document.getElementById("waiting");
+  count.hidden = waiting === 0;
+  setText(count, String(waiting));
+  const alert = document.getElementById("trouble");
+  alert.hidden = !trouble;
+  setText(alert, trouble ? `The Controller does not answer, so what you see may be out of date: ${trouble}` : "");
+}
+
+function showLive(isLive) {
+  const live = document.getElementById("live");
+  live.classList.toggle("off", !isLive);
+  setText(live, isLive ? "live" : "reconnecting");
+}
+
+beginTheme(document.getElementById("theme"));
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // the address says which page is shown
+  main.focus();
+});
+window.addEventListener("hashchange", () => {
+  if (loaded) {
+    route();
+    main.focus({ preventScroll: true });
+  }
+});
+setInterval(tick, 1000);
+follow((changed) => {
+  showTop();
+  if (!loaded) {
+    loaded = true;
+    route();
+  } else page.update(changed);
+}, showLive);

@@ -1,0 +1,104 @@
+// One job: why it waits, how its attempts went, its tasks and what they print.
+import { fill, h, jobLink, link, setText, sliceLink, table, tr } from "./dom.js";
+import { badge, counted, duration, now, since } from "./format.js";
+import { attemptsOf, timeline } from "./timeline.js";
+import { eventLine } from "./events.js";
+import { logView } from "./logs.js";
+import { tables } from "./store.js";
+
+const COLUMNS = ["Task", "State", "Attempt", "Ran", "Exit", "Where", "Error"];
+const ATTEMPTS = ["Attempt", "End", "Ran", "On", "Cause"];
+const LOOK_MS = 2000;
+
+export function jobPage(root, id) {
+  const parts = {
+    head: h("div", { class: "job-head" }), why: h("section", { hidden: true }), line: h("section", {}),
+    facts: h("dl", { class: "fact-grid" }), events: h("section", { hidden: true }),
+  };
+  const tasks = table(COLUMNS, "Tasks");
+  const taskSection = h("section", { hidden: true }, h("h2", {}, "Tasks"), tasks.element);
+  const taskNote = h("p", { class: "found" });
+  const logs = logView(id);
+  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line,
+    h("section", {}, h("h2", {}, "Logs"), logs.element), taskSection, parts.events);
+  taskSection.append(taskNote);
+
+  let asked = 0;
+  async function look() {
+    const number = ++asked;
+    const answer = await fetch(`/api/jobs/${encodeURIComponent(id)}`).catch(() => null);
+    if (!answer || number !== asked) return;
+    const job = await answer.json();
+    if (!answer.ok) return fill(parts.head, h("p", { class: "callout" }, job.error));
+    showHead(parts, job);
+    showAttempts(parts.line, job);
+    taskSection.hidden = job.attempt === 0;
+    fill(tasks.body, job.tasks.map(taskRow));
+    setText(taskNote, job.size > job.tasks.length ? `the first ${job.tasks.length} of ${counted(job.size, "task")}` : "");
+    logs.about(job);
+  }
+
+  const timer = setInterval(() => { if (!tables.jobs[id]?.over && !document.hidden) look(); }, LOOK_MS);
+  let known = null;
+  function update(changed) {
+    if (changed.has("events")) showEvents(parts.events, id);
+    if (known === null || tables.jobs[id] !== known) look();
+    known = tables.jobs[id] ?? {};
+  }
+  return { update, end: () => { clearInterval(timer); logs.end(); asked = -1; } };
+}
+
+function showHead({ head, why, facts }, job) {
+  fill(head, badge(job.state), h("span", {}, `by ${job.user}`), h("span", {}, `${job.priority} priority`),
+    h("span", {}, job.device ?? "no TPU"), h("span", {}, "submitted ", since(job.submitted_at), " ago"));
+  const place = placeOf(job.job_id);
+  why.hidden = job.waiting === null;
+  if (job.waiting) {
+    const closest = job.waiting.shortage?.closest ?? [];
+    fill(why, h("h2", {}, "Why it waits"), h("p", { class: "callout" }, job.explanation),
+      closest.length ? h("ul", { class: "closest" }, closest.map((one) => h("li", {}, sliceLink(one.group), `: ${one.why}`,
+        one.used_by.length ? [" – used by ", ...one.used_by.slice(0, 3).flatMap((other) => [jobLink(other), " "])] : null))) : null,
+      h("p", { class: "small" }, place ? `Place ${place} in the queue. ` : "", link("queue", "The whole queue")));
+  }
+  fill(facts,
+    fact("Slices", job.groups.length ? job.groups.flatMap((name, at) => [at ? ", " : "", sliceLink(name)]) : "none now"),
+    fact("Attempt", job.attempt || "none yet"),
+    fact("Tasks", String(job.size)),
+    fact("Preemptions", `${job.preemptions} of ${job.max_retries_preemption.toLocaleString()} allowed`),
+    fact("Failures", `${job.failures} of ${job.max_retries_failure.toLocaleString()} allowed`),
+    job.evictions ? fact("Evictions", `${job.evictions}, free of charge`) : null,
+    job.gives_way ? fact("Gives way", `${job.gives_way[0]}, within ${duration(job.gives_way[1] - now())}`) : null,
+    job.error ? fact("Last end", h("span", { class: "error" }, job.error.trim().split("\n")[0]), "wide") : null);
+}
+
+const fact = (name, value, look = "") => h("div", { class: look }, h("dt", {}, name), h("dd", {}, value));
+
+function placeOf(id) {
+  const at = (tables.cluster.now?.order ?? []).indexOf(id);
+  return at < 0 ? null : at + 1;
+}
+
+function showAttempts(section, job) {
+  const attempts = attemptsOf(job);
+  if (!attempts.length) return fill(section);
+  const rows = table(ATTEMPTS, "Attempts, the latest first");
+  fill(rows.body, [...attempts].reverse().map((one) => tr(ATTEMPTS, [
+    one.number, badge(one.state), one.start ? duration((one.end ?? now()) - one.start) : "–", one.groups.join(", ") || "–",
+    h("span", { class: "why" }, one.cause ?? ""),
+  ])));
+  fill(section, h("h2", {}, "Attempts"), timeline(job, attempts), rows.element);
+}
+
+function taskRow(task) {
+  const ran = task.started_at === null ? "–" : duration((task.ended_at ?? now()) - task.started_at);
+  const where = task.group ? `${task.group}, ${task.host}` : task.address ?? "–";
+  return tr(COLUMNS, [task.task_index, badge(task.state), task.attempt || "–", ran, task.exit_code ?? "–", where,
+    h("span", { class: "why", title: task.error ?? "" }, task.error?.trim().split("\n")[0] ?? "")]);
+}
+
+function showEvents(section, id) {
+  const events = Object.values(tables.events).filter((event) => event.job === id).sort((a, b) => b.number - a.number).slice(0, 20);
+  section.hidden = events.length === 0;
+  fill(section, h("h2", {}, "Events"), h("ol", { class: "events", reversed: true }, events.map(eventLine)));
+}
+

@@ -1,0 +1,50 @@
+// The queue: who waits, in the order in which jobs are served, and for what.
+import { h, jobLink, keyed, setText, table, tr } from "./dom.js";
+import { counted, since, wants } from "./format.js";
+import { cluster, tables } from "./store.js";
+
+const COLUMNS = ["#", "Job", "User", "Priority", "Wants", "Waits", "Why"];
+const KINDS = {
+  paused: "pauses", not_looked_at: "too many kinds", limited: "limit", no_such_workers: "no such hosts",
+  too_few: "too few", in_use: "in use",
+};
+
+export function queuePage(root) {
+  const { element, body } = table(COLUMNS, "Jobs that wait, the next one first");
+  const empty = h("p", { class: "empty" }, "Nobody waits: every job has what it asked for.");
+  const more = h("p", { class: "found" });
+  root.append(h("h1", {}, "Queue"),
+    h("p", { class: "lead" }, "By priority, then by fair share: who holds least of the cluster goes first."), element, empty, more);
+
+  function update(changed) {
+    if (!["queue", "cluster", "jobs"].some((name) => changed.has(name))) return;
+    const { order = [], waiting = 0 } = cluster();
+    const rows = order.map((id, at) => `${at + 1} ${id}`).filter((item) => tables.queue[idOf(item)] && tables.jobs[idOf(item)]);
+    element.hidden = rows.length === 0;
+    empty.hidden = rows.length > 0;
+    setText(more, waiting > rows.length ? `and ${counted(waiting - rows.length, "job")} more behind them` : "");
+    keyed(body, rows.map((item) => entry(item)), (one) => one.id, row);
+  }
+
+  // The same object as long as nothing about the job has changed.
+  const entries = new Map();
+  function entry(item) {
+    const id = idOf(item);
+    const parts = [item, tables.queue[id], tables.jobs[id]];
+    const known = entries.get(id);
+    if (known && known.parts.every((part, at) => part === parts[at])) return known;
+    const made = { id, place: Number.parseInt(item), parts };
+    entries.set(id, made);
+    return made;
+  }
+  return { update };
+}
+
+const idOf = (item) => item.slice(item.indexOf(" ") + 1);
+
+function row({ id, place, parts: [, queued, job] }) {
+  const kind = h("span", { class: `tag ${queued.kind}` }, KINDS[queued.kind] ?? queued.kind);
+  const [what, ...rest] = queued.why.split("; ");
+  const why = h("span", { class: "why" }, kind, " ", what, rest.length ? h("span", { class: "rest" }, rest.join("; ")) : null);
+  return tr(COLUMNS, [String(place), jobLink(id), job.user, job.band, wants(job), since(queued.since), why]);
+}

@@ -1,0 +1,53 @@
+// Who uses the chips: what each user holds now, has held lately, and may have.
+import { h, fill, keyed, table, tr } from "./dom.js";
+import { amount, counted, percent } from "./format.js";
+import { cluster, tables } from "./store.js";
+
+const COLUMNS = ["User", "Chips now", "Share now", "Chip-hours lately", "Counted share", "Running", "Waiting", "Limits"];
+const HUES = 8;
+
+export function usersPage(root) {
+  const bar = h("div", { class: "stack", role: "img" });
+  const legend = h("ul", { class: "stack-legend" });
+  const { element, body } = table(COLUMNS, "Users, who holds most first");
+  const empty = h("p", { class: "empty" }, "Nobody has used the cluster lately.");
+  root.append(h("h1", {}, "Users"), bar, legend, element, empty,
+    h("p", { class: "lead small" }, "Chip-hours lately: what was held four hours ago counts half. The queue serves the smallest counted",
+      " share first; it counts what is held now and what was held lately."));
+
+  function update(changed) {
+    if (!changed.has("users") && !changed.has("cluster")) return;
+    const users = Object.values(tables.users).sort((a, b) => b.chips - a.chips || b.counted - a.counted || (a.user < b.user ? -1 : 1));
+    const { chips = 0 } = cluster();
+    showStack(bar, legend, users.filter((user) => user.chips > 0), chips);
+    element.hidden = users.length === 0;
+    empty.hidden = users.length > 0;
+    keyed(body, users, (user) => user.user, row);
+  }
+  return { update };
+}
+
+function showStack(bar, legend, users, total) {
+  const parts = users.slice(0, HUES - 1).map((user) => [user.user, user.chips]);
+  const rest = users.slice(HUES - 1).reduce((sum, user) => sum + user.chips, 0);
+  if (rest) parts.push(["others", rest]);
+  const free = total - parts.reduce((sum, [, chips]) => sum + chips, 0);
+  const words = parts.map(([name, chips]) => `${name}: ${counted(chips, "chip")}`);
+  bar.setAttribute("aria-label", `Chips in use by user. ${words.join(", ") || "none"}; ${amount(Math.max(0, free))} held by nobody.`);
+  fill(bar, parts.map(([name, chips], at) => part(name, chips, total, `hue${at}`)));
+  fill(legend, parts.map(([name, chips], at) => h("li", {}, h("i", { class: `swatch hue${at}`, "aria-hidden": "true" }), `${name} `, h("b", {}, percent(chips / total)))),
+    total ? h("li", {}, h("i", { class: "swatch", "aria-hidden": "true" }), "nobody ", h("b", {}, percent(Math.max(0, free) / total))) : null);
+}
+
+function part(name, chips, total, hue) {
+  const element = h("span", { class: hue, title: `${name}: ${counted(chips, "chip")}` }, chips / total > 0.08 ? name : "");
+  element.style.width = `${(100 * chips) / total}%`;
+  return element;
+}
+
+function row(user) {
+  const limits = user.bands.flatMap(({ band, limits: set }) =>
+    Object.entries(set).map(([what, most]) => `${band}: ${amount(most)} ${what.replace("_", " ")}`));
+  return tr(COLUMNS, [h("b", {}, user.user), amount(user.chips), percent(user.share), amount(user.chip_hours), percent(user.counted),
+    user.running || "–", user.queued || "–", limits.join("; ") || "–"]);
+}

@@ -1,0 +1,182 @@
+"""The pages in a real browser, on a made-up cluster with the real Controller."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from iris_ray.model.job_spec import PriorityBand
+from tests.support.browser import Browser, browser
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.dashboard_server import served
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+SCREENSHOTS = "IRIS_TEST_SCREENSHOTS"
+"""The variable with a directory for the pictures of the documents."""
+PAGES = "fleet", "queue", "jobs", "users", "events", "jobs/train-llama", "jobs/eval", "slices/v4-16-2"
+PATIENCE_MS = 60_000
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as chromium:
+        yield chromium
+
+
+@pytest.fixture
+def url(chromium: Browser, world: ControllerInProcess) -> Iterator[str]:
+    """The dashboard of a cluster on which something happens; no page may complain."""
+    chromium.troubles.clear()
+    with served() as url:
+        world.start("train-llama", slices=(2,), max_retries_failure=3)
+        world.submit("eval", slices=(3,), user="bob")
+        world.submit("nightly", slices=(2,), user="cho", priority=PriorityBand.BATCH)
+        world.prints("train-llama", 0, "".join(f"step {i}: loss {3 - i / 10:.2f}\n" for i in range(8)))
+        world.iris("drain", "v4-16-2", "--reason", "a <b>fan</b> is broken", user="olga")
+        yield url
+    assert chromium.troubles == []
+
+
+def waits_for(page: "Page", text: str) -> None:
+    page.get_by_text(text).first.wait_for(timeout=PATIENCE_MS)
+
+
+def picture(page: "Page", name: str) -> None:
+    if directory := os.environ.get(SCREENSHOTS):
+        page.screenshot(path=Path(directory, f"{name}.png"))
+
+
+@pytest.mark.parametrize(
+    ("look", "dark", "width"), [("light", False, 1280), ("dark", True, 1280), ("phone", True, 390)]
+)
+def test_every_page_fits_its_window(chromium: Browser, url: str, look: str, dark: bool, width: int) -> None:
+    def story(page: "Page") -> None:
+        for name in PAGES:
+            page.goto(f"{url}/#/{name}")
+            page.locator("h1").wait_for(timeout=PATIENCE_MS)
+            page.locator("#live", has_text="live").wait_for(timeout=PATIENCE_MS)
+            waits_for(page, "train-llama" if name != "slices/v4-16-2" else "drained")
+            too_wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert too_wide <= 0, f"{name} is {too_wide} px too wide"
+            picture(page, f"{look}-{name.replace('/', '-')}")
+
+    chromium.see(story, dark=dark, width=width)
+
+
+def test_what_happens_shows_without_a_reload(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/fleet")
+        page.locator(".tile.busy").nth(1).wait_for(timeout=PATIENCE_MS)
+        assert page.locator(".cell.lost").count() == 0
+        world.kill_host("v4-16-1", 1)
+        page.locator("a.tile.incomplete", has_text="v4-16-1").wait_for(timeout=PATIENCE_MS)
+        assert page.locator("a.tile.incomplete .cell.lost").count() == 1
+        page.get_by_role("link", name="Events").click()
+        waits_for(page, "host 1 gone")
+        page.get_by_role("button", name="Jobs").click()
+        assert page.get_by_text("host 1 gone").count() == 0
+
+    chromium.see(story)
+
+
+def test_fleet_is_filtered_by_words_and_by_condition(chromium: Browser, url: str) -> None:
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/fleet")
+        page.locator(".tile.busy").nth(1).wait_for(timeout=PATIENCE_MS)
+        tiles = page.locator("a.tile .tile-name")
+        page.get_by_label("Search slices").fill("ann")
+        assert tiles.all_inner_texts() == ["v4-16-0", "v4-16-1"]
+        page.get_by_label("Search slices").fill("")
+        page.get_by_role("button", name="closed").click()
+        assert tiles.all_inner_texts() == ["v4-16-2"]
+        assert page.get_by_role("button", name="closed").get_attribute("aria-pressed") == "true"
+
+    chromium.see(story)
+
+
+def test_queue_says_who_comes_first_and_why_each_waits(chromium: Browser, url: str) -> None:
+    def story(page: "Page") -> list[str]:
+        page.goto(f"{url}/#/queue")
+        page.locator("tbody tr").nth(1).wait_for(timeout=PATIENCE_MS)
+        return page.locator("tbody tr").all_inner_texts()
+
+    first, second = chromium.see(story)
+    assert "eval" in first
+    assert "waiting for 3 slices" in first
+    assert "nightly" in second
+    assert "batch" in second
+
+
+def test_logs_come_as_they_are_printed_and_as_text(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    def story(page: "Page") -> str:
+        page.goto(f"{url}/#/jobs/train-llama")
+        waits_for(page, "step 7: loss 2.30")
+        world.prints("train-llama", 0, "<img src=x onerror=document.title='taken'>\nstep 8\n")
+        waits_for(page, "step 8")
+        page.get_by_label("Task").fill("1")
+        page.get_by_label("Task").press("Enter")
+        waits_for(page, "It has printed nothing yet.")
+        return page.title()
+
+    assert chromium.see(story) == "train-llama · iris_ray"
+
+
+def test_job_page_shows_attempts_and_their_causes(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    world.fail("train-llama", 1)
+    world.wait_for_attempt("train-llama", 2)
+
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/jobs/train-llama")
+        waits_for(page, "exited with code 3")
+        assert page.locator(".bar-of.failed").count() == 1
+        assert page.locator(".bar-of.running").count() == 1
+
+    chromium.see(story)
+
+
+def test_keyboard_alone_leads_to_a_slice_and_its_reason(chromium: Browser, url: str) -> None:
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/fleet")
+        page.locator("a.tile.closed").wait_for(timeout=PATIENCE_MS)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.className") == "skip"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "main"
+        page.locator("a.tile.closed").focus()
+        page.keyboard.press("Enter")
+        waits_for(page, "drained (a <b>fan</b> is broken)")
+
+    chromium.see(story)
+
+
+def test_theme_is_kept(chromium: Browser, url: str) -> None:
+    def story(page: "Page") -> list[str]:
+        page.goto(f"{url}/#/users")
+        page.locator("h1").wait_for(timeout=PATIENCE_MS)
+        colours = [page.evaluate("getComputedStyle(document.body).backgroundColor")]
+        for _ in range(2):
+            page.locator("#theme").click()
+        page.reload()
+        page.locator("h1").wait_for(timeout=PATIENCE_MS)
+        return [*colours, page.evaluate("getComputedStyle(document.body).backgroundColor")]
+
+    light, dark = chromium.see(story)
+    assert light != dark
+
+
+def test_page_comes_back_by_itself(chromium: Browser, world: ControllerInProcess, url: str) -> None:
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/jobs")
+        waits_for(page, "train-llama")
+        page.context.set_offline(True)
+        page.evaluate("window.dispatchEvent(new Event('offline'))")
+        page.context.set_offline(False)
+        world.submit("late", user="dee")
+        waits_for(page, "late")
+
+    chromium.see(story)
+    chromium.troubles[:] = [text for text in chromium.troubles if "ERR_INTERNET_DISCONNECTED" not in text]

@@ -1,0 +1,172 @@
+"""What the dashboard answers, and whom."""
+
+import gzip
+import http.client
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from iris_ray.dashboard.access import is_loopback, require_token
+from iris_ray.errors import InvalidRequestError
+from tests.support.controller_in_process import ControllerInProcess
+from tests.support.dashboard_server import served
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def url(world: ControllerInProcess) -> Iterator[str]:
+    with served() as url:
+        wait_until(lambda: status_of(f"{url}/readyz") == 200)
+        yield url
+
+
+def get(url: str, **headers: str) -> Any:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+        data = answer.read()
+        return json.loads(gzip.decompress(data) if answer.headers["Content-Encoding"] == "gzip" else data)
+
+
+def status_of(url: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def events(url: str, version: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the kind and the content of server-sent events."""
+    kind = ""
+    with urllib.request.urlopen(f"{url}/api/changes?since={version}", timeout=30) as answer:
+        for line in answer:
+            name, _, value = line.decode().strip().partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                yield kind, json.loads(value)
+
+
+def test_page_gets_everything_once_and_then_what_changes(world: ControllerInProcess, url: str) -> None:
+    first = get(f"{url}/api/snapshot")
+    assert set(first["tables"]["slices"]) >= {"v4-16-0", "v4-16-1", "v4-16-2"}
+    coming = events(url, first["version"])
+    world.start("train")
+    put: dict[str, Any] = {}
+    while put.get("jobs", {}).get("train", {}).get("state") != "running":
+        kind, diff = next(coming)
+        assert kind == "diff"
+        for name, rows in diff["put"].items():
+            put.setdefault(name, {}).update(rows)
+    coming.close()  # type: ignore[attr-defined]
+    assert [name for name in put["slices"] if name != "v4-16-0"] == [], "only what changed is sent"
+    late = events(url, first["version"])
+    assert next(late)[0] == "diff", "a page that was away for a moment goes on where it was"
+    late.close()  # type: ignore[attr-defined]
+    for stale in ("", "other-3", f"{first['version'].partition('-')[0]}-999"):
+        other = events(url, stale)
+        assert next(other)[0] == "reload"
+        other.close()  # type: ignore[attr-defined]
+
+
+def test_job_in_full_and_its_logs(world: ControllerInProcess, url: str) -> None:
+    world.start("train")
+    world.prints("train", 1, "step 1\nstep 2\n")
+    job = get(f"{url}/api/jobs/train")
+    assert (job["state"], job["size"], job["tasks"][1]["group"]) == ("running", 2, "v4-16-0")
+    piece = get(f"{url}/api/jobs/train/logs?task=1&offset=0")
+    assert piece["text"] == "step 1\nstep 2\n"
+    world.prints("train", 1, "step 3\n")
+    assert get(f"{url}/api/jobs/train/logs?task=1&attempt=1&offset={piece['next_offset']}")["text"] == "step 3\n"
+    assert get(f"{url}/api/jobs/train/logs?task=1&tail=1")["text"] == "step 3\n"
+    waits = world.submit("waits", slices=(3,))
+    assert "waiting for 3 slices" in get(f"{url}/api/jobs/{waits}")["explanation"]
+    wait_until(lambda: get(f"{url}/api/slices")["v4-16-0"]["jobs"] == ["train"])
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/", 200),
+        ("/static/app.js", 200),
+        ("/static/../server.py", 404),
+        ("/api/jobs/nobody", 404),
+        ("/api/jobs/train/logs?task=7", 404),
+        ("/api/jobs/train/logs?task=first", 400),
+        ("/api/secrets", 404),
+        ("/healthz", 200),
+    ],
+)
+def test_what_is_there_and_what_is_not(world: ControllerInProcess, url: str, path: str, status: int) -> None:
+    world.start("train")
+    assert status_of(url + path) == status
+
+
+def test_errors_name_the_nearest_job(world: ControllerInProcess, url: str) -> None:
+    world.start("train")
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(f"{url}/api/jobs/tarin")
+    with refused.value:
+        assert "did you mean train" in json.loads(refused.value.read())["error"]
+
+
+def test_without_a_controller_the_pages_say_so(bare: ControllerInProcess) -> None:
+    with served() as url:
+        wait_until(lambda: get(f"{url}/api/cluster"))
+        assert "no Controller runs" in get(f"{url}/api/cluster")["now"]["trouble"]
+        assert status_of(f"{url}/readyz") == 503
+        assert status_of(f"{url}/healthz") == 200
+
+
+def test_page_of_a_stranger_whose_name_leads_here_is_refused(url: str) -> None:
+    assert status_of(f"{url}/api/jobs", Host="evil.example:8267") == 403
+    assert status_of(f"{url}/api/jobs", Host="localhost:8267") == 200
+
+
+def test_only_reading_is_possible(url: str) -> None:
+    where = urlsplit(url)
+    for method in ("POST", "PUT", "DELETE"):
+        connection = http.client.HTTPConnection(where.hostname or "", where.port)
+        connection.request(method, "/api/jobs/train")
+        assert connection.getresponse().status == 405
+        connection.close()
+
+
+def test_pages_allow_no_foreign_code(url: str) -> None:
+    with urllib.request.urlopen(url) as answer:
+        assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+        assert answer.headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_with_a_token_only_who_has_it_may_read(world: ControllerInProcess) -> None:
+    with served(token="open sesame") as url:
+        assert status_of(f"{url}/api/jobs") == 401
+        assert status_of(f"{url}/api/jobs", Authorization="Bearer wrong") == 401
+        assert status_of(f"{url}/api/jobs", Authorization="Bearer open sesame") == 200
+        assert status_of(f"{url}/healthz") == 200
+        keeps_cookies = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            keeps_cookies.open(f"{url}/login", b"token=sesame")
+        with refused.value:
+            assert refused.value.code == 403
+        with keeps_cookies.open(f"{url}/login", b"token=open+sesame") as page:
+            assert b'<nav aria-label="Pages">' in page.read()
+
+
+def test_wider_than_this_machine_needs_a_token(tmp_path: Any) -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "head")] == [True] * 3 + [
+        False
+    ] * 2
+    nobody = {"HOME": str(tmp_path)}
+    assert require_token("127.0.0.1", nobody) is None
+    with pytest.raises(InvalidRequestError, match="IRIS_RAY_DASHBOARD_TOKEN"):
+        require_token("0.0.0.0", nobody)
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("of the cluster\n")
+    assert require_token("0.0.0.0", nobody) == "of the cluster"
+    assert require_token("0.0.0.0", nobody | {"IRIS_RAY_DASHBOARD_TOKEN": "own"}) == "own"
