@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.slices import find_target, host_name, slices_of
 from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.exits import FAILED
 from iris_ray.cli.options import reason_option
-from iris_ray.actors.wire.slices import find_target, host_name, slices_of
 from iris_ray.cli.taints import TARGET_HELP
 from iris_ray.cli.words import counted
 from iris_ray.errors import UnknownNameError

@@ -56,8 +56,7 @@ function showHead({ head, why, facts }, job) {
   if (job.waiting) {
     const closest = job.waiting.shortage?.closest ?? [];
     fill(why, h("h2", {}, "Why it waits"), h("p", { class: "callout" }, job.explanation),
-      closest.length ? h("ul", { class: "closest" }, closest.map((one) => h("li", {}, sliceLink(one.group), `: ${one.why}`,
-        one.used_by.length ? [" – used by ", ...one.used_by.slice(0, 3).flatMap((other) => [jobLink(other), " "])] : null))) : null,
+      closest.length ? h("ul", { class: "closest" }, closest.map(obstacle)) : null,
       h("p", { class: "small" }, place ? `Place ${place} in the queue. ` : "", link("queue", "The whole queue")));
   }
   fill(facts,
@@ -69,6 +68,17 @@ function showHead({ head, why, facts }, job) {
     job.evictions ? fact("Evictions", `${job.evictions}, free of charge`) : null,
     job.gives_way ? fact("Gives way", `${job.gives_way[0]}, within ${duration(job.gives_way[1] - now())}`) : null,
     job.error ? fact("Last end", h("span", { class: "error" }, job.error.trim().split("\n")[0]), "wide") : null);
+}
+
+// What is in the way on one slice; the jobs that it names are links.
+function obstacle({ group, why, used_by: users }) {
+  const parts = users.reduce((found, id) => found.flatMap((part) => typeof part === "string" ? splitAt(part, id) : [part]), [why]);
+  return h("li", {}, sliceLink(group), ": ", parts);
+}
+
+function splitAt(text, id) {
+  const at = text.indexOf(id);
+  return at < 0 ? [text] : [text.slice(0, at), jobLink(id), text.slice(at + id.length)];
 }
 
 const fact = (name, value, look = "") => h("div", { class: look }, h("dt", {}, name), h("dd", {}, value));

@@ -1,6 +1,6 @@
 // The attempts of a job on a line of time: when it ran, when it waited, and what ended each attempt.
 import { h } from "./dom.js";
-import { duration, now, stateInWords } from "./format.js";
+import { counted, duration, now, stateInWords } from "./format.js";
 
 const COLLATERAL = new Set(["cosched_failed", "killed", "succeeded"]);
 
@@ -39,7 +39,7 @@ export function timeline(job, attempts) {
     return bar;
   });
   const ran = attempts.reduce((sum, one) => sum + (one.start === null ? 0 : (one.end ?? end) - one.start), 0);
-  const label = `It ran for ${duration(ran)} of ${duration(end - begin)}, in ${attempts.length} attempts.`;
+  const label = `It ran for ${duration(ran)} of ${duration(end - begin)}, in ${counted(attempts.length, "attempt")}.`;
   return h("figure", { class: "timeline" },
     h("div", { class: "track", role: "img", "aria-label": label }, bars),
     h("figcaption", {}, h("span", {}, "submitted"), h("span", {}, label), h("span", {}, job.over ? "ended" : "now")));
