@@ -29,6 +29,8 @@ def job_row(job: JobStatus) -> Row:
         "groups": list(job.groups),
         "error": job.error[:ERROR_CHARACTERS] if job.error else None,
         "gives_way": gives_way,
+        "step": job.step,
+        "says": job.status,
         "spare_for": job.spare_for,
     }
 

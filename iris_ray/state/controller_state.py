@@ -306,6 +306,10 @@ class ControllerState:
         """
         return self._table.unrecorded
 
+    def show_anew(self, job_id: str) -> None:
+        """Have `job_changes` name a job, because something has changed that is shown with it and is not in here."""
+        self._table.show_anew(job_id)
+
     @property
     def job_changes(self) -> ChangeLog[str]:
         """Ids of jobs that have changed, or are forgotten, for those who show them."""

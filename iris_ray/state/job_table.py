@@ -140,9 +140,13 @@ class JobTable:
         """Note that a job must be recorded again with all its gangs, or that it is forgotten."""
         self._note(job.spec.job_id).update(chunks_in(job))
 
+    def show_anew(self, job_id: str) -> None:
+        """Note a job for those who show it."""
+        self.changes.note(job_id, 4 * len(self.jobs) + 1000)
+
     def _note(self, job_id: str) -> set[int]:
         """Note a change, and return the chunks of the job's record that are to be recorded again."""
-        self.changes.note(job_id, 4 * len(self.jobs) + 1000)
+        self.show_anew(job_id)
         return self.unrecorded.setdefault(job_id, set())
 
     def queue_changed(self, job_id: str) -> None:

@@ -176,7 +176,7 @@ class Controller:
             self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
         )
         self._nodes = NodeDiff(self._state, self._clock)
-        self._overview = Overview(self._state, self._planner, self._nodes, self._clock)
+        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._clock)
         self._permissions = Permissions(operators_in(os.environ), self._state, self._nodes)
         self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
         self._provider = ProviderWords.of(os.environ)
@@ -321,6 +321,7 @@ class Controller:
         self._permissions.require_pools_own(sender.owner, job_id)
         if job_id in self._state.jobs:
             self._progress.note(progress, self._clock.now(), self._state.jobs)
+            self._state.show_anew(job_id)
 
     # -- called by people ------------------------------------------------------------------------------------------
 

@@ -6,9 +6,11 @@ from typing import TypeVar
 
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_diff import NodeDiff
+from iris_ray.actors.controller.progress_board import ProgressBoard
 from iris_ray.actors.controller.status_views import job_status, limit_statuses, unusable_status, worker_status
 from iris_ray.actors.wire.overview import QUEUE_SHOWN, Changes, Position, UserShare, Waiting
-from iris_ray.actors.wire.status import PAGE
+from iris_ray.actors.wire.status import PAGE, JobStatus
+from iris_ray.model.jobs import Job
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.planner import Planner
@@ -23,14 +25,17 @@ class Overview:
     """Answers watchers.
 
     Args:
-        state, planner, nodes: what is shown; read only.
+        state, planner, nodes, progress: what is shown; read only.
         clock: the Controller's.
     """
 
-    def __init__(self, state: ControllerState, planner: Planner, nodes: NodeDiff, clock: Clock) -> None:
+    def __init__(
+        self, state: ControllerState, planner: Planner, nodes: NodeDiff, progress: ProgressBoard, clock: Clock
+    ) -> None:
         self._state = state
         self._planner = planner
         self._nodes = nodes
+        self._progress = progress
         self._clock = clock
 
     def since(self, position: Position, epoch: int) -> Changes:
@@ -50,13 +55,16 @@ class Overview:
             more=read_hosts < len(hosts) or read_jobs < len(jobs),
             workers=(*(worker_status(known[i], state, now) for i in node_ids if i in known), *unusable),
             lost=tuple(i for i in node_ids if i not in known and i not in self._nodes.unusable),
-            jobs=tuple(job_status(state.jobs[i], state, self._clock, None) for i in job_ids if i in state.jobs),
+            jobs=tuple(self._job(state.jobs[i]) for i in job_ids if i in state.jobs),
             forgotten=tuple(i for i in job_ids if i not in state.jobs),
             queue=tuple(self._queued(reason) for reason in waiting[:QUEUE_SHOWN]),
             waiting=len(waiting),
             limits=tuple(islice(limit_statuses(state), USERS_SHOWN)),
             shares=tuple(islice(user_shares(state, now), USERS_SHOWN)),
         )
+
+    def _job(self, job: Job) -> JobStatus:
+        return job_status(job, self._state, self._clock, None, self._progress.of(job.spec.job_id))
 
     def _waiting(self) -> list[PendingReason]:
         """Return why each job waits that is no spare, in the order of the latest plan."""

@@ -64,6 +64,9 @@ export const CONDITIONS = {
   lost: ["missing", "it belongs to the slice and is not there"],
 };
 
+// What a job last said of itself: its words, and its step.
+export const howFar = ({ step = null, says = null }) => [step !== null && `step ${step.toLocaleString()}`, says].filter(Boolean).join(" · ");
+
 export const wants = (job) => {
   const groups = job.wants.length ? `${job.wants.join(" or ")} × ` : "";
   return job.type ? `${groups}${job.type}` : groups ? `${groups}hosts` : "no TPU";

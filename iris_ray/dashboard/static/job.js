@@ -1,6 +1,6 @@
 // One job: why it waits, how its attempts went, its tasks and what they print.
 import { fill, h, jobLink, link, setText, sliceLink, table, tr } from "./dom.js";
-import { badge, counted, duration, now, since } from "./format.js";
+import { badge, counted, duration, howFar, now, since } from "./format.js";
 import { attemptsOf, timeline } from "./timeline.js";
 import { eventLine } from "./events.js";
 import { logView } from "./logs.js";
@@ -63,6 +63,8 @@ function showHead({ head, why, facts }, job) {
     fact("Slices", job.groups.length ? job.groups.flatMap((name, at) => [at ? ", " : "", sliceLink(name)]) : "none now"),
     fact("Attempt", job.attempt || "none yet"),
     fact("Tasks", String(job.size)),
+    job.status || job.step !== null ? fact("Says", howFar({ step: job.step, says: job.status }), "wide") : null,
+    job.heartbeat_at ? fact("Heartbeat", [since(job.heartbeat_at), " ago"]) : null,
     fact("Preemptions", `${job.preemptions} of ${job.max_retries_preemption.toLocaleString()} allowed`),
     fact("Failures", `${job.failures} of ${job.max_retries_failure.toLocaleString()} allowed`),
     job.evictions ? fact("Evictions", `${job.evictions}, free of charge`) : null,

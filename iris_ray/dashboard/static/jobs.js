@@ -1,6 +1,6 @@
 // All jobs that the Controller knows, those that ended lately included.
 import { h, jobLink, keyed, setText, table, tr } from "./dom.js";
-import { badge, counted, since, wants } from "./format.js";
+import { badge, counted, howFar, since, wants } from "./format.js";
 import { tables } from "./store.js";
 
 const COLUMNS = ["Job", "User", "State", "Wants", "Runs on", "Attempt", "Age", "Note"];
@@ -52,7 +52,7 @@ function row(job) {
     job.preemptions && counted(job.preemptions, "preemption"), job.failures && counted(job.failures, "failure"),
     job.evictions && counted(job.evictions, "eviction"),
   ].filter(Boolean).join(", ");
-  const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : job.error?.split("\n")[0] ?? "";
+  const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : job.state === "running" && howFar(job) || job.error?.split("\n")[0] ?? "";
   const on = job.groups.length > 4 ? `${job.groups.slice(0, 4).join(", ")} and ${job.groups.length - 4} more` : job.groups.join(", ");
   return tr(COLUMNS, [jobLink(job.id), job.user, badge(job.state), wants(job), on || "–", job.attempt || "–", since(job.submitted),
     h("span", { class: "why" }, lost ? h("span", { class: "tag" }, lost) : null, " ", note)]);

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from iris_ray.actors.wire.messages import GangProgress, PoolProcess
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess
@@ -93,3 +95,13 @@ def test_new_controller_is_followed_from_the_beginning(world: ControllerInProces
     page.until(lambda tables: "eval" in tables["jobs"])
     assert page.events()[: len(told)] == told
     assert page.copy["jobs"]["train"]["state"] == "running"
+
+
+def test_what_a_job_says_of_itself_is_shown(world: ControllerInProcess) -> None:
+    page = Followed()
+    train = world.start("train")
+    progress = GangProgress(AttemptId(train, 1), step=7, status="loss 2.31", age=0.0)
+    sender = PoolProcess(world.spec(train).owner, 1)
+    world.controller().note_progress.remote(progress, sender).future().result(60)
+    tables = page.until(lambda tables: tables["jobs"][train]["says"])
+    assert (tables["jobs"][train]["step"], tables["jobs"][train]["says"]) == (7, "loss 2.31")
