@@ -52,7 +52,8 @@ function row(job) {
     job.preemptions && counted(job.preemptions, "preemption"), job.failures && counted(job.failures, "failure"),
     job.evictions && counted(job.evictions, "eviction"),
   ].filter(Boolean).join(", ");
-  const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : job.state === "running" && howFar(job) || job.error?.split("\n")[0] ?? "";
+  const said = job.state === "running" ? howFar(job) : "";
+  const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : said || (job.error?.split("\n")[0] ?? "");
   const on = job.groups.length > 4 ? `${job.groups.slice(0, 4).join(", ")} and ${job.groups.length - 4} more` : job.groups.join(", ");
   return tr(COLUMNS, [jobLink(job.id), job.user, badge(job.state), wants(job), on || "–", job.attempt || "–", since(job.submitted),
     h("span", { class: "why" }, lost ? h("span", { class: "tag" }, lost) : null, " ", note)]);
