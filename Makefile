@@ -63,13 +63,13 @@ levanter: $(LEVANTER)/.ready  ## Levanter really trains on simulated slices and 
 	$(LEVANTER)/bin/python -m pytest -q tests/unit/levanter $(ARGS)
 	$(LEVANTER)/bin/python -m pytest --profile=proofs -k levanter tests/cluster/test_levanter.py tests/cluster/test_examples.py $(ARGS)
 
-fray: $(FRAY)/.ready  ## jobs of Fray's, that is of Marin's, on simulated slices; four minutes
+fray: $(FRAY)/.ready  ## jobs of Fray's, that is of Marin's, on simulated slices; ten minutes
 	$(FRAY)/bin/python -m pytest -q tests/unit/fray $(ARGS)
 	$(FRAY)/bin/python -m pytest --profile=proofs -k "fray or marin" tests/cluster/test_fray.py tests/cluster/test_examples.py $(ARGS)
 
 $(FRAY)/.ready: pyproject.toml $(PINNED_LEVANTER)
 	$(PYTHON) -m venv $(FRAY)
-	$(FRAY)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,fray,examples]'
+	$(FRAY)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,fray,examples]' marin-zephyr
 	touch $@
 
 $(LEVANTER)/.ready: pyproject.toml $(PINNED_LEVANTER)

@@ -1,5 +1,6 @@
 """From Fray's `JobRequest` to a request of iris_ray: checked, and complete, without a cluster."""
 
+import json
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -9,11 +10,11 @@ from iris_ray.client.job_request import make_request
 from iris_ray.client.placement import Placement
 from iris_ray.errors import InvalidRequestError, UnsupportedOptionError
 from iris_ray.fray.entrypoint import InTask, in_task
-from iris_ray.fray.placement import fray_placement
+from iris_ray.fray.placement import fray_placement, size_in_bytes
 from iris_ray.model.job_spec import PriorityBand
 
 if TYPE_CHECKING:
-    from fray.types import DeviceConfig, EnvironmentConfig, JobRequest, ResourceConfig
+    from fray.types import EnvironmentConfig, JobRequest, ResourceConfig
 
 log = logging.getLogger(__name__)
 
@@ -83,16 +84,29 @@ def task_request(
     for option, why in _IGNORED_ENVIRONMENT.items():
         if asked := getattr(environment, option, None):
             log.warning("job %s: %s %s are not installed; %s", name, option, list(asked), why)
-    made = make_request(task, placement, name, env=variables(environment, resources.device), **options)
+    made = make_request(task, placement, name, env=variables(environment, resources), **options)
     if environment is None or not environment.pip_packages:
         return made
     runtime_env = {**made.process.runtime_env, "pip": list(environment.pip_packages)}
     return replace(made, process=replace(made.process, runtime_env=runtime_env))
 
 
-def variables(environment: "EnvironmentConfig | None", device: "DeviceConfig") -> dict[str, str]:
-    """Return the variables of the tasks: the job's own, and those that Fray gives to every task on such a device."""
-    return {**device.default_env_vars(), **(environment.env_vars if environment is not None else {})}
+def variables(environment: "EnvironmentConfig | None", resources: "ResourceConfig") -> dict[str, str]:
+    """Return the variables of the tasks.
+
+    They are those that Fray gives to every task on such a device, the job's own, which win over them, and what a task
+    has of its host in the words of Iris: Marin's code reads its memory there, and would believe in endless memory.
+    """
+    own = environment.env_vars if environment is not None else {}
+    return {**resources.device.default_env_vars(), "IRIS_TASK_RESOURCES": _in_words_of_iris(resources), **own}
+
+
+def _in_words_of_iris(resources: "ResourceConfig") -> str:
+    """Return the JSON of Iris's message ``ResourceSpecProto``."""
+    device = resources.device
+    chips = {} if device.kind == "cpu" else {device.kind: {"variant": device.variant, "count": device.chip_count()}}
+    amounts = {"cpu_millicores": round(resources.cpu * 1000), "memory_bytes": round(size_in_bytes(resources.ram))}
+    return json.dumps({**amounts, "device": chips})
 
 
 def band_of(priority: int) -> PriorityBand:

@@ -19,6 +19,8 @@ ANY_REGION = "*"
 """Fray's word for "in whatever region"."""
 ACCELERATOR_TYPE = "ray.io/accelerator-type"
 TOPOLOGY = "ray.io/tpu-topology"
+_NOT_PREEMPTIBLE = Constraint("preemptible", ConstraintOp.EQ, False)
+"""A preference: most clusters don't say it of their hosts, and Marin's coordinators all ask for it."""
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b|bytes?)?", re.IGNORECASE)
 _POWERS: dict[str, int] = {unit: 1024**power for power, unit in enumerate(("", "k", "m", "g", "t", "p"))}
 
@@ -57,7 +59,8 @@ def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool) -
     of_device = _of_device(resources)
     same = {constraint.key for constraint in of_device}
     kept = tuple(constraint for constraint in placed.constraints if constraint.key not in same)
-    return replace(placed, constraints=(*kept, *of_device, *_of_place(resources)))
+    preferences = placed.preferences if resources.preemptible else (_NOT_PREEMPTIBLE, *placed.preferences)
+    return replace(placed, constraints=(*kept, *of_device, *_of_place(resources)), preferences=preferences)
 
 
 def _on_slices(tpu: TPUConfig, replicas: int, gang: bool, amounts: dict[str, Any]) -> Placement:
@@ -91,7 +94,7 @@ def _of_device(resources: "ResourceConfig") -> tuple[Constraint, ...]:
 
 
 def _of_place(resources: "ResourceConfig") -> tuple[Constraint, ...]:
-    """The region, the zone, and whether a host may be taken away, all by the names that operators give as labels."""
+    """The region and the zone, by the names that operators give as labels."""
     found = []
     regions = list(resources.regions or ())
     if ANY_REGION in regions and len(regions) > 1:
@@ -100,6 +103,4 @@ def _of_place(resources: "ResourceConfig") -> tuple[Constraint, ...]:
         found.append(Constraint("region", ConstraintOp.IN, regions))
     if resources.zone:
         found.append(Constraint("zone", ConstraintOp.EQ, resources.zone))
-    if not resources.preemptible:
-        found.append(Constraint("preemptible", ConstraintOp.EQ, False))
     return tuple(found)

@@ -276,3 +276,26 @@ def test_actor_that_finds_no_room_says_why(client: Client) -> None:
     with pytest.raises(TimeoutError, match=r"0 of 1 actors of large-\w+ are ready after 1 s: .*a task needs 1000"):
         group.wait_ready(timeout=1)
     group.shutdown()
+
+
+def words(line: str) -> list[tuple[str, int]]:
+    return [(word, 1) for word in line.split()]
+
+
+def test_zephyr_counts_words_with_a_coordinator_and_workers_of_its_own(client: Client, tmp_path: Path) -> None:
+    """Marin's data pipelines, as they are: a job that hosts an actor, submits a group of actors, and ends them."""
+    zephyr = pytest.importorskip("zephyr", reason="needs Zephyr: make fray")
+    context = zephyr.ZephyrContext(
+        client,
+        max_workers=2,
+        resources=CPU,
+        coordinator_resources=types.ResourceConfig(cpu=0.1, ram="100m", preemptible=False),
+        chunk_storage_prefix=str(tmp_path),
+        name="words",
+        max_execution_retries=0,
+    )
+    lines = zephyr.Dataset.from_list(["a b a", "b c", "a d", "c c c"])
+    counts = lines.flat_map(words).group_by(
+        lambda pair: pair[0], reducer=lambda word, pairs: (word, sum(n for _, n in pairs)), num_output_shards=2
+    )
+    assert sorted(context.execute(counts).results) == [("a", 3), ("b", 2), ("c", 4), ("d", 1)]

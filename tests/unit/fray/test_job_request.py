@@ -50,7 +50,26 @@ def test_variables_of_the_job_win_over_those_of_the_device() -> None:
     assert "vmem" in plain["LIBTPU_INIT_ARGS"]
     own = fray_request(job(resources=tpu, environment=environment(env_vars={"JAX_PLATFORMS": "cpu", "A": "b"}))).env
     assert own == {**plain, "JAX_PLATFORMS": "cpu", "A": "b"}
-    assert fray_request(job()).env == {"JAX_PLATFORMS": "cpu"}
+    assert fray_request(job()).env["JAX_PLATFORMS"] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("asked", "has"),
+    [
+        (types.ResourceConfig(cpu=1.5, ram="2g"), (2 * 1024**3, 1.5, 0, 0)),
+        (types.ResourceConfig.with_gpu("H100", count=2, cpu=1, ram="1g"), (1024**3, 1.0, 2, 0)),
+        (types.ResourceConfig.with_tpu("v4-16", cpu=1, ram="1g"), (1024**3, 1.0, 0, 4)),
+    ],
+    ids=str,
+)
+def test_iris_code_in_a_task_knows_what_the_task_has(
+    monkeypatch: pytest.MonkeyPatch, asked: Any, has: tuple[float, ...]
+) -> None:
+    env_resources = pytest.importorskip("iris.env_resources")
+    monkeypatch.setenv("IRIS_TASK_RESOURCES", fray_request(job(resources=asked)).env["IRIS_TASK_RESOURCES"])
+    env_resources._read_iris_resource_proto.cache_clear()
+    found = env_resources.TaskResources.from_environment()
+    assert (found.memory_bytes, found.cpu_cores, found.gpu_count, found.tpu_count) == has
 
 
 def test_packages_are_for_rays_runtime_environment() -> None:

@@ -78,12 +78,18 @@ def test_gpus_are_counted_and_their_type_is_a_constraint() -> None:
     assert fray_placement(types.ResourceConfig.with_gpu("auto"), 1, True).constraints == ()
 
 
-def test_region_zone_and_no_preemption_are_constraints() -> None:
-    placed = fray_placement(resources(regions=["a", "b"], zone="a-1", preemptible=False), 1, True)
+def test_hosts_that_stay_are_preferred_for_what_must_not_be_preempted() -> None:
+    """Marin's coordinators ask for them, and most clusters do not say it of their hosts."""
+    stays = Constraint("preemptible", ConstraintOp.EQ, False)
+    assert stays in fray_placement(resources(preemptible=False), 1, True).preferences
+    assert stays not in fray_placement(resources(), 1, True).preferences
+
+
+def test_region_and_zone_are_constraints() -> None:
+    placed = fray_placement(resources(regions=["a", "b"], zone="a-1"), 1, True)
     assert placed.constraints == (
         Constraint("region", ConstraintOp.IN, ["a", "b"]),
         Constraint("zone", ConstraintOp.EQ, "a-1"),
-        Constraint("preemptible", ConstraintOp.EQ, False),
     )
     assert fray_placement(resources(regions=["*"]), 1, True).constraints == ()
 
