@@ -3,6 +3,7 @@ from .client.client import IrisClient
 from .client.job_handle import JobHandle
 from .client.ray_job_config import RayJobConfig
 from .client.ray_jobs import RayJobs, RayJobStatus, submit_tpu_job_on_ray
+from .client.run_docker_on_pod import run_docker_on_pod
 from .client.run_on_pod import (
     release,
     run_on_pod,
@@ -64,6 +65,7 @@ __all__ = [
     "register_endpoint",
     "release",
     "report_status",
+    "run_docker_on_pod",
     "run_on_pod",
     "run_on_pod_multislice",
     "run_on_pod_multislice_resumable",

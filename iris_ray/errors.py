@@ -27,6 +27,7 @@
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
+    ├── ContainerEngineError (RuntimeError)  neither docker nor podman answers on a host
     ├── TaskCrashedError (RuntimeError)      a task process ended without returning or raising
     │   └── TaskOutOfMemoryError             the kernel or Ray killed it, because its host's memory was used up
     ├── RemoteUserError (RuntimeError)       stands for a user's exception that can't be rebuilt here
@@ -150,6 +151,10 @@ class EndpointNotFoundError(IrisError, LookupError):
 
 class TaskSetupError(IrisError, RuntimeError):
     """The task processes could not be started as asked for: their runtime environment can't be set up."""
+
+
+class ContainerEngineError(IrisError, RuntimeError):
+    """No container engine answers on a host; the message says why, for docker and for podman."""
 
 
 class TaskCrashedError(IrisError, RuntimeError):

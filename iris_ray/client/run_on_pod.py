@@ -1,19 +1,15 @@
 """The ``run_on_pod`` family: run a function on every host of one or several TPU slices, all or none."""
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack, cast
 
 import ray
-from ray.exceptions import RayTaskError
 
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
-from iris_ray.client.callers_error import callers_error
-from iris_ray.client.connection import require_cluster
 from iris_ray.client.job_request import make_pod_request
-from iris_ray.client.modes.local_run import run_here, start_here
 from iris_ray.client.modes.mode import chosen_mode
+from iris_ray.client.request_run import run_request, start_request
 from iris_ray.client.run_options import ModeOptions, PodGangOptions, PodOptions, RunOptions, takes
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
@@ -86,17 +82,7 @@ def run_on_pod(
         results = run_on_pod(train, "v4-32", num_slices=2)
     """
     mode = chosen_mode(options["mode"], options["simulate"])
-    if mode.local:
-        return run_here(_request(remote_fn, tpu_type, num_slices, **options), mode)
-    ref = run_on_pod_ray.remote(remote_fn, tpu_type, num_slices, **options)
-    try:
-        results: list[Any] = ray.get(ref)
-        return results
-    except RayTaskError as error:
-        raise callers_error(error) from None
-    except BaseException:  # Ctrl-C above all: the gang must not go on when its caller has stopped waiting
-        ray.cancel(ref)
-        raise
+    return run_request(_request(remote_fn, tpu_type, num_slices, **options), mode)
 
 
 class _RunOnPodRay:
@@ -132,13 +118,7 @@ class _RunOnPodRay:
             max_retries_failure=max_retries_failure,
             **options,
         )
-        if mode.local:
-            results = start_here(request, mode)
-            self._note(results, request.spec.job_id)
-            return results
-        require_cluster()
-        results, _ = pool_of_this_process.submit(request)
-        print(f"iris_ray: job {request.spec.job_id}", file=sys.stderr)  # `RayJobs.status` reads it
+        results = start_request(request, mode)
         self._note(results, request.spec.job_id)
         return results
 

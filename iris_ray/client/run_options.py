@@ -20,8 +20,8 @@ from iris_ray.model.job_spec import (
 KEEP_WARM_S = 60.0
 
 
-class GangOptions(TypedDict, total=False):
-    """What every way to run a gang takes; `run_on_pod` explains each."""
+class ContainerOptions(TypedDict, total=False):
+    """What every way to run a gang takes, in containers, too; `run_on_pod` explains each."""
 
     constraints: Sequence[Constraint]
     preferences: Sequence[Constraint]
@@ -29,10 +29,15 @@ class GangOptions(TypedDict, total=False):
     priority: PriorityBand
     scheduling_timeout: float | None
     keep_warm: float
-    preload: Sequence[str]
     spares: int
     grow_after: float | None
     stall_timeout: float | None
+
+
+class GangOptions(ContainerOptions, total=False):
+    """`ContainerOptions`, and those of a function that runs in a process of ours."""
+
+    preload: Sequence[str]
     exit_grace: float
 
 

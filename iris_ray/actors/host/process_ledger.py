@@ -1,5 +1,6 @@
 """The record of a host's task processes, on disk: a later actor finds there what an earlier one left running."""
 
+import contextlib
 import json
 import os
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 
+from iris_ray.actors.host.containers.record import end_container
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE, end_task
 from iris_ray.actors.host.process_tree import ProcessTree, runs_since, stat_of
 from iris_ray.actors.wire.task_files import TaskFiles
@@ -72,7 +74,7 @@ class ProcessLedger:
             recorder: pid and start of the actor whose tasks to end, which is gone; None ends those of all.
 
         Returns:
-            Which processes still run after 10 s, as ``pid <n>``.
+            Which processes still run after 10 s, as ``pid <n>``, and which containers, as ``container <name> (<why>)``.
         """
         still_running: list[str] = []
         for tree, token in self._entries(partial(self._is_leftover, recorder)):
@@ -82,28 +84,36 @@ class ProcessLedger:
             if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
                 self.forget(tree.pid)
                 continue
-            left = end_task(tree.search(), token, grace_s=grace_s)
+            left = end_task(tree.search(), token, grace_s=grace_s) + end_container(self._files(tree.pid))
             if left:
                 still_running += left
             else:
                 self.forget(tree.pid)
-        return still_running
+        return still_running + self._end_lost_containers()
 
     def owns(self, process: psutil.Process) -> bool:
         """Return whether a process provably belongs to a task of this host, whichever ledger has recorded that.
 
-        The proof is itself, an ancestor, or its token.
+        The proof is itself, an ancestor, or the token of one of these. A process in a container has such an ancestor:
+        the container's first process.
         """
         folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
         entries = [entry for folder in folders for entry in self._entries(folder=folder)]
         try:
             recorded = {member for tree, _ in entries for member in tree.known.items()}
-            line = [stat for ancestor in (process, *process.parents()) if (stat := stat_of(ancestor.pid)) is not None]
-            if any((stat.pid, stat.started) in recorded for stat in line):
+            line = (process, *process.parents())
+            if any((stat.pid, stat.started) in recorded for one in line if (stat := stat_of(one.pid)) is not None):
                 return True
-            return process.environ().get(TOKEN_VARIABLE) in {token for _, token in entries}
+            return not {token for _, token in entries}.isdisjoint(map(_token_of, line))
         except (psutil.Error, OSError):
             return False
+
+    def _end_lost_containers(self) -> list[str]:
+        """End containers whose task nobody records any more: their engine did not answer when the task was ended."""
+        folders = [self._host_directory / name for name in (EXCLUSIVE, SHARED)]
+        recorded = {path.stem for folder in folders for path in folder.glob("*.json")}
+        lost = [files for files in TaskFiles.with_containers(self._host_directory) if files.pid not in recorded]
+        return [left for files in lost for left in end_container(files)]
 
     def _files(self, pid: int) -> TaskFiles:
         return TaskFiles.of_process(self._host_directory, pid)
@@ -144,3 +154,10 @@ class ProcessLedger:
 def _has_ended(recorder: list[int] | None) -> bool:
     """Return whether an entry's recorder has ended; False if the entry names none."""
     return recorder is not None and not runs_since(*recorder)
+
+
+def _token_of(process: psutil.Process) -> str | None:
+    """Return the token that a process carries; None if it has none, or if that can't be seen."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return process.environ().get(TOKEN_VARIABLE)
+    return None

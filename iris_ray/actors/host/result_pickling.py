@@ -6,6 +6,7 @@ import traceback
 
 from ray import cloudpickle
 
+from iris_ray.actors.host.program_exit import ProgramExit
 from iris_ray.actors.wire.payloads import Rebuilt
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -36,6 +37,8 @@ def exited(stop: SystemExit) -> TaskEnd:
     if stop.code in (None, 0):
         return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(None), exit_code=0)
     code = stop.code if isinstance(stop.code, int) else 1  # as Python: anything else is printed, and the code is 1
+    if isinstance(stop, ProgramExit):
+        return TaskEnd(stop.kind, time.time(), error=stop.words, exit_code=code & 0xFF)
     error = f"the function called sys.exit({stop.code!r})"
     return TaskEnd(EndKind.EXITED, time.time(), error=error, exit_code=code & 0xFF)
 

@@ -11,6 +11,7 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.host.chip_release import wait_until_free
 from iris_ray.actors.host.chips import Devices
+from iris_ray.actors.host.containers.record import end_container
 from iris_ray.actors.host.end_task import end_task
 from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
 from iris_ray.actors.host.host_directory import host_directory
@@ -139,7 +140,8 @@ class TaskWatch:
         if self._searched_at_exit is not None:
             await self._searched_at_exit
         known = await asyncio.to_thread(self._tree.search)  # members of the tree may have started others since
-        if left := await asyncio.to_thread(end_task, known, self._token, DYING_S):
+        left = await asyncio.to_thread(end_task, known, self._token, DYING_S)
+        if left := left + await asyncio.to_thread(end_container, self._files):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._process.wait_at_most(KILL_GRACE_S)
         await asyncio.to_thread(self.output.close)

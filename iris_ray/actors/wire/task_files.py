@@ -31,15 +31,30 @@ class TaskFiles:
         return TaskFiles(str(directory / "tasks" / str(pid)))
 
     @staticmethod
+    def with_containers(directory: Path) -> "list[TaskFiles]":
+        """Return the files of all task processes in a host's directory whose containers may still be there."""
+        return [TaskFiles(str(path.with_suffix(""))) for path in (directory / "tasks").glob("*.container")]
+
+    @staticmethod
     def of_this_task() -> "TaskFiles | None":
         """Return the files of the task that this process belongs to; None outside a task."""
         prefix = os.environ.get(TaskFiles.VARIABLE)
         return None if prefix is None else TaskFiles(prefix)
 
     @property
+    def pid(self) -> str:
+        """The number of the task's process."""
+        return os.path.basename(self.prefix)
+
+    @property
     def started(self) -> Path:
         """The mark that the task process writes when user code begins; it names the task."""
         return Path(f"{self.prefix}.started")
+
+    @property
+    def container(self) -> Path:
+        """The record of the container in which the task's program runs."""
+        return Path(f"{self.prefix}.container")
 
     @property
     def output(self) -> Path:
@@ -100,6 +115,6 @@ class TaskFiles:
             return None
 
     def remove(self) -> None:
-        """Remove all of them that exist, but the FIFO."""
+        """Remove all of them that exist, but the FIFO and the container's record, which goes with the container."""
         for path in (self.started, self.notice, self.saved, self.heartbeat, self.status, self.first_steps, self.marked):
             path.unlink(missing_ok=True)

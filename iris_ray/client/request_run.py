@@ -1,0 +1,42 @@
+"""Runs a complete request: on the cluster by this process's pool, or on this machine."""
+
+import sys
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+
+from iris_ray.actors.wire.messages import RunRequest
+from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.callers_error import callers_error
+from iris_ray.client.connection import require_cluster
+from iris_ray.client.modes.local_run import run_here, start_here
+from iris_ray.client.modes.mode import Mode
+
+
+def run_request(request: RunRequest, mode: Mode) -> list[Any]:
+    """Run a request and wait for its results. Results and errors as of `run_on_pod`."""
+    if mode.local:
+        return run_here(request, mode)
+    ref = start_request(request, mode)
+    try:
+        results: list[Any] = ray.get(ref)
+        return results
+    except RayTaskError as error:
+        raise callers_error(error) from None
+    except BaseException:  # Ctrl-C above all: the gang must not go on when its caller has stopped waiting
+        ray.cancel(ref)
+        raise
+
+
+def start_request(request: RunRequest, mode: Mode) -> "ray.ObjectRef[list[Any]]":
+    """Start a request and return a reference to its results at once.
+
+    In a local mode a Ray of this machine carries the reference, and is started if this process has none.
+    """
+    if mode.local:
+        return start_here(request, mode)
+    require_cluster()
+    results, _ = pool_of_this_process.submit(request)
+    print(f"iris_ray: job {request.spec.job_id}", file=sys.stderr)  # `RayJobs.status` reads it
+    return results

@@ -1,0 +1,78 @@
+"""`run_docker_on_pod`: run a program in a container on every host of one or several TPU slices, all or none."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Unpack
+
+from iris_ray.actors.host.containers.run import run_in_container
+from iris_ray.client.environment_limits import require_env_travels
+from iris_ray.client.job_request import make_pod_request
+from iris_ray.client.modes.mode import chosen_mode
+from iris_ray.client.request_run import run_request
+from iris_ray.client.run_options import ContainerOptions, takes
+from iris_ray.model.container import ContainerSpec
+from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
+
+
+@takes(ContainerOptions)
+def run_docker_on_pod(
+    image_id: str,
+    command: Sequence[str],
+    *,
+    tpu_type: str,
+    num_slices: int | Sequence[int] = 1,
+    env: Mapping[str, str] | None = None,
+    name: str | None = None,
+    retries: int = MAX_RETRIES_FAILURE,
+    max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
+    container_options: Sequence[str] = (),
+    mode: str | None = None,
+    simulate: str | None = None,
+    **options: Unpack[ContainerOptions],
+) -> None:
+    """Run a program in a container on every host of TPU slices and wait until all have ended.
+
+    One container per host, all or none, by docker or podman, whichever answers on the host. It is privileged and has
+    the host's network, and ends with its task, whatever ends that. A lost host means that its slice is lost: the gang
+    starts again on another one, in new containers.
+
+    Args:
+        image_id: the image, such as ``"gcr.io/project/train:v7"``. Hosts that lack it pull it first.
+        command: the program and its arguments; no shell reads them. Empty: what the image runs by itself.
+        tpu_type, num_slices: as for `run_on_pod`.
+        env: environment variables of the program. Besides it gets the ``IRIS_*`` and ``MEGASCALE_*`` variables of a
+            task. Values are on no command line and in no log, and arrive as they are, newlines included.
+        name: what people call the job; None: the image's own name.
+        retries: further attempts after the program has failed: ``max_retries_failure`` of `run_on_pod`.
+        max_retries_preemption: further attempts after lost hosts.
+        container_options: further options of ``docker run``, such as ``["--volume=/data:/data"]``.
+        mode, simulate: as for `run_on_pod`; local runs start containers on this machine.
+        options: as for `run_on_pod`.
+
+    Raises:
+        InvalidRequestError: a bad argument; nothing was acquired.
+        TypeError: there is no such option; the message has the nearest.
+        NoClusterError: Ray is not initialised and there is no cluster to connect to.
+        ContainerEngineError: neither docker nor podman answers on a host.
+        TaskCrashedError: the program failed more often than allowed; the message has its exit code. It is a
+            `TaskOutOfMemoryError` if the kernel killed it because memory was used up.
+        JobUnschedulableError: the job did not run within ``scheduling_timeout``, or a constraint can't be evaluated.
+        LaunchesFailedError: ten launches in a row failed; a JobUnschedulableError.
+        PreemptedTooManyTimesError: a RuntimeError.
+
+    Example::
+
+        run_docker_on_pod("gcr.io/project/train", ["python", "train.py"], tpu_type="v4-32", env={"WANDB_API_KEY": key})
+    """
+    spec = ContainerSpec(image_id, command, dict(env) if isinstance(env, Mapping) else env or {}, container_options)
+    require_env_travels(spec.env)
+    request = make_pod_request(
+        functools.partial(run_in_container, spec),
+        tpu_type,
+        num_slices,
+        name=name or image_id.rpartition("/")[2].partition(":")[0].partition("@")[0],
+        max_retries_failure=retries,
+        max_retries_preemption=max_retries_preemption,
+        **options,
+    )
+    run_request(request, chosen_mode(mode, simulate))
