@@ -64,7 +64,8 @@ def run_docker_on_pod(
 
         run_docker_on_pod("gcr.io/project/train", ["python", "train.py"], tpu_type="v4-32", env={"WANDB_API_KEY": key})
     """
-    spec = ContainerSpec(image_id, command, dict(env) if isinstance(env, Mapping) else env or {}, container_options)
+    variables = dict(env) if isinstance(env, Mapping) else env  # another mapping may not travel
+    spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options)
     require_env_travels(spec.env)
     request = make_pod_request(
         functools.partial(run_in_container, spec),

@@ -5,6 +5,7 @@ Start with `ray_tpu.py` and `training.py`. docs/coming-from-levanter.md is the p
 """
 
 from iris_ray.client.ray_jobs import submit_tpu_job_on_ray
+from iris_ray.client.run_docker_on_pod import run_docker_on_pod
 from iris_ray.client.run_on_pod import run_on_pod, run_on_pod_multislice, run_on_pod_ray
 from iris_ray.levanter.ray_tpu import run_on_pod_multislice_resumable, run_on_pod_resumable
 from iris_ray.levanter.training import PRELOAD, run
@@ -23,6 +24,7 @@ __all__ = [
     "TpuSuccess",
     "get_tpu_config",
     "run",
+    "run_docker_on_pod",
     "run_on_pod",
     "run_on_pod_multislice",
     "run_on_pod_multislice_resumable",

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.containers import stand_ins
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -27,6 +29,17 @@ def test_hello_says_hello_from_every_host() -> None:
     output = run("hello.py")
     for index, (slice_id, worker) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
         assert f"task {index} of 4: slice {slice_id} (v4-16-{slice_id}), worker {worker}" in output
+
+
+@pytest.mark.proof
+def test_docker_prints_from_every_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for engine in stand_ins(tmp_path):
+        monkeypatch.setenv("IRIS_RAY_CONTAINER_ENGINE", str(engine.path))
+        output = run("docker.py")
+        for index in range(4):
+            assert f'task {index} of 4 on slice {index // 2} says: it\'s "hello"' in output
+        assert output.count("in two lines") == 4
+        assert engine.containers() == []
 
 
 @pytest.mark.proof
@@ -86,6 +99,7 @@ def test_marins_pipeline_loses_a_slice_and_learns(tmp_path: Path) -> None:
 
 
 RUN_HERE = {
+    "docker.py",
     "hello.py",
     "three_users.py",
     "preempt.py",

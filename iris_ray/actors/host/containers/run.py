@@ -60,9 +60,7 @@ def judge(engine: str, client_code: int, state: ContainerState | None) -> Progra
     """
     if state is None or state.status in ("created", "configured", "initialized"):
         code = client_code if client_code > 0 else 125
-        return ProgramExit(
-            code, f"{engine} could not start the container, or lost it; the end of the task's output says why"
-        )
+        return ProgramExit(code, f"{engine} could not start the container, or lost it; the task's output says why")
     if state.status not in ("exited", "dead", "stopped", "removing"):
         code = client_code if client_code > 0 else 1
         return ProgramExit(code, f"{engine}'s client {in_words(client_code)} though its container was {state.status}")

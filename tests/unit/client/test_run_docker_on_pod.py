@@ -1,0 +1,80 @@
+"""What `run_docker_on_pod` refuses at the door, and the request that it makes of the rest."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from iris_ray import run_docker_on_pod
+from iris_ray.actors.wire.messages import RunRequest
+from iris_ray.actors.wire.payloads import load
+from iris_ray.client import run_docker_on_pod as module
+from iris_ray.errors import InvalidModeError, InvalidRequestError, UnknownTPUTypeError
+from iris_ray.model.container import ContainerSpec
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"image_id": "--net=none"}, InvalidRequestError, "image_id is '--net=none'"),
+        ({"command": "python train.py"}, InvalidRequestError, "command is 'python train.py'; give a list"),
+        ({"env": [("A", "b")]}, InvalidRequestError, "env must be a mapping"),
+        ({"env": {"A": "x" * 200_000}}, InvalidRequestError, "the environment variable A takes"),
+        ({"env": {"A": "nul\0"}}, InvalidRequestError, "there is a NUL in it"),
+        ({"container_options": ["--rm"]}, InvalidRequestError, "'--rm', which is iris_ray's"),
+        ({"tpu_type": "v4-15"}, UnknownTPUTypeError, "v4-16"),
+        ({"retries": -1}, InvalidRequestError, "retries"),
+        ({"mode": "clutser"}, InvalidModeError, "did you mean 'cluster'"),
+        ({"preload": ["jax"]}, TypeError, "unexpected keyword argument 'preload'"),
+        ({"retrys": 3}, TypeError, "did you mean 'retries'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_is_acquired(
+    given: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    good: dict[str, Any] = {"image_id": "busybox", "command": ["true"], "tpu_type": "v4-16"}
+    with pytest.raises(error, match=message):
+        run_docker_on_pod(**{**good, **given})
+
+
+@pytest.fixture
+def request_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunRequest]:
+    """Calls the function and returns the request that it would run."""
+    made: list[RunRequest] = []
+    monkeypatch.setattr(module, "run_request", lambda request, mode: made.append(request))
+
+    def call(*args: Any, **options: Any) -> RunRequest:
+        assert run_docker_on_pod(*args, tpu_type="v4-16", **options) is None
+        return made.pop()
+
+    return call
+
+
+def test_arguments_reach_the_job_and_the_container(request_of: Callable[..., RunRequest]) -> None:
+    request = request_of(
+        "gcr.io/p/train:v7", ["python", "t.py"], num_slices=2, retries=3, spares=1, env={"A": "b", "HOME": "/x"}
+    )
+    spec = request.spec
+    assert (spec.name, spec.max_retries_failure, spec.max_retries_preemption, spec.spares) == ("train", 3, 10_000, 1)
+    (container,) = load(request.pickled_function).args
+    assert container == ContainerSpec("gcr.io/p/train:v7", ["python", "t.py"], {"A": "b", "HOME": "/x"})
+    assert not request.env, "the variables are the container's, and not those of the process that starts it"
+    assert "env_vars" not in request.process.runtime_env
+
+
+@pytest.mark.parametrize(
+    ("image", "name"),
+    [("busybox", "busybox"), ("localhost:5000/a/b@sha256:0a1b", "b"), ("k8s.gcr.io/pause:3.9", "pause")],
+)
+def test_job_is_called_as_its_image_unless_it_has_a_name(
+    request_of: Callable[..., RunRequest], image: str, name: str
+) -> None:
+    assert request_of(image, []).spec.name == name
+    assert request_of(image, [], name="mine").spec.name == "mine"
+
+
+def test_help_shows_the_options() -> None:
+    parameters = inspect.signature(run_docker_on_pod).parameters
+    assert {"stall_timeout", "spares", "keep_warm", "priority"} <= set(parameters)
+    assert parameters["retries"].default == 10
