@@ -8,7 +8,7 @@ uses only the standard library, and little of that, because every simulated host
 - The supervisor ends when the command ends, when its standard input is closed or written to, on SIGTERM, or when the
   driver process is gone (a pidfd reports that even if a forked child of the driver still holds the pipe). Before it
   ends, it sends SIGKILL to all descendants and waits until they are gone. Exit code: 0, or 3 if some are still there
-  after 10 s.
+  after 10 s. Containers of tasks are removed as well: a real machine takes them with it.
 - If the command is killed (SIGKILL), the others live on for 30 s, as on a real machine that loses one process.
 - The supervisor holds ``LIFELINE_FD`` open for as long as it lives, and passes it to no child: the reader at the other
   end of that pipe learns when all supervisors are gone.
@@ -78,6 +78,30 @@ def kill_descendants() -> bool:
                 os.kill(pid, signal.SIGKILL)
         reap()
         time.sleep(0.003)
+
+
+def remove_containers(host: str) -> None:
+    """Remove the containers that the tasks of a host have recorded in its directory (``tasks/<pid>.container``)."""
+    records = os.path.join(host, "tasks")
+    for name in os.listdir(records) if os.path.isdir(records) else ():
+        if name.endswith(".container"):
+            import json  # rarely needed
+
+            with contextlib.suppress(OSError, ValueError, KeyError), open(os.path.join(records, name)) as file:
+                record = json.load(file)
+                for command in (["kill"], ["rm", "--force", "--volumes"]):
+                    run([record["engine"], *command, record["name"]])
+
+
+def run(command: list[str]) -> None:
+    """Run a command that prints nothing, for 10 s at most."""
+    null = (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0), (os.POSIX_SPAWN_DUP2, 1, 2)
+    pid = os.posix_spawn(command[0], command, os.environ, file_actions=null)
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while os.waitpid(pid, os.WNOHANG)[0] == 0:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def is_agent(pid: int) -> bool:
@@ -150,7 +174,9 @@ def main(argv: list[str]) -> int:
             if ended[child] != -signal.SIGKILL:
                 break
             end = time.monotonic() + _WITHOUT_COMMAND_S
-    return 0 if kill_descendants() else LEFTOVERS
+    all_gone = kill_descendants()
+    remove_containers(os.environ.get("IRIS_RAY_HOST_DIR", ""))
+    return 0 if all_gone else LEFTOVERS
 
 
 if __name__ == "__main__":

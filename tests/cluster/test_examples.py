@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containers import stand_ins
+from tests.support.containers import a_stand_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -33,7 +33,7 @@ def test_hello_says_hello_from_every_host() -> None:
 
 @pytest.mark.proof
 def test_docker_prints_from_every_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for engine in stand_ins(tmp_path):
+    with a_stand_in(tmp_path) as engine:
         monkeypatch.setenv("IRIS_RAY_CONTAINER_ENGINE", str(engine.path))
         output = run("docker.py")
         for index in range(4):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import tests.support.stand_in_engine as stand_in
+from iris_ray.actors.host.containers.command import LABEL
 
 
 class StandIn:
@@ -62,47 +63,80 @@ class StandIn:
                     os.killpg(pid, signal.SIGKILL)
 
 
-def stand_ins(directory: Path) -> Iterator[StandIn]:
-    """Yield a stand-in, and end afterwards what still runs of it."""
+@contextlib.contextmanager
+def a_stand_in(directory: Path) -> Iterator[StandIn]:
+    """Give a stand-in, and end afterwards what still runs of it."""
     engine = StandIn(directory)
     yield engine
     engine.clear()
 
 
-PODMAN_IMAGE = "localhost/iris-ray-test:1"
+class Podman:
+    """Real containers, with the surface of `StandIn` that tests of gangs need.
 
+    Args:
+        directory: for its image and its settings.
 
-def podman_problem(directory: Path) -> str | None:
-    """Have podman make a small image of busybox; return why it can't run that here, or None."""
-    podman, busybox = shutil.which("podman"), shutil.which("busybox")
-    if podman is None or busybox is None:
-        return "needs podman, and busybox (Debian's busybox-static)"
-    (directory / "bin").mkdir(parents=True)
-    shutil.copy(busybox, directory / "bin" / "busybox")
-    (directory / "bin" / "sh").symlink_to("busybox")
-    for folder in ("tmp", "proc", "sys", "dev", "etc"):
-        (directory / folder).mkdir()
-    archive = shutil.make_archive(str(directory) + "-rootfs", "tar", directory)
-    tries = (
-        [podman, "import", "--quiet", archive, PODMAN_IMAGE],
-        [podman, "run", "--rm", "--privileged", "--net=host", "--ipc=host", PODMAN_IMAGE, "sh", "-c", "true"],
-    )
-    for command in tries:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-        if done.returncode != 0:
-            return f"podman can't run containers here: {done.stderr.strip()}"
-    return None
-
-
-def podman_settings(directory: Path) -> dict[str, str]:
-    """Return variables with which podman runs in containers and small machines, too.
-
-    They may not raise limits of processes, and crun does not know every arrangement of control groups.
+    Attributes:
+        path: its command.
     """
-    settings = directory / "containers.conf"
-    runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
-    settings.write_text(
-        '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]\n'
-        f'[engine]\ncgroup_manager = "cgroupfs"\n{runtime}'
-    )
-    return {"CONTAINERS_CONF": str(settings)}
+
+    IMAGE = "localhost/iris-ray-test:1"
+    APPLETS = ("sh", "true", "sleep", "touch", "env", "cat")
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "engine-podman"
+        self._directory.mkdir()
+        self.path = self._directory / "podman"
+        settings = self._directory / "containers.conf"
+        settings.write_text(self._settings())
+        self.path.write_text(f'#!/bin/sh\nCONTAINERS_CONF={settings} exec {shutil.which("podman")} "$@"\n')
+        self.path.chmod(0o755)
+
+    def problem(self) -> str | None:
+        """Make a small image; return why containers can't run here, or None."""
+        busybox = shutil.which("busybox")
+        if busybox is None or shutil.which("podman") is None:
+            return "needs podman, and busybox (Debian's busybox-static)"
+        root = self._directory / "root"
+        for folder in ("bin", "tmp", "proc", "sys", "dev", "etc"):
+            (root / folder).mkdir(parents=True)
+        shutil.copy(busybox, root / "bin" / "busybox")
+        for applet in self.APPLETS:
+            (root / "bin" / applet).symlink_to("busybox")
+        archive = shutil.make_archive(str(self._directory / "rootfs"), "tar", root)
+        for arguments in (["import", "--quiet", archive, self.IMAGE], ["run", "--rm", *OPTIONS, self.IMAGE, "true"]):
+            done = self._call(*arguments)
+            if done.returncode != 0:
+                return f"podman can't run containers here: {done.stderr.strip()}"
+        return None
+
+    def containers(self) -> list[str]:
+        """The names of the containers of iris_ray that are not removed."""
+        return sorted(self._call("ps", "--all", "--format={{.Names}}", f"--filter=label={LABEL}").stdout.split())
+
+    def pid(self, name: str) -> int | None:
+        """The process of a container's program; None if it does not run."""
+        return int(self._call("inspect", "--format={{.State.Pid}}", name).stdout or 0) or None
+
+    def clear(self) -> None:
+        for name in self.containers():
+            self._call("kill", name)
+            self._call("rm", "--force", name)
+
+    def _call(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [str(self.path), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    @staticmethod
+    def _settings() -> str:
+        """Settings with which podman runs inside of a container or a small machine, too.
+
+        It may not raise limits of processes there, and crun does not know every arrangement of control groups.
+        """
+        runtime = 'runtime = "runc"\n' if shutil.which("runc") else ""
+        limits = '[containers]\ndefault_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]\n'
+        return f'{limits}[engine]\ncgroup_manager = "cgroupfs"\n{runtime}'
+
+
+OPTIONS = ("--privileged", "--net=host", "--ipc=host")

@@ -1,6 +1,7 @@
 """A simulated machine: all its processes are frozen, thawed and killed together."""
 
 import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -9,7 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from iris_ray.actors.host.containers.record import ContainerRecord
+from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.testing.machine import Machine
+from tests.support.containers import a_stand_in
+from tests.support.gangs import alive
 from tests.support.waiting import wait_until
 
 
@@ -88,3 +93,22 @@ def test_machine_unknown_program_says_so_in_its_log(tmp_path: Path, lifeline: tu
     wait_until(lambda: not machine.running)
     assert "cannot run /no/such/program" in log.read_text()
     machine.kill()
+
+
+def test_machine_takes_the_containers_of_its_tasks_with_it(
+    tmp_path: Path, lifeline: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "1.container").write_text("{")  # damaged
+    with a_stand_in(tmp_path) as engine:
+        ContainerRecord(str(engine.path), "one").write(TaskFiles.of_process(tmp_path, 77))
+        arguments = ["run", "--name=one", "--label=iris-ray.container=one", "busybox", "sleep", "60"]
+        with subprocess.Popen([engine.path, *arguments]) as client:
+            pid = wait_until(lambda: engine.pid("one"))
+            machine = a_machine(FAMILY, tmp_path, lifeline[1])
+            wait_until((tmp_path / "ready").exists)
+            machine.kill()
+            wait_until(lambda: not alive(pid))
+            client.wait(60)
+        assert engine.containers() == []

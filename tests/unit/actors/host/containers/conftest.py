@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.containers import StandIn, stand_ins
+from tests.support.containers import StandIn, a_stand_in
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[StandIn]:
     """A container engine on this host, called docker."""
-    yield from stand_ins(tmp_path)
+    with a_stand_in(tmp_path) as engine:
+        yield engine

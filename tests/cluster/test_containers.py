@@ -1,0 +1,208 @@
+"""Gangs whose tasks run programs in containers: by a stand-in for docker, and by podman where that can run."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray import IrisClient, TaskState, run_docker_on_pod
+from iris_ray.actors.host.containers.engine import VARIABLE
+from iris_ray.errors import JobCancelledError, TaskCrashedError
+from iris_ray.testing import SimulatedCluster
+from tests.support.clusters import Clusters
+from tests.support.containers import Podman, StandIn
+from tests.support.gangs import alive
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.proof
+
+ODD = "a b\"c'd\n$e\\ ü"
+SECRET = "s3cret"
+WAIT = "touch {0}/runs-$IRIS_ATTEMPT-$IRIS_TASK_INDEX; while [ ! -e {0}/finish ]; do sleep 0.1; done"
+
+Engine = StandIn | Podman
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command that hosts use as their engine: a link that tests lead to one or the other."""
+    return tmp_path_factory.mktemp("switch") / "engine"
+
+
+@pytest.fixture(scope="module")
+def slices(clusters: Clusters, switch: Path) -> Iterator[SimulatedCluster]:
+    clusters.give_back_and_end()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(VARIABLE, str(switch))
+        with SimulatedCluster({"v4-16": 3}, quiet=True) as cluster:
+            yield cluster
+
+
+@pytest.fixture(scope="module", params=[StandIn, Podman])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    engine: Engine = request.param(tmp_path_factory.mktemp("engine"))
+    if isinstance(engine, Podman) and (problem := engine.problem()):
+        pytest.skip(problem)
+    return engine
+
+
+@pytest.fixture
+def engine(installed: Engine, slices: SimulatedCluster, switch: Path) -> Iterator[Engine]:
+    """The engine of all hosts, which have three slices."""
+    for _ in range(3 - len(slices.slice_names)):
+        slices.add_slice("v4-16")
+    switch.unlink(missing_ok=True)
+    switch.symlink_to(installed.path)
+    yield installed
+    installed.clear()
+
+
+class Run:
+    """A run in a thread of its own, whose programs see a directory of the test."""
+
+    def __init__(self, directory: Path, script: str, **options: Any) -> None:
+        self._directory = directory
+        self.name = directory.name[-20:]
+        self._end: Future[None] = Future()
+        self._call: Callable[[], None] = lambda: run_docker_on_pod(
+            Podman.IMAGE,
+            ["sh", "-c", script.format(directory)],
+            tpu_type="v4-16",
+            name=self.name,
+            container_options=[f"--volume={directory}:{directory}"],
+            **options,
+        )
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._end.set_result(self._call())
+        except BaseException as error:
+            self._end.set_exception(error)
+
+    @property
+    def job(self) -> str:
+        return next(job.job_id for job in IrisClient().list_jobs() if job.name == self.name)
+
+    def wait_for_tasks(self, count: int, attempt: int = 1) -> None:
+        wait_until(lambda: len(list(self._directory.glob(f"runs-{attempt}-*"))) == count or self._end.done())
+        assert not self._end.done(), self._end.exception()
+
+    def finish(self) -> None:
+        (self._directory / "finish").touch()
+
+    def result(self) -> None:
+        wait_until(self._end.done, 120)
+        return self._end.result()
+
+
+def pids(engine: Engine) -> list[int]:
+    return [pid for name in engine.containers() if (pid := engine.pid(name))]
+
+
+def test_programs_have_their_variables_and_their_output_is_their_tasks(engine: Engine, tmp_path: Path) -> None:
+    script = 'printf %s "$ODD" > {0}/odd-$IRIS_TASK_INDEX; echo "$MEGASCALE_SLICE_ID of $MEGASCALE_NUM_SLICES"'
+    run = Run(tmp_path, script, num_slices=2, env={"ODD": ODD, "TOKEN": SECRET})
+    run.result()
+    assert [(tmp_path / f"odd-{index}").read_text() for index in range(4)] == [ODD] * 4
+    printed = [IrisClient().fetch_task_logs(run.job, index).data.decode().split() for index in range(4)]
+    assert printed == [["0", "of", "2"]] * 2 + [["1", "of", "2"]] * 2
+    assert engine.containers() == []
+    if isinstance(engine, StandIn):
+        assert SECRET not in str(engine.calls("run"))
+
+
+def test_exit_code_of_a_program_is_the_attempts_and_each_attempt_has_a_container_of_its_own(
+    engine: Engine, tmp_path: Path
+) -> None:
+    run = Run(
+        tmp_path,
+        "touch {0}/runs-$IRIS_ATTEMPT-$IRIS_TASK_INDEX; [ $IRIS_TASK_INDEX = 0 ] || exit 3; sleep 60",
+        retries=1,
+    )
+    with pytest.raises(TaskCrashedError, match="the container's program exited with code 3"):
+        run.result()
+    task = IrisClient().task_status(run.job, 1)
+    assert [attempt.exit_code for attempt in task.attempts] == [3, 3]
+    assert {path.name for path in tmp_path.glob("runs-*-1")} == {"runs-1-1", "runs-2-1"}
+    wait_until(lambda: engine.containers() == [])
+
+
+def test_cancelled_containers_end(engine: Engine, tmp_path: Path) -> None:
+    run = Run(tmp_path, WAIT)
+    run.wait_for_tasks(2)
+    assert len(engine.containers()) == 2
+    running = pids(engine)
+    IrisClient().cancel(run.job)
+    with pytest.raises(JobCancelledError):
+        run.result()
+    wait_until(lambda: not any(map(alive, running)) and engine.containers() == [])
+
+
+def test_notice_reaches_the_programs_and_their_gang_moves(
+    engine: Engine, slices: SimulatedCluster, tmp_path: Path
+) -> None:
+    save = "trap 'touch {0}/saved-$IRIS_TASK_INDEX; exit 0' TERM; " + WAIT
+    run = Run(tmp_path, save)
+    run.wait_for_tasks(2)
+    first = IrisClient().task_status(run.job, 0)
+    assert first.group is not None
+    preemption = slices.preempt_slice(first.group, notice_s=90)
+    run.wait_for_tasks(2, attempt=2)
+    assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
+    task = IrisClient().task_status(run.job, 0)
+    assert task.group != first.group
+    assert (task.preemptions, task.failures) == (1, 0)
+    run.finish()
+    run.result()
+    preemption.cancel()
+    wait_until(lambda: engine.containers() == [])
+
+
+def test_lost_slice_is_replaced_and_the_containers_of_its_peer_end(
+    engine: Engine, slices: SimulatedCluster, tmp_path: Path
+) -> None:
+    run = Run(tmp_path, WAIT, num_slices=2)
+    run.wait_for_tasks(4)
+    before = pids(engine)
+    assert len(before) == 4
+    lost = IrisClient().task_status(run.job, 0).group
+    assert lost is not None
+    slices.preempt_slice(lost)
+    run.wait_for_tasks(4, attempt=2)
+    assert not any(map(alive, before))
+    run.finish()
+    run.result()
+    assert IrisClient().task_status(run.job, 0).state is TaskState.SUCCEEDED
+    wait_until(lambda: engine.containers() == [])
+
+
+DRIVER = """
+import sys, ray
+from iris_ray import run_docker_on_pod
+ray.init(sys.argv[1], log_to_driver=False)
+directory = sys.argv[3]
+run_docker_on_pod(
+    sys.argv[2], ["sh", "-c", sys.argv[4].format(directory)], tpu_type="v4-16",
+    container_options=[f"--volume={directory}:{directory}"],
+)
+"""
+
+
+def test_containers_of_a_driver_that_is_killed_end(engine: Engine, slices: SimulatedCluster, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, slices.address, Podman.IMAGE, str(tmp_path), WAIT]
+    with subprocess.Popen(command) as driver, contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(driver.kill)
+        wait_until(lambda: len(list(tmp_path.glob("runs-1-*"))) == 2)
+        running = pids(engine)
+        assert len(running) == 2
+        os.kill(driver.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, running)) and engine.containers() == [])
