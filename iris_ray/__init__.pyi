@@ -1,3 +1,4 @@
+from .actors.slots.messages import SlotHosts
 from .actors.wire.status import JobStatus, TaskAttempt, TaskStatus
 from .client.client import IrisClient
 from .client.job_handle import JobHandle
@@ -12,6 +13,7 @@ from .client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
+from .client.slot_client import SlotClient
 from .errors import IrisError
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
 from .model.job_info import JobInfo
@@ -47,6 +49,8 @@ __all__ = [
     "RayJobStatus",
     "RayJobs",
     "ResourceSpec",
+    "SlotClient",
+    "SlotHosts",
     "TPUConfig",
     "TaskAttempt",
     "TaskState",

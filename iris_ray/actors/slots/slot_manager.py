@@ -1,0 +1,226 @@
+"""The SlotManager: it gives the reconciler its events, and carries out what that wants. One event loop, no lock."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ray.exceptions import RayError
+
+from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
+from iris_ray.actors.slots.pieces import Piece, packed_error
+from iris_ray.actors.slots.reserved_runner import ReservedRunner
+from iris_ray.actors.slots.slot_processes import SlotProcesses
+from iris_ray.actors.slots.status import status_of
+from iris_ray.actors.slots.waiting import Waiting, cancelled, error_of
+from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
+from iris_ray.slots import events as ev
+from iris_ray.slots import instructions as todo
+from iris_ray.slots.models import SlotIdentity
+from iris_ray.slots.reconciler import Reconciler
+from iris_ray.slots.requests import Request
+from iris_ray.slots.serving_policy import ServingPolicy
+
+REPORT_TIMEOUT_S = 10.0
+logger = logging.getLogger(__name__)
+
+
+class SlotManager:
+    """An actor that serves models on the hosts that it reserves. It ends with the Ray job that made it.
+
+    Args:
+        hosts: what to reserve.
+        policy: what operators chose.
+    """
+
+    def __init__(self, hosts: Sequence[SlotHosts], policy: ServingPolicy) -> None:
+        self._core = Reconciler(policy, new_id=lambda: uuid.uuid4().hex[:12])
+        self._waiting: dict[str, Waiting] = {}
+        self._orders: dict[SlotIdentity, ModelOrder] = {}
+        self._by_name: dict[str, SlotIdentity] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        wanted = [each for each in hosts for _ in range(each.count)]
+        names = [f"{each.kind.value}-{number}" for number, each in enumerate(wanted)]
+        pairs = zip(names, wanted, strict=True)
+        self._runners = {name: ReservedRunner(name, each, self._hear) for name, each in pairs}
+        self._processes = SlotProcesses(self._runners, self._hear)
+
+    # -- what clients call ------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to reserve hosts."""
+        for runner in self._runners.values():
+            runner.start()
+        self._hear(ev.Tick())
+
+    async def close(self) -> None:
+        """Give all hosts back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for runner in self._runners.values():
+            await runner.close()
+
+    async def register(self, order: ModelOrder) -> None:
+        """Serve a model from now on."""
+        identity = order.spec.identity
+        self._orders[identity] = order
+        self._by_name[order.spec.name] = identity
+        self._hear(ev.ModelRegistered(order.spec, order.replicas, order.prewarm))
+
+    async def remove(self, model: str) -> None:
+        """Serve a model no more."""
+        self._hear(ev.ModelRemoved(self._identity(model)))
+        del self._by_name[model]
+
+    async def submit(self, ask: Ask) -> Piece:
+        """Return the answer to a request, or why there is none."""
+        pieces = [piece async for piece in self._pieces(ask, streams=False)]
+        return pieces[-1]
+
+    async def stream(self, ask: Ask) -> AsyncIterator[Piece]:
+        """Yield the answer to a request in pieces, the last of which may say why there are no more."""
+        async for piece in self._pieces(ask, streams=True):
+            yield piece
+
+    async def cancel(self, request_id: str) -> None:
+        """Forget a request. Its caller gets an error; nothing happens if it is over."""
+        if waiting := self._waiting.get(request_id):
+            waiting.end(cancelled(request_id))
+        self._hear(ev.RequestCancelled(request_id))
+
+    async def evict(self, slot_id: str) -> None:
+        """Have a slot end once its requests have."""
+        if slot_id not in self._core.fleet.slots:
+            known = ", ".join(sorted(self._core.fleet.slots)) or "none"
+            raise UnknownNameError(f"there is no slot {slot_id}; there are: {known}")
+        self._hear(ev.SlotEviction(slot_id))
+
+    async def prewarm(self, model: str) -> None:
+        """Give each runner a slot of a model, if there is room without evicting."""
+        order = self._orders[self._identity(model)]
+        self._hear(ev.ModelRegistered(order.spec, order.replicas, prewarm=True))
+
+    async def status(self) -> SlotStatus:
+        """Return what there is."""
+        return status_of(self._core, self._processes.by_slot, self._now())
+
+    # -- events and instructions ------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _hear(self, event: ev.Event) -> None:
+        for instruction in self._core.handle(event, self._now()):
+            self._carry_out(instruction)
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_at(self._core.wakeup() + 0.001, self._hear, ev.Tick())
+
+    def _carry_out(self, instruction: todo.Instruction) -> None:
+        match instruction:
+            case todo.CreateSlot(spec=spec):
+                self._processes.create(instruction, self._orders[spec.identity].pickled)
+            case todo.DeleteSlot(slot_id=slot_id):
+                self._processes.delete(slot_id)
+            case todo.StartRequest(request=request, slot_id=slot_id):
+                self._do(self._serve(request, slot_id))
+            case todo.StopRequest(request_id=request_id, slot_id=slot_id):
+                self._do(self._stop(request_id, slot_id))
+            case todo.RequeueRequest(request=request, reason=reason):
+                self._give_up_what_has_begun(request, reason)
+            case todo.RefuseRequest(request_id=request_id, refusal=refusal, reason=reason):
+                if waiting := self._waiting.get(request_id):
+                    waiting.end(error_of(refusal, reason))
+            case todo.AskRunner(runner_id=runner_id):
+                self._do(self._report(runner_id))
+            case todo.RaiseAlarm(text=text):
+                logger.warning(text)
+
+    async def _pieces(self, ask: Ask, streams: bool) -> AsyncIterator[Piece]:
+        try:
+            waiting = self._admit(ask, streams)
+        except IrisError as error:
+            yield packed_error(error)
+            return
+        try:
+            async for piece in waiting.pieces():
+                yield piece
+        finally:
+            del self._waiting[ask.request_id]
+
+    def _admit(self, ask: Ask, streams: bool) -> Waiting:
+        if ask.request_id in self._waiting:
+            raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
+        identity, now = self._identity(ask.model), self._now()
+        deadline = None if ask.timeout_s is None else now + ask.timeout_s
+        waiting = self._waiting[ask.request_id] = Waiting(ask, streams)
+        request = Request(ask.request_id, identity, now, ask.priority, deadline, ask.retriable)
+        self._hear(ev.RequestArrived(request))
+        return waiting
+
+    def _identity(self, model: str) -> SlotIdentity:
+        if model not in self._by_name:
+            known = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownNameError(f"there is no model {model!r}; there are: {known}")
+        return self._by_name[model]
+
+    async def _serve(self, request: Request, slot_id: str) -> None:
+        waiting, made = self._waiting.get(request.request_id), self._processes.by_slot.get(slot_id)
+        if made is None:
+            return  # its end is about to be heard
+        try:
+            if waiting is not None:
+                await self._have_answered(waiting, made.actor)
+        except RayError as error:
+            self._hear(ev.SlotFailed(slot_id, f"slot {slot_id} can't be reached: {type(error).__name__}"))
+        else:
+            self._end(request.request_id, slot_id)
+
+    async def _have_answered(self, waiting: Waiting, actor: Any) -> None:
+        ask = waiting.ask
+        if waiting.streams:
+            async for piece in actor.stream.options(num_returns="streaming").remote(ask.request_id, ask.payload):
+                waiting.give(await piece)
+        elif (answer := await actor.serve.remote(ask.request_id, ask.payload)) is not None:
+            waiting.give(answer)
+        waiting.end()
+
+    def _end(self, request_id: str, slot_id: str) -> None:
+        self._hear(ev.RequestEnded(request_id, slot_id))
+        if request_id in self._core.queue or request_id in self._core.active.by_id:
+            self._hear(ev.RequestCancelled(request_id))  # it was given to another slot as well
+
+    def _give_up_what_has_begun(self, request: Request, reason: str) -> None:
+        """A caller who has had a part of the answer would have that part twice: tell the caller instead."""
+        waiting = self._waiting.get(request.request_id)
+        if waiting is None or waiting.begun:
+            cancel = ev.RequestCancelled(request.request_id)
+            asyncio.get_running_loop().call_soon(self._hear, cancel)
+        if waiting is not None and waiting.begun:
+            waiting.end(RequestLostError(f"request {request.request_id} was cut off: {reason}"))
+
+    async def _stop(self, request_id: str, slot_id: str) -> None:
+        if made := self._processes.by_slot.get(slot_id):
+            with suppress(RayError):
+                await made.actor.stop.remote(request_id)
+
+    async def _report(self, runner_id: str) -> None:
+        """Have a runner's agent look which of our processes are there. Those that are being started count."""
+        as_of, agent = self._now(), self._runners[runner_id].agent
+        here = self._processes.on_runner(runner_id)
+        known = {slot_id: each.process for slot_id, each in here.items() if each.process is not None}
+        if agent is None:
+            return
+        with suppress(RayError, TimeoutError):
+            alive = await asyncio.wait_for(agent.alive.remote(known), REPORT_TIMEOUT_S)
+            slots = {name: each.identity for name, each in here.items() if name not in known or name in alive}
+            self._hear(ev.RunnerReported(runner_id, as_of, slots))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,125 @@
+"""The processes of slots, from their creation to the confirmed end."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from iris_ray.actors.slots.reserved_runner import ReservedRunner
+from iris_ray.actors.slots.slot_actor import ProcessIdentity, SlotActor
+from iris_ray.actors.slots.visible_devices import visible_devices
+from iris_ray.slots.events import Event, SlotEnded, SlotFailed, SlotReady
+from iris_ray.slots.instructions import CreateSlot
+from iris_ray.slots.models import SlotIdentity
+
+UNLOAD_S = 5.0
+"""How long a user's ``unload`` may take."""
+GONE_S = 10.0
+"""How long to wait for a killed process to be gone before looking again."""
+BESIDE_REQUESTS = 8
+"""Calls of ours that an actor takes beside its requests."""
+
+_SlotActor = ray.remote(SlotActor)
+
+
+@dataclass(eq=False)
+class SlotProcess:
+    """One slot's process."""
+
+    order: CreateSlot
+    actor: ActorHandle
+    process: ProcessIdentity | None = None
+    ending: bool = False
+
+    @property
+    def identity(self) -> SlotIdentity:
+        """What it serves."""
+        return self.order.spec.identity
+
+
+@dataclass(eq=False)
+class SlotProcesses:
+    """Starts, watches and ends the processes of slots, and says what becomes of them.
+
+    Attributes:
+        runners: by id.
+        hear: takes the events.
+        by_slot: those that may be there.
+    """
+
+    runners: Mapping[str, ReservedRunner]
+    hear: Callable[[Event], None]
+    by_slot: dict[str, SlotProcess] = field(default_factory=dict)
+    _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
+
+    def create(self, order: CreateSlot, pickled: bytes) -> None:
+        """Start a process that loads a model."""
+        runner = self.runners[order.allocation.runner_id]
+        of_host = runner.hosts.devices
+        seats = order.spec.requests_at_a_time
+        options = {
+            "num_cpus": 0,
+            "max_concurrency": seats + BESIDE_REQUESTS,
+            "scheduling_strategy": runner.placement(),
+            "name": f"slot {order.slot_id} of {order.spec.identity}",
+        }
+        variables = visible_devices(order.spec.kind, order.allocation.devices, of_host)
+        actor = _SlotActor.options(**options).remote(variables, seats)
+        made = self.by_slot[order.slot_id] = SlotProcess(order, actor)
+        self._do(self._load(made, pickled))
+        self._do(self._watch(made))
+
+    def delete(self, slot_id: str) -> None:
+        """End a process; `SlotEnded` is said once it is gone."""
+        made = self.by_slot.get(slot_id)
+        if made is None:
+            asyncio.get_running_loop().call_soon(self.hear, SlotEnded(slot_id))
+        elif not made.ending:
+            made.ending = True
+            self._do(self._end(made))
+
+    def on_runner(self, runner_id: str) -> dict[str, SlotProcess]:
+        """Return the processes on a runner."""
+        return {n: each for n, each in self.by_slot.items() if each.order.allocation.runner_id == runner_id}
+
+    async def _load(self, made: SlotProcess, pickled: bytes) -> None:
+        with suppress(RayError):  # `_watch` sees that it is gone
+            made.process = await made.actor.identity.remote()
+            why_not = await made.actor.load.remote(pickled)
+            event = SlotFailed(made.order.slot_id, why_not) if why_not else SlotReady(made.order.slot_id)
+            self.hear(event)
+
+    async def _watch(self, made: SlotProcess) -> None:
+        """Wait until the process is gone: first Ray's word, then that of its host."""
+        while True:
+            with suppress(RayError):
+                await made.actor.watch.remote()
+            if await self._is_gone(made):
+                break
+        self.by_slot.pop(made.order.slot_id, None)
+        self.hear(SlotEnded(made.order.slot_id))
+
+    async def _is_gone(self, made: SlotProcess) -> bool:
+        agent = self.runners[made.order.allocation.runner_id].agent
+        if made.process is None or agent is None:
+            return True  # it never ran user code, or its host is gone
+        ray.kill(made.actor)  # Ray may only have lost sight of it
+        try:
+            return bool(await agent.wait_gone.remote(made.process, GONE_S))
+        except RayError:
+            return True
+
+    async def _end(self, made: SlotProcess) -> None:
+        with suppress(RayError, TimeoutError):
+            await asyncio.wait_for(made.actor.unload.remote(), UNLOAD_S)
+        ray.kill(made.actor)
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

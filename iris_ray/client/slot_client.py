@@ -1,0 +1,190 @@
+"""The public API of slots: register models, and have them answer requests."""
+
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any, Self
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayTaskError
+
+from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
+from iris_ray.actors.slots.pieces import packed
+from iris_ray.actors.slots.slot_manager import SlotManager
+from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
+from iris_ray.slots.devices import DeviceKind
+from iris_ray.slots.models import ModelSpec
+from iris_ray.slots.serving_policy import ServingPolicy
+
+NAMESPACE = "iris_ray.slots"
+
+_SlotManager = ray.remote(SlotManager)
+
+
+class SlotClient:
+    """Serves models on some hosts of the cluster that this process is connected to.
+
+    Args:
+        hosts: what to reserve. Ignored if a manager of that name exists already.
+        name: other clients that give the same name use the same models. None: nobody else does.
+        policy: limits and times; None: the usual ones.
+
+    Raises:
+        NoClusterError: Ray is not initialised.
+
+    Example:
+        >>> with SlotClient([SlotHosts(memory=2**30)]) as client:
+        ...     client.register(Echo, memory={1: 2**20})
+        ...     client.submit("Echo", "hello").result()
+    """
+
+    def __init__(
+        self, hosts: Sequence[SlotHosts] = (), *, name: str | None = None, policy: ServingPolicy | None = None
+    ) -> None:
+        if not ray.is_initialized():
+            raise NoClusterError("Ray is not initialised; call ray.init() first")
+        kinds = {each.kind for each in hosts}
+        self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
+        named = {} if name is None else {"name": name, "namespace": NAMESPACE, "get_if_exists": True}
+        options = {"num_cpus": 0, "max_concurrency": 10_000, **named}
+        self._manager = _SlotManager.options(**options).remote(tuple(hosts), policy or ServingPolicy())
+        ray.get(self._manager.start.remote())
+
+    def register(
+        self,
+        model: type,
+        name: str | None = None,
+        *,
+        memory: Mapping[int, int] | None = None,
+        arguments: Mapping[str, Any] | None = None,
+        replicas: int = 0,
+        prewarm: bool = False,
+        **spec: Any,
+    ) -> ModelSpec:
+        """Serve a model. Returns at once; nothing is loaded before it is needed, or asked for.
+
+        Args:
+            model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
+                kind, and perhaps ``load()``, ``unload()`` and ``memory_estimate()``.
+            name: what requests call it; None: the class's name.
+            memory: bytes on each device, by the number of devices. None: what the class's ``memory_estimate`` returns,
+                called with ``arguments``.
+            arguments: of the class.
+            replicas: slots to keep, whether there are requests or not.
+            prewarm: whether each new host gets a slot if nothing has to be evicted for it.
+            spec: further fields of `ModelSpec`, such as ``concurrency``, and ``kind`` if the hosts are not all of one.
+
+        Raises:
+            InvalidSlotError: the class can't serve, or its memory is not known.
+        """
+        keywords = dict(arguments or {})
+        if not isinstance(model, type) or not any("__call__" in vars(base) for base in model.__mro__):
+            raise InvalidSlotError(f"{model!r} can't be served; give a class that has __call__(self, payload)")
+        if memory is None:
+            memory = _estimated(model, keywords)
+        made = ModelSpec(name or model.__name__, dict(memory), **{"kind": self._kind, **spec})
+        order = ModelOrder(made, cloudpickle.dumps((model, keywords)), replicas, prewarm)
+        _get(self._manager.register.remote(order))
+        return made
+
+    def remove(self, name: str) -> None:
+        """Serve a model no more."""
+        _get(self._manager.remove.remote(name))
+
+    def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
+        """Ask a model. Returns a future of its answer; one that comes in pieces is a list.
+
+        Args:
+            model: its name.
+            payload: what its ``__call__`` gets.
+            request_id: for `cancel`; None: a new one.
+            how: ``timeout_s``, ``priority``, ``retriable``: see `Ask`.
+
+        The future raises what the model raised, or SlotQueueFullError, RequestExpiredError, RequestLostError,
+        ModelUnavailableError, UnknownNameError, or InvalidSlotError for a model that fits nowhere.
+        """
+        opened: Future[Any] = Future()
+        opened.set_running_or_notify_cancel()
+        arrived = self._manager.submit.remote(_ask(model, payload, request_id, how)).future()
+        arrived.add_done_callback(lambda done: _open(done, opened))
+        return opened
+
+    async def generate(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> Any:
+        """Ask a model and wait for the answer. See `submit`."""
+        return (await self._manager.submit.remote(_ask(model, payload, request_id, how))).open()
+
+    def stream(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> Iterator[Any]:
+        """Ask a model, and yield the pieces of its answer as they come. See `submit`."""
+        for reference in self._pieces(_ask(model, payload, request_id, how)):
+            yield ray.get(reference).open()
+
+    async def astream(
+        self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
+    ) -> AsyncIterator[Any]:
+        """As `stream`, for an event loop."""
+        async for reference in self._pieces(_ask(model, payload, request_id, how)):
+            yield (await reference).open()
+
+    def cancel(self, request_id: str) -> None:
+        """Forget a request: it leaves the queue, or its slot if the model is a coroutine."""
+        ray.get(self._manager.cancel.remote(request_id))
+
+    def status(self) -> SlotStatus:
+        """Return runners, slots and models."""
+        status: SlotStatus = ray.get(self._manager.status.remote())
+        return status
+
+    def evict(self, slot_id: str) -> None:
+        """Have a slot end once its requests have."""
+        _get(self._manager.evict.remote(slot_id))
+
+    def prewarm(self, model: str) -> None:
+        """Give each host a slot of a model, if nothing has to be evicted for it."""
+        _get(self._manager.prewarm.remote(model))
+
+    def close(self) -> None:
+        """Give all hosts back; no client of this manager can go on."""
+        ray.get(self._manager.close.remote())
+        ray.kill(self._manager)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _pieces(self, ask: Ask) -> Any:
+        return self._manager.stream.options(num_returns="streaming").remote(ask)
+
+
+def _ask(model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
+    return replace(Ask(request_id or uuid.uuid4().hex, model, packed(payload).data), **how)
+
+
+def _get(reference: Any) -> Any:
+    """Return what a call on the manager returns; raise our errors as they are, without Ray's frame around them."""
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        if isinstance(error.cause, IrisError):
+            raise error.cause from None
+        raise
+
+
+def _open(done: "Future[Any]", opened: "Future[Any]") -> None:
+    try:
+        opened.set_result(done.result().open())
+    except Exception as error:
+        opened.set_exception(error)
+
+
+def _estimated(model: type, keywords: Mapping[str, Any]) -> Mapping[int, int]:
+    if not hasattr(model, "memory_estimate"):
+        raise InvalidSlotError(
+            f"the memory of {model.__name__} is not known; give memory={{1: bytes}}, or the class a static "
+            f"memory_estimate() that returns that"
+        )
+    found: Mapping[int, int] = model.memory_estimate(**keywords)
+    return found

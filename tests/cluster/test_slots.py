@@ -1,0 +1,189 @@
+"""Slots on real Ray nodes: models load in processes of their own, give way to each other, and outlive their hosts."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, wait
+from typing import Any
+
+import psutil
+import pytest
+import ray
+
+from iris_ray import SlotClient, SlotHosts
+from iris_ray.errors import (
+    InvalidSlotError,
+    JobCancelledError,
+    ModelUnavailableError,
+    RequestExpiredError,
+    RequestLostError,
+    UnknownNameError,
+)
+from iris_ray.slots.devices import DeviceKind
+from iris_ray.slots.policy import IdleFor, Policy
+from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.testing import SimulatedCluster
+from tests.support.waiting import wait_until
+
+MB = 2**20
+EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+
+
+class Echo:
+    """Answers with its word, the payload and its process."""
+
+    def __init__(self, word: str = "echo") -> None:
+        self.word = word
+
+    def __call__(self, payload: Any) -> tuple[str, Any, int]:
+        if isinstance(payload, Exception):
+            raise payload
+        return self.word, payload, os.getpid()
+
+
+class Counter:
+    """Counts, slowly, in pieces."""
+
+    @staticmethod
+    def memory_estimate() -> dict[int, int]:
+        return {1: 600 * MB}
+
+    async def __call__(self, pieces: int):
+        for number in range(pieces):
+            await asyncio.sleep(0.02)
+            yield number
+
+
+class Broken:
+    def load(self) -> None:
+        raise FileNotFoundError("no weights")
+
+    def __call__(self, payload: Any) -> None:
+        raise AssertionError("it never loads")
+
+
+class Chips:
+    """Says which chips it sees, after a moment."""
+
+    def __call__(self, payload: int) -> tuple[int, str]:
+        time.sleep(0.05)
+        return payload, os.environ.get("TPU_VISIBLE_CHIPS", "all")
+
+
+class Sleeper:
+    async def __call__(self, seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "slept"
+
+
+@pytest.fixture(scope="module")
+def client(cluster: SimulatedCluster) -> Iterator[SlotClient]:
+    """One host with room for one large model."""
+    with SlotClient([SlotHosts(memory=1000 * MB)], policy=EAGER) as client:
+        client.register(Echo, memory={1: 600 * MB}, arguments={"word": "hi"})
+        client.register(Counter, concurrency=4)
+        yield client
+
+
+def slot_of(client: SlotClient, model: str) -> int:
+    """The pid of the only slot of a model."""
+    (pid,) = [slot.pid for slot in client.status().slots if slot.model == model and slot.state == "ready"]
+    return pid
+
+
+def test_models_answer_stream_raise_and_give_way_to_each_other(client: SlotClient) -> None:
+    word, payload, pid = client.submit("Echo", "a").result(60)
+    assert (word, payload) == ("hi", "a")
+    assert client.submit("Echo", "b").result(60)[2] == pid
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        client.submit("Echo", ZeroDivisionError("mine")).result(60)
+    assert list(client.stream("Counter", 3)) == [0, 1, 2]
+    assert client.submit("Counter", 2).result(60) == [0, 1]
+    assert [slot.model for slot in client.status().slots] == ["Counter"]
+    assert not psutil.pid_exists(pid)
+
+
+@pytest.mark.proof
+def test_coroutines_ask_as_well(client: SlotClient) -> None:
+    async def ask() -> tuple[Any, list[Any]]:
+        return await client.generate("Echo", 7), [piece async for piece in client.astream("Counter", 2)]
+
+    answer, pieces = asyncio.run(ask())
+    assert answer[:2] == ("hi", 7)
+    assert pieces == [0, 1]
+
+
+@pytest.mark.proof
+def test_a_killed_slot_is_made_again_and_its_request_runs_again(client: SlotClient) -> None:
+    client.register(Sleeper, memory={1: 600 * MB})
+    client.submit("Sleeper", 0.0).result(60)
+    first = slot_of(client, "Sleeper")
+    long = client.submit("Sleeper", 3.0)
+    once = client.submit("Sleeper", 3.0, retriable=False, priority=True)
+    wait_until(lambda: any(slot.active for slot in client.status().slots))
+    os.kill(first, signal.SIGKILL)
+    assert long.result(60) == "slept"
+    assert slot_of(client, "Sleeper") != first
+    assert isinstance(once.exception(60), RequestLostError | type(None))
+
+
+@pytest.mark.proof
+def test_requests_expire_are_cancelled_and_refused_in_words(client: SlotClient) -> None:
+    client.register(Sleeper, memory={1: 600 * MB})
+    client.submit("Sleeper", 0.0).result(60)
+    held = client.submit("Sleeper", 30.0, request_id="held")
+    with pytest.raises(RequestExpiredError, match="deadline"):
+        client.submit("Sleeper", 0.0, timeout_s=0.5).result(60)
+    with pytest.raises(InvalidSlotError, match="held is here already"):
+        client.submit("Sleeper", 0.0, request_id="held").result(60)
+    client.cancel("held")
+    with pytest.raises(JobCancelledError):
+        held.result(60)
+    assert client.submit("Sleeper", 0.0).result(60) == "slept"
+    with pytest.raises(UnknownNameError, match="no model 'Nobody'"):
+        client.submit("Nobody", 0).result(60)
+    client.register(Echo, "huge", memory={1: 10**15})
+    with pytest.raises(InvalidSlotError, match="fits on no runner"):
+        client.submit("huge", 0).result(60)
+
+
+@pytest.mark.proof
+def test_who_waits_for_a_model_that_cannot_load_is_told_why(client: SlotClient) -> None:
+    client.register(Broken, memory={1: MB})
+    with pytest.raises(ModelUnavailableError, match="FileNotFoundError: no weights"):
+        client.submit("Broken", 0).result(120)
+
+
+@pytest.mark.proof
+def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster) -> None:
+    hosts = [SlotHosts(2, DeviceKind.TPU, devices=4, memory=16 * 2**30)]
+    with SlotClient(hosts, policy=EAGER) as client:
+        client.register(Chips, memory={4: 2**30}, concurrency=2)
+        futures: list[Future[Any]] = [client.submit("Chips", number) for number in range(60)]
+        wait(futures[:20], timeout=120)
+        slots = [slot for slot in client.status().slots if slot.state == "ready"]
+        assert slots
+        name, worker = host_of(cluster, slots[0].pid)
+        cluster.kill_host(name, worker)
+        assert sorted(future.result(180)[0] for future in futures) == list(range(60))
+        reserved = ray.cluster_resources()["TPU"] - ray.available_resources().get("TPU", 0.0)
+        assert reserved >= 4.0
+
+
+@pytest.mark.proof
+def test_slots_of_one_host_see_the_chips_that_are_theirs(cluster: SimulatedCluster) -> None:
+    with SlotClient([SlotHosts(1, DeviceKind.TPU, devices=4, memory=16 * 2**30)], policy=EAGER) as client:
+        client.register(Chips, memory={2: 2**30})
+        futures = [client.submit("Chips", number) for number in range(20)]
+        assert {future.result(120)[1] for future in futures} == {"0,1", "2,3"}
+
+
+def host_of(cluster: SimulatedCluster, pid: int) -> tuple[str, int]:
+    """The simulated host on which a process runs."""
+    for name in cluster.slice_names:
+        for worker in cluster.worker_ids(name):
+            if pid in cluster.host_pids(name, worker):
+                return name, worker
+    raise AssertionError(f"no host has process {pid}")
