@@ -9,6 +9,7 @@ from typing import Any, Self
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import packed
@@ -48,7 +49,8 @@ class SlotClient:
         kinds = {each.kind for each in hosts}
         self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
         named = {} if name is None else {"name": name, "namespace": NAMESPACE, "get_if_exists": True}
-        options = {"num_cpus": 0, "max_concurrency": 10_000, **named}
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here, **named}
         self._manager = _SlotManager.options(**options).remote(tuple(hosts), policy or ServingPolicy())
         ray.get(self._manager.start.remote())
 
