@@ -103,14 +103,37 @@ class Run:
         wait_until(self._end.done, 120)
         return self._end.result()
 
+    def clear(self) -> None:
+        """End it if it still runs: the test has failed."""
+        if not self._end.done():
+            IrisClient().cancel(self.job)
+            wait_until(self._end.done)
+
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def start(engine: Engine, tmp_path: Path) -> Iterator[Start]:
+    """Starts a run."""
+    started: list[Run] = []
+
+    def start(script: str, **options: Any) -> Run:
+        started.append(Run(tmp_path, script, **options))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.clear()
+
 
 def pids(engine: Engine) -> list[int]:
     return [pid for name in engine.containers() if (pid := engine.pid(name))]
 
 
-def test_programs_have_their_variables_and_their_output_is_their_tasks(engine: Engine, tmp_path: Path) -> None:
+def test_programs_have_their_variables_and_print_for_their_tasks(engine: Engine, start: Start, tmp_path: Path) -> None:
     script = 'printf %s "$ODD" > {0}/odd-$IRIS_TASK_INDEX; echo "$MEGASCALE_SLICE_ID of $MEGASCALE_NUM_SLICES"'
-    run = Run(tmp_path, script, num_slices=2, env={"ODD": ODD, "TOKEN": SECRET})
+    run = start(script, num_slices=2, env={"ODD": ODD, "TOKEN": SECRET})
     run.result()
     assert [(tmp_path / f"odd-{index}").read_text() for index in range(4)] == [ODD] * 4
     printed = [IrisClient().fetch_task_logs(run.job, index).data.decode().split() for index in range(4)]
@@ -121,10 +144,9 @@ def test_programs_have_their_variables_and_their_output_is_their_tasks(engine: E
 
 
 def test_exit_code_of_a_program_is_the_attempts_and_each_attempt_has_a_container_of_its_own(
-    engine: Engine, tmp_path: Path
+    engine: Engine, start: Start, tmp_path: Path
 ) -> None:
-    run = Run(
-        tmp_path,
+    run = start(
         "touch {0}/runs-$IRIS_ATTEMPT-$IRIS_TASK_INDEX; [ $IRIS_TASK_INDEX = 0 ] || exit 3; sleep 60",
         retries=1,
     )
@@ -136,8 +158,8 @@ def test_exit_code_of_a_program_is_the_attempts_and_each_attempt_has_a_container
     wait_until(lambda: engine.containers() == [])
 
 
-def test_cancelled_containers_end(engine: Engine, tmp_path: Path) -> None:
-    run = Run(tmp_path, WAIT)
+def test_cancelled_containers_end(engine: Engine, start: Start) -> None:
+    run = start(WAIT)
     run.wait_for_tasks(2)
     assert len(engine.containers()) == 2
     running = pids(engine)
@@ -148,10 +170,10 @@ def test_cancelled_containers_end(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_notice_reaches_the_programs_and_their_gang_moves(
-    engine: Engine, slices: SimulatedCluster, tmp_path: Path
+    engine: Engine, start: Start, slices: SimulatedCluster, tmp_path: Path
 ) -> None:
     save = "trap 'touch {0}/saved-$IRIS_TASK_INDEX; exit 0' TERM; " + WAIT
-    run = Run(tmp_path, save)
+    run = start(save)
     run.wait_for_tasks(2)
     first = IrisClient().task_status(run.job, 0)
     assert first.group is not None
@@ -164,13 +186,14 @@ def test_notice_reaches_the_programs_and_their_gang_moves(
     run.finish()
     run.result()
     preemption.cancel()
+    slices.preempt_slice(first.group)  # Ray is still draining it
     wait_until(lambda: engine.containers() == [])
 
 
 def test_lost_slice_is_replaced_and_the_containers_of_its_peer_end(
-    engine: Engine, slices: SimulatedCluster, tmp_path: Path
+    engine: Engine, start: Start, slices: SimulatedCluster, tmp_path: Path
 ) -> None:
-    run = Run(tmp_path, WAIT, num_slices=2)
+    run = start(WAIT, num_slices=2)
     run.wait_for_tasks(4)
     before = pids(engine)
     assert len(before) == 4

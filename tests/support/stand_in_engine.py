@@ -78,15 +78,16 @@ def inspect(*arguments: str) -> int:
     if not container.exists():
         print("No such container", file=sys.stderr)
         return 1
-    code = read(container / "code")
+    code = code_of(container)
     out_of_memory = str((DIRECTORY / "out-of-memory").exists()).lower()
     print("running 0 false" if code is None else f"exited {code} {out_of_memory}")
     return 0
 
 
 def kill(*arguments: str) -> int:
-    pid = read(DIRECTORY / arguments[-1] / "pid")
-    if pid is None or read(DIRECTORY / arguments[-1] / "code") is not None:
+    container = DIRECTORY / arguments[-1]
+    pid = read(container / "pid")
+    if pid is None or code_of(container) is not None:
         return 1
     if "--signal=TERM" in arguments:
         os.kill(int(pid), signal.SIGTERM)
@@ -95,9 +96,15 @@ def kill(*arguments: str) -> int:
     return 0
 
 
+def code_of(container: Path) -> str | None:
+    """How a container ended; None if it has not. Its supervisor may have been killed with its simulated host."""
+    pid, code = read(container / "pid"), read(container / "code")
+    return "137" if code is None and pid is not None and not Path("/proc", pid).exists() else code
+
+
 def remove(*arguments: str) -> int:
     container = DIRECTORY / arguments[-1]
-    if container.exists() and read(container / "code") is not None:
+    if container.exists() and (code_of(container) is not None or read(container / "pid") is None):
         for path in container.iterdir():
             path.unlink()
         container.rmdir()

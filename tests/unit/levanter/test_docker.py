@@ -1,0 +1,59 @@
+"""Levanter's config of a program in containers: what is refused, what is sent, and what runs on the cluster."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iris_ray import RayJobConfig
+from iris_ray.errors import InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
+from iris_ray.levanter import RunDockerOnPodConfig, docker, submit_tpu_job_on_ray
+
+ODD = "a b\"c'd\n$e"
+CONFIG = RunDockerOnPodConfig("gcr.io/p/train", ["python", ODD], "v4-16", {"A": ODD}, retries=3, node_count=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"image_id": "-x"}, InvalidRequestError, "image_id is '-x'"),
+        ({"command": "echo 'a"}, InvalidRequestError, "which no shell could read: No closing quotation"),
+        ({"command": [7]}, InvalidRequestError, r"command is \[7\]"),
+        ({"tpu_type": "v4-15"}, UnknownTPUTypeError, "v4-16"),
+        ({"env": {"A": 7}}, InvalidRequestError, "env must be a mapping"),
+        ({"node_count": 0}, InvalidSliceCountError, "at least 1 slice"),
+    ],
+)
+def test_config_that_can_not_work_is_refused(changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        RunDockerOnPodConfig(**{"image_id": "busybox", "command": ["true"], "tpu_type": "v4-16", **changes})
+
+
+def test_config_has_levanters_fields_and_defaults_and_shows_no_values() -> None:
+    config = RunDockerOnPodConfig("busybox", "echo 'a b' c", "v4-16", env={"TOKEN": "s3cret"})
+    assert (config.name, config.retries, config.node_count) == ("levanter", 10, 1)
+    assert config.arguments == ["echo", "a b", "c"]
+    assert "s3cret" not in repr(config)
+
+
+def test_config_travels_as_a_file_and_runs_as_it_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    monkeypatch.setattr(docker, "run_docker_on_pod", lambda *args, **options: ran.append((args, options)))
+
+    def submit(config: RayJobConfig, address: str, run_id: str | None) -> str:
+        assert not config.env
+        assert config.command[:3] == ["python", "-m", "iris_ray.levanter.docker"]
+        assert isinstance(config.working_dir, str)
+        docker.main(Path(config.working_dir) / config.command[3])
+        return f"{run_id} at {address}"
+
+    monkeypatch.setattr(docker, "submit", submit)
+    assert submit_tpu_job_on_ray(CONFIG, "http://there") == "run_docker_levanter at http://there"
+    assert submit_tpu_job_on_ray(CONFIG, "http://there", "mine") == "mine at http://there"
+    wanted = {"tpu_type": "v4-16", "num_slices": 2, "env": {"A": ODD}, "name": "levanter", "retries": 3}
+    assert ran == [(("gcr.io/p/train", ["python", ODD]), wanted)] * 2
+
+
+def test_other_configs_are_sent_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docker, "submit", lambda config, address, run_id: f"{config.name} at {address}")
+    assert submit_tpu_job_on_ray(RayJobConfig(["python", "train.py"], None), "http://there") == "train at http://there"
