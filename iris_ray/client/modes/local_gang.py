@@ -14,6 +14,7 @@ from typing import Any
 
 from ray.exceptions import RayTaskError
 
+from iris_ray.actors.host.containers.record import end_container
 from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.task_environment import task_environment
@@ -130,6 +131,12 @@ class LocalTask:
             return None
         return diagnose(ProcessExit(time.time(), self._run.files(self._index).started.exists(), False, code, None))
 
+    def kill(self) -> None:
+        """End it, if it runs, and its container, if it has one."""
+        self.process.kill()
+        for left in end_container(self._run.files(self._index)):
+            print(f"iris_ray: {left} still runs", file=sys.stderr)
+
     def finish_printing(self) -> None:
         """Print what it has left, if no process that has outlived it keeps its output open."""
         self._printer.join(LAST_LINES_S)
@@ -149,7 +156,7 @@ def ended_at_last(tasks: Mapping[TaskKey, LocalTask]) -> Iterator[None]:
         yield
     finally:
         for task in tasks.values():
-            task.process.kill()
+            task.kill()
         for task in tasks.values():
             task.finish_printing()
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from iris_ray import run_docker_on_pod
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.actors.wire.payloads import load
 from iris_ray.client import run_docker_on_pod as module
-from iris_ray.errors import InvalidModeError, InvalidRequestError, UnknownTPUTypeError
+from iris_ray.errors import InvalidModeError, InvalidRequestError, TaskCrashedError, UnknownTPUTypeError
 from iris_ray.model.container import ContainerSpec
+from tests.support.containers import a_stand_in
 
 
 @pytest.mark.parametrize(
@@ -78,3 +80,20 @@ def test_help_shows_the_options() -> None:
     parameters = inspect.signature(run_docker_on_pod).parameters
     assert {"stall_timeout", "spares", "keep_warm", "priority"} <= set(parameters)
     assert parameters["retries"].default == 10
+
+
+def test_local_run_ends_the_containers_of_the_others_when_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others' engine clients are killed, and what hangs on the engine is not."""
+    script = (
+        "touch $0-$IRIS_TASK_INDEX; [ $IRIS_TASK_INDEX = 1 ] || exec env -i sleep 60; while [ ! -e $0-0 ]; do :; done"
+    )
+    with a_stand_in(tmp_path) as engine:
+        monkeypatch.setenv("IRIS_RAY_CONTAINER_ENGINE", str(engine.path))
+        with pytest.raises(TaskCrashedError, match="worker 1: the container's program exited with code 5"):
+            run_docker_on_pod(
+                "busybox", ["sh", "-c", f"{script}; exit 5", str(tmp_path / "runs")], tpu_type="v4-16", mode="simple"
+            )
+        assert len(engine.calls("run")) == 2
+        assert engine.containers() == []
