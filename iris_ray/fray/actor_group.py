@@ -8,6 +8,8 @@ from iris_ray.fray.job_handle import JobHandle
 from iris_ray.task.endpoints import endpoints_of
 
 if TYPE_CHECKING:
+    from fray.actor import ActorHandle as FraysHandle
+
     from iris_ray.actors.wire.status import JobStatus
 
 POLL_S = 0.2
@@ -37,7 +39,7 @@ class ActorGroup:
         """How many actors take calls now."""
         return len(self._ready())
 
-    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> list[ActorHandle]:
+    def wait_ready(self, count: int | None = None, timeout: float = 300.0) -> "list[FraysHandle]":
         """Wait until so many actors take calls, and return their handles by number.
 
         Args:
@@ -62,7 +64,7 @@ class ActorGroup:
             time.sleep(POLL_S)
         return self._hand_out(ready[:wanted])
 
-    def discover_new(self) -> list[ActorHandle]:
+    def discover_new(self) -> "list[FraysHandle]":
         """Return the handles of actors that take calls now, and that this object has not returned before."""
         return self._hand_out([index for index in self._ready() if index not in self._handed_out])
 
@@ -78,7 +80,7 @@ class ActorGroup:
         prefix = f"{self._name}-"
         return sorted(int(name.removeprefix(prefix)) for name in endpoints_of(self.job_id, prefix))
 
-    def _hand_out(self, indexes: list[int]) -> list[ActorHandle]:
+    def _hand_out(self, indexes: list[int]) -> "list[FraysHandle]":
         self._handed_out.update(indexes)
         return [ActorHandle(InTaskOf(self.job_id, f"{self._name}-{index}")) for index in indexes]
 

@@ -7,7 +7,6 @@ from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConn
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.identity import current_user
 from iris_ray.fray.actor_group import ActorGroup
-from iris_ray.fray.actor_handle import ActorHandle
 from iris_ray.fray.actor_request import actor_request, host_here
 from iris_ray.fray.current import require_fray
 from iris_ray.fray.job_handle import JobHandle
@@ -15,6 +14,7 @@ from iris_ray.fray.job_request import fray_request
 from iris_ray.task.job_info import get_job_info
 
 if TYPE_CHECKING:
+    from fray.actor import ActorHandle as FraysHandle
     from fray.actor import HostedActor
     from fray.types import ActorConfig, EnvironmentConfig, JobRequest, ResourceConfig
 
@@ -98,7 +98,7 @@ class Client:
         actor_config: "ActorConfig | None" = None,
         environment: "EnvironmentConfig | None" = None,
         **kwargs: Any,
-    ) -> ActorHandle:
+    ) -> "FraysHandle":
         """Make an actor in a task of its own, and wait until it takes calls.
 
         Raises like `create_actor_group`, and like `ActorGroup.wait_ready`.

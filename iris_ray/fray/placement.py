@@ -52,7 +52,7 @@ def fray_placement(resources: "ResourceConfig", replicas: int, tpu_gang: bool) -
     device = resources.device
     amounts: dict[str, Any] = {"cpu": resources.cpu, "memory_gb": size_in_bytes(resources.ram) / BYTES_PER_GB}
     if device.kind != "tpu":
-        gpu = device.count if device.kind == "gpu" else 0
+        gpu = device.chip_count() if device.kind == "gpu" else 0
         placed = placement_of(ResourceSpec(**amounts, replicas=replicas, gpu=gpu), None)
     else:
         placed = _on_slices(get_tpu_config(device.variant), replicas, tpu_gang, amounts)
