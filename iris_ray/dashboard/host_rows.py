@@ -1,53 +1,13 @@
 """Rows of slices and their hosts."""
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 
+from iris_ray.actors.wire.host_condition import HostCondition, condition_of
 from iris_ray.actors.wire.slices import SliceView, reason_of, slices_of
 from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.dashboard.tables import Row
-from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.ids import job_of
 from iris_ray.model.workers import GPU, TPU
-from iris_ray.state.quarantine import QUARANTINE
-
-
-class HostCondition(Enum):
-    """How a host stands, the most telling first."""
-
-    LOST = "lost"
-    SUSPECTED = "suspected"
-    DRAINING = "draining"
-    SPARE = "spare"
-    BUSY = "busy"
-    QUARANTINED = "quarantined"
-    CLOSED = "closed"
-    ELSEWHERE = "elsewhere"
-    UNUSABLE = "unusable"
-    WARM = "warm"
-    FREE = "free"
-
-
-def condition_of(host: WorkerStatus, spares: Mapping[str, str]) -> HostCondition:
-    """Return how a host stands.
-
-    Args:
-        host: which.
-        spares: the jobs that only hold slices ready, each with the job that it does so for.
-    """
-    taints = {name.removeprefix(TAINT_PREFIX) for name in host.attributes if name.startswith(TAINT_PREFIX)}
-    found = (
-        (HostCondition.SUSPECTED, host.suspected),
-        (HostCondition.DRAINING, host.draining),
-        (HostCondition.SPARE, host.tasks and all(job_of(task) in spares for task in host.tasks)),
-        (HostCondition.BUSY, host.tasks),
-        (HostCondition.QUARANTINED, QUARANTINE in taints),
-        (HostCondition.CLOSED, taints),
-        (HostCondition.ELSEWHERE, host.foreign),
-        (HostCondition.UNUSABLE, host.unavailable),
-        (HostCondition.WARM, host.holder),
-    )
-    return next((condition for condition, holds in found if holds), HostCondition.FREE)
 
 
 def slice_row(hosts: Sequence[WorkerStatus], spares: Mapping[str, str]) -> Row:
@@ -73,7 +33,7 @@ def slice_row(hosts: Sequence[WorkerStatus], spares: Mapping[str, str]) -> Row:
 
 def _host(host: WorkerStatus, spares: Mapping[str, str]) -> list[str | int | None]:
     jobs = dict.fromkeys(spares.get(job, job) for job in map(job_of, host.tasks))
-    condition = condition_of(host, spares).value
+    condition = condition_of(host, spares.__contains__).value
     return [host.host_index, condition, next(iter(jobs), None), reason_of(host), host.address, host.node_id]
 
 

@@ -33,6 +33,7 @@ from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.topology import get_tpu_config
 from tests.support.hosts_in_process import Host, NodeProcesses, Process, Reservation, Task, Work, wait_for_end
 from tests.support.ray_in_process import HEAD_NODE, Handle, RayInProcess
+from tests.support.recorded_meter import RecordedMeter
 from tests.support.store_in_process import Store
 
 
@@ -170,7 +171,7 @@ class ClusterInProcess:
     # -- actors ----------------------------------------------------------------------------------------------------
 
     def new_controller(self) -> Controller:
-        return Controller(self.read_nodes, self.restart_controller, find_demand=lambda: None)
+        return Controller(self.read_nodes, self.restart_controller, find_demand=lambda: None, meter=RecordedMeter)
 
     def restart_controller(self) -> None:
         """End the Controller's process, and start it anew as Ray does."""

@@ -33,6 +33,7 @@ from iris_ray.model.lifecycle import JobState
 from tests.support.cluster_in_process import ClusterInProcess
 from tests.support.command_line import Terminal, invoke
 from tests.support.hosts_in_process import Crash, Task
+from tests.support.recorded_meter import RecordedMeter
 from tests.support.waiting import wait_until
 from tests.support.worlds import gang_spec
 
@@ -43,7 +44,7 @@ class ControllerOf(Controller):
     def __init__(
         self, read_nodes: Callable[[], NodeTable], end: Callable[[], object], version: str, protocol: int
     ) -> None:
-        super().__init__(read_nodes, end)
+        super().__init__(read_nodes, end, meter=RecordedMeter)
         self._of = version, protocol
 
     async def versions(self) -> dict[str, Any]:

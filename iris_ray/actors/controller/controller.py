@@ -30,6 +30,8 @@ from iris_ray.actors.controller.job_events import job_events
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.controller.maintenance_service import MaintenanceService
+from iris_ray.actors.controller.measurements import Measurements
+from iris_ray.actors.controller.meter import Meter, RayMeter
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
 from iris_ray.actors.controller.overview import Overview
@@ -74,7 +76,7 @@ from iris_ray.errors import (
 )
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, PriorityBand
-from iris_ray.model.jobs import Job
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
@@ -112,6 +114,8 @@ LOST = (
     "its record was damaged when this Controller took over, so iris_ray does not know it any more. What runs of it goes"
     " on until its caller ends. Submit it again. The rest of the record is kept in the cluster's store, under corrupt/"
 )
+MEASURE_S = 5.0
+"""How often it measures what there is."""
 END_AFTER_S = 5.0
 """So long a Controller that has failed says why. If the next one fails as well, they don't follow each other faster."""
 
@@ -148,6 +152,7 @@ class Controller:
         read_nodes: reads Ray's node table; blocks.
         end: ends this process, when only a new one helps.
         find_demand: returns what tells Ray's autoscaler of missing slices; None if there is no autoscaler.
+        meter: makes what takes the measurements.
     """
 
     def __init__(
@@ -155,6 +160,7 @@ class Controller:
         read_nodes: Callable[[], NodeTable] = NodeTable.read,
         end: Callable[[], object] = end_process_soon,
         find_demand: Callable[[], AutoscalerDemand | None] = AutoscalerDemand.of_this_cluster,
+        meter: Callable[[], Meter] = RayMeter,
     ) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
         self._started_at = time.time()
@@ -162,13 +168,17 @@ class Controller:
         self._end = end
         self._find_demand = find_demand
         self._demand: AutoscalerDemand | None = None
+        self._meter = meter
+        self._measurements: Measurements | None = None
         self._state = ControllerState()
         self._journal = Journal()
         self._clock = self._journal.clock
         self._background = BackgroundTasks(self._background_failed)
         scheduler = Scheduler(evictions=eviction_rules(os.environ))
         self._planner = Planner(self._state, NODE_POLL_S, scheduler, most_placed=MOST_PLACED)
-        self._events = EventProcessor(self._state, self._planner, self._journal, self._background, self._end)
+        self._events = EventProcessor(
+            self._state, self._planner, self._journal, self._background, self._end, self._measure_wait
+        )
         self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
         self._logs = LogService()
         self._progress = ProgressBoard()
@@ -625,6 +635,8 @@ class Controller:
         self._demand = self._find_demand()
         if self._demand is not None:
             self._background.start(self._watch_demand(self._demand), "telling Ray's autoscaler what is missing")
+        self._measurements = Measurements(self._state, self._meter(), self._clock.now())
+        self._background.start(self._watch_measurements(self._measurements), "measuring")
         self._events.begin(self._dispatcher)
 
     async def _watch_nodes(self) -> None:
@@ -644,6 +656,21 @@ class Controller:
             await asyncio.sleep(COUNT_CHIPS_S)
             before, at = at, self._clock.now()
             self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state), at - before)
+
+    def _measure_wait(self, job: Job, gang: Gang, now: float) -> None:
+        try:
+            if self._measurements is not None:
+                self._measurements.placed(job, gang, now)
+        except Exception:  # what is only measured stops nobody
+            logger.exception("measuring failed")
+
+    async def _watch_measurements(self, measurements: Measurements) -> None:
+        while not self._events.deposed:
+            await asyncio.sleep(MEASURE_S)
+            try:
+                measurements.look(self._clock.now())
+            except Exception:
+                logger.exception("measuring failed; trying again")
 
     async def _watch_demand(self, demand: AutoscalerDemand) -> None:
         while not self._events.deposed:

@@ -10,6 +10,7 @@ from iris_ray.actors.controller.set_aside import BrokenStateError, SetAsideJobs
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder
 from iris_ray.errors import ControllerUnavailableError, DeposedError
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler.planner import Placement, Planner
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_safely
@@ -35,6 +36,7 @@ class EventProcessor:
         journal: records what is decided, before anything follows from it.
         background: runs the loop.
         end: called once when this Controller is over.
+        placed: told of every gang that gets hosts, and when.
 
     Attributes:
         deposed: why this Controller acknowledges nothing any more, or None: another one has taken over.
@@ -49,6 +51,7 @@ class EventProcessor:
         journal: Journal,
         background: BackgroundTasks,
         end: Callable[[], object],
+        placed: Callable[[Job, Gang, float], object] = lambda *_: None,
     ) -> None:
         self.deposed: str | None = None
         self.failed: str | None = None
@@ -58,6 +61,7 @@ class EventProcessor:
         self._journal = journal
         self._background = background
         self._end = end
+        self._placed = placed
         self._dispatcher: Dispatcher | None = None
         self._instructions = Instructions()  # what the latest events want done
         self._recorded: asyncio.Future[None] | None = None  # of what has come since the latest plan
@@ -122,7 +126,10 @@ class EventProcessor:
 
     async def _follow(self, dispatcher: Dispatcher) -> None:
         """Plan, record and carry out once."""
-        placements = self._planner.plan(self._journal.clock.now(), self._instructions)
+        now = self._journal.clock.now()
+        placements = self._planner.plan(now, self._instructions)
+        for placement in placements:
+            self._placed(placement.job, placement.gang, now)
         orders = list(self._orders(placements, dispatcher))
         self.aside.end_those_of_failed(self._instructions)
         self._in_writing, self._recorded = self._recorded, None

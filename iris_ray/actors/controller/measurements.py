@@ -1,0 +1,194 @@
+"""Measures the queue, jobs, hosts and users. It reads what has changed, so that it costs next to nothing."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from iris_ray.actors.controller.meter import Meter
+from iris_ray.actors.controller.metric_definitions import (
+    ADMISSION_WAIT,
+    ATTEMPTS_ENDED,
+    HOSTS,
+    JOBS_FINISHED,
+    LAUNCH,
+    PENDING_JOBS,
+    RECOVERY,
+    RUNNING_JOBS,
+    USER_CHIP_SECONDS,
+    USER_CHIPS,
+    Metric,
+)
+from iris_ray.actors.controller.status_views import worker_status
+from iris_ray.actors.wire.host_condition import condition_of
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.workers import Worker
+from iris_ray.state import ControllerState
+
+MOST_VALUES = 100
+"""Of a label whose values users choose. What comes later is called `OTHER`."""
+OTHER, NO_TYPE = "other", "none"
+
+Values = tuple[str, ...]
+"""Of the labels of a metric, in their order."""
+
+_CAUSES = {TaskState.FAILED: "failure", TaskState.WORKER_FAILED: "preemption", TaskState.KILLED: "eviction"}
+
+
+class Measurements:
+    """What is measured of a state. Call `look` every few seconds.
+
+    Args:
+        state: read only. What its jobs have done before is not measured.
+        meter: takes the measurements.
+        now: seconds on the events' clock.
+    """
+
+    def __init__(self, state: ControllerState, meter: Meter, now: float) -> None:
+        self._state = state
+        self._meter = meter
+        self._names: dict[str, dict[str, None]] = {"tpu_type": {}, "user": {}}
+        self._shown: dict[Metric, set[Values]] = {}  # for which values of its labels each gauge has been set
+        self._jobs_read = state.job_changes.version
+        self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
+        self._starting: dict[str, dict[int, tuple[int, float]]] = {}  # job id → gang → attempt, since when it has hosts
+        self._hosts_read = -1
+        self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
+        self._looked_at = now
+        for job in state.jobs.values():  # what they did before is not measured again
+            self._ends[job.spec.job_id] = _ends_of(job)
+
+    def placed(self, job: Job, gang: Gang, now: float) -> None:
+        """Measure how long a gang has waited that is given hosts now."""
+        if job.spec.spare_for is None:
+            labels = self._of_job(job.spec, "band", "tpu_type")
+            self._meter.observe(ADMISSION_WAIT, max(0.0, now - gang.waiting_since), labels)
+            self._starting.setdefault(job.spec.job_id, {})[gang.position] = gang.attempt, now
+
+    def look(self, now: float) -> None:
+        """Measure what has changed since the last look, and what there is now."""
+        changed = self._state.job_changes.since(self._jobs_read)
+        for job_id in dict.fromkeys(self._state.jobs if changed is None else changed):
+            self._look_at_job(job_id)
+        self._jobs_read = self._state.job_changes.version
+        self._look_at_hosts(now)
+        self._count_jobs()
+        self._count_chips(now)
+
+    # -- jobs ------------------------------------------------------------------------------------------------------
+
+    def _look_at_job(self, job_id: str) -> None:
+        job = self._state.jobs.get(job_id)
+        if job is None or job.spec.spare_for is not None:
+            self._ends.pop(job_id, None)
+            self._starting.pop(job_id, None)
+            return
+        self._measure_starts(job)
+        self._measure_ends(job)
+
+    def _measure_starts(self, job: Job) -> None:
+        waits = self._starting.pop(job.spec.job_id, {})
+        for position, (attempt, placed_at) in waits.items():
+            gang = job.gangs[position]
+            if gang.attempt != attempt or job.over is not None:
+                continue
+            if gang.running_since == math.inf:
+                self._starting.setdefault(job.spec.job_id, {})[position] = attempt, placed_at
+                continue
+            self._meter.observe(LAUNCH, max(0.0, gang.running_since - placed_at), self._of_job(job.spec, "tpu_type"))
+            if gang.past and gang.past[-1].started_at is not None:
+                labels = {**self._of_job(job.spec, "tpu_type"), "cause": _CAUSES[gang.past[-1].state]}
+                self._meter.observe(RECOVERY, max(0.0, gang.running_since - gang.past[-1].ended_at), labels)
+
+    def _measure_ends(self, job: Job) -> None:
+        ends, known = _ends_of(job), self._ends.get(job.spec.job_id, Counter())
+        self._ends[job.spec.job_id] = ends
+        labels = self._of_job(job.spec, "band", "tpu_type")
+        for cause, count in (ends - known).items():
+            if job.over is not None and cause == job.over.value:
+                self._meter.add(JOBS_FINISHED, 1, {**labels, "state": cause})
+            else:
+                self._meter.add(ATTEMPTS_ENDED, count, {**labels, "cause": cause})
+
+    def _count_jobs(self) -> None:
+        jobs = self._state.jobs
+        running = {attempt.job_id for attempts in self._state.attempts.values() for attempt in attempts}
+        waiting: Counter[Values] = Counter(self._kind(job.spec) for job in self._state.pending() if _counts(job))
+        self._set(PENDING_JOBS, waiting)
+        live = (job for job in map(jobs.get, running) if job is not None and _counts(job) and job.over is None)
+        having_hosts: Counter[Values] = Counter(map(self._kind, (job.spec for job in live)))
+        self._set(RUNNING_JOBS, having_hosts)
+
+    def _kind(self, spec: JobSpec) -> tuple[str, str]:
+        return spec.priority.name.lower(), self._named("tpu_type", spec.device or NO_TYPE)
+
+    # -- hosts and users -------------------------------------------------------------------------------------------
+
+    def _look_at_hosts(self, now: float) -> None:
+        fleet = self._state.fleet
+        changed = fleet.changes_since(self._hosts_read) if self._hosts_read >= 0 else None
+        if changed is None:
+            self._hosts.clear()
+        for worker in fleet.workers.values() if changed is None else changed:
+            live = fleet.workers.get(worker.node_id)
+            if live is None:
+                self._hosts.pop(worker.node_id, None)
+            else:
+                self._hosts[worker.node_id] = self._host(live, now)
+        self._hosts_read = fleet.version
+        conditions: Counter[Values] = Counter(self._hosts.values())
+        self._set(HOSTS, conditions)
+
+    def _host(self, worker: Worker, now: float) -> tuple[str, str]:
+        status = worker_status(worker, self._state, now)
+        return self._named("tpu_type", status.device or NO_TYPE), condition_of(status, self._is_spare).value
+
+    def _is_spare(self, job_id: str) -> bool:
+        job = self._state.jobs.get(job_id)
+        return job is not None and job.spec.spare_for is not None
+
+    def _count_chips(self, now: float) -> None:
+        held: dict[Values, float] = {}
+        for user, band in self._state.limits.accounts:
+            if (chips := self._state.limits.held(user, band).chips) > 0:
+                values = (self._named("user", user),)
+                held[values] = held.get(values, 0.0) + chips
+        passed, self._looked_at = max(0.0, now - self._looked_at), now
+        for (user,), chips in held.items() if passed else ():
+            self._meter.add(USER_CHIP_SECONDS, chips * passed, {"user": user})
+        self._set(USER_CHIPS, held)
+
+    # -- labels ----------------------------------------------------------------------------------------------------
+
+    def _set(self, metric: Metric, amounts: Mapping[Values, float]) -> None:
+        """Set a gauge for all values of its labels; to 0 where there was something and is nothing now."""
+        known = self._shown.setdefault(metric, set())
+        known.update(amounts)
+        for values in known:
+            self._meter.set(metric, amounts.get(values, 0.0), dict(zip(metric.labels, values, strict=True)))
+
+    def _of_job(self, spec: JobSpec, *names: str) -> dict[str, str]:
+        band, tpu_type = self._kind(spec)
+        return {name: {"band": band, "tpu_type": tpu_type}[name] for name in names}
+
+    def _named(self, label: str, value: str) -> str:
+        """Return the value of a label; `OTHER` if there are too many values already."""
+        known = self._names[label]
+        if value not in known and len(known) >= MOST_VALUES:
+            return OTHER
+        known[value] = None
+        return value
+
+
+def _ends_of(job: Job) -> Counter[str]:
+    """Return how many of a job's attempts have ended early, by cause, and the state in which it has ended, as 1."""
+    ends = Counter(failure=job.failures, preemption=job.preemptions, eviction=job.evictions)
+    if job.over is not None:
+        ends[job.over.value] = 1
+    return ends
+
+
+def _counts(job: Job) -> bool:
+    """Whether it is a job to people, and no spare."""
+    return job.spec.spare_for is None

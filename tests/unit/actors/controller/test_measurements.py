@@ -1,0 +1,127 @@
+"""What is measured of the queue, jobs, hosts and users."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.actors.controller.measurements import MOST_VALUES, Measurements
+from iris_ray.actors.controller.metric_definitions import METRICS, Kind
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import TaskState as S
+from iris_ray.state.events import JobCancelledEvent, TaintedEvent, TimePassedEvent
+from tests.support.recorded_meter import RecordedMeter
+from tests.support.worlds import World
+
+INTERACTIVE = "band=interactive,tpu_type=v4-16"
+
+
+class Measured(World):
+    """A world that is measured: every plan and, when a test looks, what has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = RecordedMeter()
+        self.measurements = Measurements(self.state, self.meter, self.now)
+
+    def place(self, *jobs: Job) -> None:
+        """Commit a plan that gives hosts to these jobs."""
+        self.schedule()
+        for job in jobs:
+            self.measurements.placed(job, job.gang, self.now)
+
+    def run(self, job: Job) -> None:
+        """Have all tasks run, now."""
+        self.do(TimePassedEvent(self.now))
+        self.report_all(job, S.RUNNING)
+
+    def look(self, after_s: float = 0.0) -> RecordedMeter:
+        self.now += after_s
+        self.measurements.look(self.now)
+        return self.meter
+
+
+@pytest.fixture
+def world() -> Iterator[Measured]:
+    world = Measured()
+    for name in ("v4-16-0", "v4-16-1"):
+        world.add_slice(name)
+    yield world
+    world.check()
+
+
+def test_waits_launches_and_recoveries_are_measured_exactly(world: Measured) -> None:
+    job = world.submit("train", user="ann", max_retries_preemption=3, max_retries_failure=3)
+    world.now += 30.0
+    world.place(job)
+    world.look(after_s=2.0)
+    world.now += 2.0
+    world.run(job)
+    seen = world.look(after_s=9.0).seen
+    assert seen["iris_admission_wait_seconds", INTERACTIVE] == [30.0]
+    assert seen["iris_launch_seconds", "tpu_type=v4-16"] == [4.0]
+    world.report(job, S.WORKER_FAILED)
+    world.now += 5.0
+    world.confirm(job)
+    world.place(job)
+    world.now += 1.5
+    world.run(job)
+    meter = world.look()
+    assert meter.seen["iris_recovery_seconds", "tpu_type=v4-16,cause=preemption"] == [6.5]
+    assert meter.total["iris_attempts_ended_total", f"{INTERACTIVE},cause=preemption"] == 1
+    world.finish(job)
+    assert world.look().total["iris_jobs_finished_total", f"{INTERACTIVE},state=succeeded"] == 1
+    assert world.look().total["iris_jobs_finished_total", f"{INTERACTIVE},state=succeeded"] == 1, "once only"
+    assert len(seen["iris_launch_seconds", "tpu_type=v4-16"]) == 2
+
+
+def test_queue_hosts_and_users_are_what_there_is_now(world: Measured) -> None:
+    train = world.start("train", user="ann")
+    world.submit("waits", user="bob", slices=(2,), priority=PriorityBand.BATCH)
+    world.do(TaintedEvent("v4-16-1", "drained", "a fan"))
+    meter = world.look()
+    assert meter.shown("iris_pending_jobs") == {"band=batch,tpu_type=v4-16": 1}
+    assert meter.shown("iris_running_jobs") == {INTERACTIVE: 1}
+    conditions = {"tpu_type=v4-16,condition=busy": 2, "tpu_type=v4-16,condition=closed": 2}
+    assert meter.shown("iris_hosts") == conditions
+    assert meter.shown("iris_user_chips") == {"user=ann": 8.0}
+    assert world.look(after_s=10.0).total["iris_user_chip_seconds_total", "user=ann"] == 80.0
+    world.finish(train)
+    world.do(JobCancelledEvent("waits", "not needed"))
+    world.lose("v4-16-1-0")
+    meter = world.look()
+    assert meter.shown("iris_hosts") == {"tpu_type=v4-16,condition=warm": 2, "tpu_type=v4-16,condition=closed": 1}
+    assert not meter.shown("iris_pending_jobs")
+    assert not meter.shown("iris_user_chips")
+    assert meter.now["iris_pending_jobs", "band=batch,tpu_type=v4-16"] == 0, "not left at what it was"
+
+
+def test_a_new_controller_does_not_count_again_what_jobs_did_before(world: Measured) -> None:
+    job = world.start("train", max_retries_failure=3)
+    world.long_run()
+    world.report(job, S.FAILED)
+    again = RecordedMeter()
+    measurements = Measurements(world.state, again, world.now)
+    measurements.look(world.now)
+    assert not again.total
+    world.confirm(job)
+
+
+def test_users_beyond_a_number_share_a_label(world: Measured) -> None:
+    for number in range(MOST_VALUES + 20):
+        job = world.start(f"job-{number}", user=f"user-{number}")
+        world.look()
+        world.finish(job)
+    meter = world.look()
+    users = {labels for name, labels in meter.now if name == "iris_user_chips"}
+    assert len(users) == MOST_VALUES + 1
+    assert "user=other" in users
+
+
+def test_names_are_as_prometheus_wants_them() -> None:
+    for metric in METRICS:
+        assert metric.name.startswith("iris_")
+        assert metric.name.endswith("_total") == (metric.kind is Kind.COUNTER)
+        assert metric.name.endswith("_seconds") == (metric.kind is Kind.HISTOGRAM)
+        assert list(metric.buckets) == sorted(set(metric.buckets))
+        assert bool(metric.buckets) == (metric.kind is Kind.HISTOGRAM)
