@@ -12,7 +12,7 @@ FRAY := .venv-fray
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang chaos levanter fray clean
+.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard chaos levanter fray clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -55,6 +55,9 @@ bench-progress: $(READY)  ## from the loss of a slice to the next training step,
 
 bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActors; about five minutes
 	$(BIN)/python benchmarks/large_gang.py
+
+bench-dashboard: $(READY)  ## what the dashboard costs on 5,008 hosts with 20 open pages; about two minutes
+	$(BIN)/python benchmarks/dashboard.py
 
 chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.proofs.chaos --minutes 30
 	$(BIN)/python -m tests.proofs.chaos
