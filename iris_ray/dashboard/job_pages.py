@@ -2,17 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from iris_ray.actors.wire.json_values import plain
-from iris_ray.actors.wire.status import JobStatus, TaskStatus
+from iris_ray.actors.wire.status import JobEvent, JobGoodput, JobStatus, TaskStatus
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog, printable
 from iris_ray.dashboard.follower import Source
 from iris_ray.errors import InvalidRequestError
+from iris_ray.goodput.totals import Totals, productive_share
 
 SHARED_S = 0.5
 """An answer is given again to whoever asks the same so soon after."""
+GOODPUT_S = 10.0
 MOST_ANSWERS = 200
 PIECE_BYTES = 256 << 10
 TAIL_LINES = 500
@@ -27,6 +30,12 @@ class JobSource(Source, Protocol):
     def job_status(self, job_id: str) -> JobStatus: ...
 
     def list_tasks(self, job_id: str) -> list[TaskStatus]: ...
+
+    def job_events(self, job_id: str) -> list[JobEvent]: ...
+
+    def job_goodput(self, job_id: str) -> JobGoodput: ...
+
+    def list_goodput(self) -> list[JobGoodput]: ...
 
     def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog: ...
 
@@ -51,6 +60,10 @@ class JobPages:
         """
         return await self._shared(("job", job_id), lambda source: _job(source, job_id))
 
+    async def goodput(self) -> dict[str, Any]:
+        """Return what the time of each user's jobs went into. It is asked once in `GOODPUT_S`."""
+        return await self._shared(("goodput",), lambda source: goodput_by_user(source.list_goodput()), GOODPUT_S)
+
     async def logs(self, job_id: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return a piece of what a task has printed, and where the next one begins.
 
@@ -68,14 +81,16 @@ class JobPages:
         task = numbers.get("task", 0)
         return await self._shared(("logs", job_id, task, at), lambda source: _logs(source, job_id, task, at))
 
-    async def _shared(self, question: tuple[object, ...], ask: Callable[[JobSource], T]) -> T:
+    async def _shared(
+        self, question: tuple[object, ...], ask: Callable[[JobSource], T], shared_s: float = SHARED_S
+    ) -> T:
         now = time.monotonic()
-        asked_at, answer = self._answers.get(question, (0.0, None))
-        if answer is None or now > asked_at + SHARED_S:
+        good_until, answer = self._answers.get(question, (0.0, None))
+        if answer is None or now > good_until:
             answer = asyncio.ensure_future(asyncio.to_thread(self._ask, ask))
-            self._answers[question] = now, answer
+            self._answers[question] = now + shared_s, answer
             if len(self._answers) > MOST_ANSWERS:
-                self._answers = {q: a for q, a in self._answers.items() if now < a[0] + SHARED_S}
+                self._answers = {q: a for q, a in self._answers.items() if now < a[0]}
         found: T = await asyncio.shield(answer)
         return found
 
@@ -96,6 +111,25 @@ def _job(source: JobSource, job_id: str) -> dict[str, Any]:
         "over": status.state.finished,
         "tasks": [_task(task) for task in tasks[:TASKS_SHOWN]],
         "size": len(tasks),
+        "events": plain(source.job_events(job_id)),
+        "goodput": plain(source.job_goodput(job_id)) if status.num_groups and not status.spare_for else None,
+    }
+
+
+def goodput_by_user(jobs: Iterable[JobGoodput]) -> dict[str, Any]:
+    """Return for each user how many jobs there are, what their chip-seconds went into, and the productive share."""
+    totals: dict[str, Totals] = {}
+    counts: Counter[str] = Counter()
+    for job in jobs:
+        counts[job.user] += 1
+        totals.setdefault(job.user, Totals()).add(job.seconds, job.chip_seconds)
+    return {
+        user: {
+            "jobs": counts[user],
+            "chip_seconds": total.chip_seconds,
+            "goodput": productive_share(total.chip_seconds),
+        }
+        for user, total in totals.items()
     }
 
 

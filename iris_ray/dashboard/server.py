@@ -5,6 +5,7 @@
 ``/api/snapshot``           all tables, and their version
 ``/api/changes?since=V``    server-sent events: what has changed since that version, as it comes
 ``/api/jobs``, …            one table: its rows
+``/api/goodput``            what the time of each user's jobs went into
 ``/api/jobs/ID``            a job in full: why it waits, its tasks and attempts
 ``/api/jobs/ID/logs``       a piece of what a task has printed; ``task``, ``attempt``, ``offset`` or ``tail``
 ``/healthz``, ``/readyz``   it lives; it has the Controller's word on the cluster
@@ -55,6 +56,7 @@ def application(connect: Callable[[], JobSource], address: str, token: str | Non
             web.get("/readyz", routes.ready),
             web.get("/api/snapshot", routes.snapshot),
             web.get("/api/changes", routes.changes),
+            web.get("/api/goodput", routes.goodput),
             web.get("/api/jobs/{job}", routes.job),
             web.get("/api/jobs/{job}/logs", routes.logs),
             web.get(f"/api/{{table:{'|'.join(TABLES)}}}", routes.table),
@@ -147,6 +149,9 @@ class _Routes:
     async def job(self, request: web.Request) -> web.StreamResponse:
         found = await self._jobs.job(request.match_info["job"])
         return web.Response(body=encode(found), content_type="application/json")
+
+    async def goodput(self, _: web.Request) -> web.StreamResponse:
+        return web.Response(body=encode(await self._jobs.goodput()), content_type="application/json")
 
     async def logs(self, request: web.Request) -> web.StreamResponse:
         found = await self._jobs.logs(request.match_info["job"], request.query)

@@ -6,6 +6,8 @@ import subprocess
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from iris_ray import run_on_pod_ray
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from tests.support.command_line import command_line, environment, iris
@@ -21,6 +23,7 @@ def get(url: str) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.proof
 def test_it_shows_a_job_and_a_killed_host_and_ends_when_told(cluster: "SimulatedCluster", trace: "Trace") -> None:
     import ray
 

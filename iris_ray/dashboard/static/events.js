@@ -39,7 +39,7 @@ function matches(event) {
   return ofKind[filters.kind] && (!text || [event.job, event.slice, event.user, event.text].some((one) => one?.toLowerCase().includes(text)));
 }
 
-export function eventLine(event) {
+function eventLine(event) {
   return h("li", { class: event.level }, clock(event.at), h("span", { class: "mark", "aria-hidden": "true" }, MARKS[event.level]),
     h("span", {}, event.job ? jobLink(event.job) : sliceLink(event.slice), " ", h("span", { class: "text" }, event.text)));
 }

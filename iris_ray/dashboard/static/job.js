@@ -1,8 +1,8 @@
 // One job: why it waits, how its attempts went, its tasks and what they print.
 import { fill, h, jobLink, link, setText, sliceLink, table, tr } from "./dom.js";
-import { badge, counted, duration, howFar, now, since } from "./format.js";
+import { badge, clock, counted, duration, howFar, now, since } from "./format.js";
 import { attemptsOf, timeline } from "./timeline.js";
-import { eventLine } from "./events.js";
+import { goodputView } from "./goodput.js";
 import { logView } from "./logs.js";
 import { tables } from "./store.js";
 
@@ -13,13 +13,13 @@ const LOOK_MS = 2000;
 export function jobPage(root, id) {
   const parts = {
     head: h("div", { class: "job-head" }), why: h("section", { hidden: true }), line: h("section", {}),
-    facts: h("dl", { class: "fact-grid" }), events: h("section", { hidden: true }),
+    facts: h("dl", { class: "fact-grid" }), goodput: h("section", { hidden: true }), events: h("section", { hidden: true }),
   };
   const tasks = table(COLUMNS, "Tasks");
   const taskSection = h("section", { hidden: true }, h("h2", {}, "Tasks"), tasks.element);
   const taskNote = h("p", { class: "found" });
   const logs = logView(id);
-  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line,
+  root.append(h("p", { class: "crumbs" }, link("jobs", "Jobs")), h("h1", {}, id), parts.head, parts.why, parts.facts, parts.line, parts.goodput,
     h("section", {}, h("h2", {}, "Logs"), logs.element), taskSection, parts.events);
   taskSection.append(taskNote);
 
@@ -32,6 +32,8 @@ export function jobPage(root, id) {
     if (!answer.ok) return fill(parts.head, h("p", { class: "callout" }, job.error));
     showHead(parts, job);
     showAttempts(parts.line, job);
+    showGoodput(parts.goodput, job);
+    showEvents(parts.events, job);
     taskSection.hidden = job.attempt === 0;
     fill(tasks.body, job.tasks.map(taskRow));
     setText(taskNote, job.size > job.tasks.length ? `the first ${job.tasks.length} of ${counted(job.size, "task")}` : "");
@@ -40,8 +42,7 @@ export function jobPage(root, id) {
 
   const timer = setInterval(() => { if (!tables.jobs[id]?.over && !document.hidden) look(); }, LOOK_MS);
   let known = null;
-  function update(changed) {
-    if (changed.has("events")) showEvents(parts.events, id);
+  function update() {
     if (known === null || tables.jobs[id] !== known) look();
     known = tables.jobs[id] ?? {};
   }
@@ -96,7 +97,7 @@ function showAttempts(section, job) {
   const rows = table(ATTEMPTS, "Attempts, the latest first");
   fill(rows.body, [...attempts].reverse().map((one) => tr(ATTEMPTS, [
     one.number, badge(one.state), one.start ? duration((one.end ?? now()) - one.start) : "–", one.groups.join(", ") || "–",
-    h("span", { class: "why" }, one.cause ?? ""),
+    one.cause ? h("span", { class: "why" }, one.cause) : "",
   ])));
   fill(section, h("h2", {}, "Attempts"), timeline(job, attempts), rows.element);
 }
@@ -105,12 +106,22 @@ function taskRow(task) {
   const ran = task.started_at === null ? "–" : duration((task.ended_at ?? now()) - task.started_at);
   const where = task.group ? `${task.group}, ${task.host}` : task.address ?? "–";
   return tr(COLUMNS, [task.task_index, badge(task.state), task.attempt || "–", ran, task.exit_code ?? "–", where,
-    h("span", { class: "why", title: task.error ?? "" }, task.error?.trim().split("\n")[0] ?? "")]);
+    task.error ? h("span", { class: "why", title: task.error }, task.error.trim().split("\n")[0]) : ""]);
 }
 
-function showEvents(section, id) {
-  const events = Object.values(tables.events).filter((event) => event.job === id).sort((a, b) => b.number - a.number).slice(0, 20);
+// What the reader has opened stays open.
+function showGoodput(section, { goodput }) {
+  const view = goodput && goodputView(goodput);
+  section.hidden = !view;
+  if (!view) return;
+  const isOpen = section.querySelector("details")?.open ?? false;
+  fill(section, h("h2", {}, "Where its time went"), view);
+  section.querySelector("details").open = isOpen;
+}
+
+function showEvents(section, { events }) {
   section.hidden = events.length === 0;
-  fill(section, h("h2", {}, "Events"), h("ol", { class: "events", reversed: true }, events.map(eventLine)));
+  const line = (event) => h("li", { class: "plain" }, clock(event.at), h("span", { class: "mark", "aria-hidden": "true" }, "•"),
+    h("span", { class: "text" }, event.task_index === null ? "" : `task ${event.task_index}: `, event.what));
+  fill(section, h("h2", {}, "Events"), h("ol", { class: "events", reversed: true }, [...events].reverse().slice(0, 50).map(line)));
 }
-

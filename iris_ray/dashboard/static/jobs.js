@@ -31,9 +31,19 @@ export function jobsPage(root) {
     const wanted = all.filter(STATES[filters.state][1]).filter(matches).sort((a, b) => b.number - a.number);
     setText(found, wanted.length === 0 ? "No job is like that." : wanted.length > MOST ? `the latest ${MOST} of ${counted(wanted.length, "job")}` : "");
     element.hidden = wanted.length === 0;
-    keyed(body, wanted.slice(0, MOST), (job) => job.id, row);
+    keyed(body, wanted.slice(0, MOST).map(entry), (one) => one.job.id, ({ job }) => row(job));
   }
-  return { update: (changed) => { if (changed.has("jobs")) show(); } };
+  return { update: (changed) => { if (changed.has("jobs") || changed.has("queue")) show(); } };
+}
+
+// The same object as long as nothing about the job, or why it waits, has changed.
+const entries = new Map();
+function entry(job) {
+  const known = entries.get(job.id);
+  const queued = tables.queue[job.id];
+  if (known && known.job === job && known.queued === queued) return known;
+  entries.set(job.id, { job, queued });
+  return entries.get(job.id);
 }
 
 function choice(item, show) {
@@ -53,7 +63,8 @@ function row(job) {
     job.evictions && counted(job.evictions, "eviction"),
   ].filter(Boolean).join(", ");
   const said = job.state === "running" ? howFar(job) : "";
-  const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : said || (job.error?.split("\n")[0] ?? "");
+  const waits = tables.queue[job.id]?.why.split("; ").slice(0, 2).join("; ");
+  const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : said || waits || (job.error?.split("\n")[0] ?? "");
   const on = job.groups.length > 4 ? `${job.groups.slice(0, 4).join(", ")} and ${job.groups.length - 4} more` : job.groups.join(", ");
   return tr(COLUMNS, [jobLink(job.id), job.user, badge(job.state), wants(job), on || "–", job.attempt || "–", since(job.submitted),
     h("span", { class: "why" }, lost ? h("span", { class: "tag" }, lost) : null, " ", note)]);

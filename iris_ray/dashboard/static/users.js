@@ -1,9 +1,11 @@
 // Who uses the chips: what each user holds now, has held lately, and may have.
 import { h, fill, keyed, table, tr } from "./dom.js";
 import { amount, counted, percent } from "./format.js";
+import { DISRUPTIONS, hours, sum } from "./goodput.js";
 import { cluster, tables } from "./store.js";
 
-const COLUMNS = ["User", "Chips now", "Share now", "Chip-hours lately", "Counted share", "Running", "Waiting", "Limits"];
+const COLUMNS = ["User", "Chips now", "Share now", "Chip-hours lately", "Counted share", "Running", "Waiting", "Goodput", "Lost to disruptions", "Limits"];
+const LOOK_MS = 10_000;
 const HUES = 8;
 
 export function usersPage(root) {
@@ -13,7 +15,18 @@ export function usersPage(root) {
   const empty = h("p", { class: "empty" }, "Nobody has used the cluster lately.");
   root.append(h("h1", {}, "Users"), bar, legend, element, empty,
     h("p", { class: "lead small" }, "Chip-hours lately: what was held four hours ago counts half. The queue serves the smallest counted",
-      " share first; it counts what is held now and what was held lately."));
+      " share first; it counts what is held now and what was held lately. Goodput: the productive share of the chip-hours of the",
+      " jobs that the Controller knows, see iris-ray goodput."));
+
+  let goodput = {};
+  async function look() {
+    const answer = await fetch("/api/goodput").catch(() => null);
+    if (!answer?.ok) return;
+    goodput = await answer.json();
+    update(new Set(["users"]));
+  }
+  const timer = setInterval(() => document.hidden || look(), LOOK_MS);
+  look();
 
   function update(changed) {
     if (!changed.has("users") && !changed.has("cluster")) return;
@@ -22,9 +35,18 @@ export function usersPage(root) {
     showStack(bar, legend, users.filter((user) => user.chips > 0), chips);
     element.hidden = users.length === 0;
     empty.hidden = users.length > 0;
-    keyed(body, users, (user) => user.user, row);
+    keyed(body, users.map((user) => entry(user, goodput[user.user])), (one) => one.user.user, row);
   }
-  return { update };
+
+  // The same object as long as nothing about the user has changed.
+  const entries = new Map();
+  function entry(user, spent) {
+    const known = entries.get(user.user);
+    if (known && known.user === user && JSON.stringify(known.spent) === JSON.stringify(spent)) return known;
+    entries.set(user.user, { user, spent });
+    return entries.get(user.user);
+  }
+  return { update, end: () => clearInterval(timer) };
 }
 
 function showStack(bar, legend, users, total) {
@@ -45,9 +67,11 @@ function part(name, chips, total, hue) {
   return element;
 }
 
-function row(user) {
+function row({ user, spent }) {
+  const lost = spent ? sum(spent.chip_seconds, DISRUPTIONS) : 0;
   const limits = user.bands.flatMap(({ band, limits: set }) =>
     Object.entries(set).map(([what, most]) => `${band}: ${amount(most)} ${what.replace("_", " ")}`));
   return tr(COLUMNS, [h("b", {}, user.user), amount(user.chips), percent(user.share), amount(user.chip_hours), percent(user.counted),
-    user.running || "–", user.queued || "–", limits.join("; ") || "–"]);
+    user.running || "–", user.queued || "–",
+    spent?.goodput === null || !spent ? "–" : percent(spent.goodput), lost ? `${hours(lost)} chip-hours` : "–", limits.join("; ") || "–"]);
 }

@@ -13,7 +13,7 @@ from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_server import served
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Page, Route
 
 SCREENSHOTS = "IRIS_TEST_SCREENSHOTS"
 """The variable with a directory for the pictures of the documents."""
@@ -157,6 +157,31 @@ def test_job_page_shows_attempts_and_their_causes(chromium: Browser, world: Cont
         assert page.locator(".bar-of.running").count() == 1
 
     chromium.see(story)
+
+
+def test_job_page_says_what_disruptions_have_cost(chromium: Browser, url: str) -> None:
+    """The figures are made up: here they would take hours."""
+    seconds = {"productive": 30_000.0, "program_startup": 900.0, "queueing": 3600.0}
+    seconds |= {"wasted_progress_from_disruption": 1800.0, "infrastructure_recovery_from_disruption": 300.0}
+    chips = {kind: 16 * amount for kind, amount in seconds.items() if kind != "queueing"}
+    goodput = {"seconds": seconds, "chip_seconds": chips, "goodput": 0.909, "measured": 1.0}
+
+    def with_goodput(route: "Route") -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"goodput": goodput})
+
+    def story(page: "Page") -> str:
+        page.route("**/api/jobs/train-llama", with_goodput)
+        page.goto(f"{url}/#/jobs/train-llama")
+        waits_for(page, "Where its time went")
+        page.get_by_text("All kinds of time").click()
+        page.wait_for_timeout(2500)  # the page asks again meanwhile
+        assert page.get_by_text("wasted progress from disruption").is_visible()
+        picture(page, "goodput")
+        return page.locator(".headline").inner_text()
+
+    said = "Goodput 91 %. Disruptions have cost 35m00s, that is 9.3 chip-hours."
+    assert chromium.see(story, height=1400) == said
 
 
 def test_keyboard_alone_leads_to_a_slice_and_its_reason(chromium: Browser, url: str) -> None:

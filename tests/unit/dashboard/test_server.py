@@ -84,6 +84,9 @@ def test_job_in_full_and_its_logs(world: ControllerInProcess, url: str) -> None:
     world.prints("train", 1, "step 3\n")
     assert get(f"{url}/api/jobs/train/logs?task=1&attempt=1&offset={piece['next_offset']}")["text"] == "step 3\n"
     assert get(f"{url}/api/jobs/train/logs?task=1&tail=1")["text"] == "step 3\n"
+    assert job["goodput"]["seconds"]["unmeasured"] >= 0
+    assert job["events"][0]["what"] == "submitted by ann, interactive"
+    assert get(f"{url}/api/goodput")["ann"]["jobs"] == 1
     waits = world.submit("waits", slices=(3,))
     assert "waiting for 3 slices" in get(f"{url}/api/jobs/{waits}")["explanation"]
     wait_until(lambda: get(f"{url}/api/slices")["v4-16-0"]["jobs"] == ["train"])

@@ -1,0 +1,48 @@
+// What the time of a job went into: one bar, and the kinds of time below it.
+import { h, table, tr } from "./dom.js";
+import { amount, duration, percent } from "./format.js";
+
+// Groups of kinds, in the order of the bar: how each looks, and its kinds.
+const GROUPS = [
+  ["productive", "productive", ["productive"]],
+  ["start-up", "startup", ["launch", "tpu_initialization", "training_prep", "program_startup", "data_loading_sync", "unproductive_checkpoint_restore_time"]],
+  ["saving checkpoints", "saving", ["unproductive_checkpoint_save_time"]],
+  ["lost to disruptions", "disrupted", ["wasted_progress_from_disruption", "infrastructure_recovery_from_disruption"]],
+  ["queueing", "queueing", ["queueing"]],
+  ["not measured", "unmeasured", ["unmeasured", "other"]],
+];
+export const DISRUPTIONS = GROUPS[3][2];
+const COLUMNS = ["Time", "How long", "Share", "Chip-hours"];
+const NOT_MEASURED = "Its tasks call no iris_ray.heartbeat(step), so it is not known what they did.";
+
+export const sum = (amounts, kinds) => kinds.reduce((total, kind) => total + (amounts[kind] ?? 0), 0);
+export const hours = (chipSeconds) => amount(chipSeconds / 3600);
+
+export function goodputView(goodput) {
+  const { seconds, chip_seconds: chips } = goodput;
+  const total = Object.values(seconds).reduce((all, one) => all + one, 0);
+  if (!total) return null;
+  const groups = GROUPS.map(([name, look, kinds]) => ({ name, look, seconds: sum(seconds, kinds), chips: sum(chips, kinds) }))
+    .filter((one) => one.seconds > 0);
+  const words = groups.map((one) => `${one.name} ${percent(one.seconds / total)}`).join(", ");
+  const rows = table(COLUMNS, "Kinds of time");
+  const kinds = Object.entries(seconds).filter(([, time]) => time > 0).sort((a, b) => b[1] - a[1]);
+  rows.body.append(...kinds.map(([kind, time]) => tr(COLUMNS, [kind.replaceAll("_", " "), duration(time), percent(time / total), hours(chips[kind] ?? 0)])));
+  return h("div", {}, headline(goodput),
+    h("div", { class: "stack thin", role: "img", "aria-label": words }, groups.map((one) => part(one, total))),
+    h("ul", { class: "stack-legend" }, groups.map((one) => h("li", {}, h("i", { class: `swatch ${one.look}`, "aria-hidden": "true" }), `${one.name} `, h("b", {}, percent(one.seconds / total))))),
+    h("details", {}, h("summary", {}, "All kinds of time"), rows.element));
+}
+
+function headline({ goodput, measured, seconds, chip_seconds: chips }) {
+  const lost = sum(seconds, DISRUPTIONS);
+  return h("p", { class: "headline" },
+    goodput === null || measured === 0 ? NOT_MEASURED : ["Goodput ", h("b", {}, percent(goodput)), ". "],
+    lost > 0 ? [" Disruptions have cost ", h("b", {}, duration(lost)), ", that is ", h("b", {}, `${hours(sum(chips, DISRUPTIONS))} chip-hours`), "."] : null);
+}
+
+function part({ name, look, seconds }, total) {
+  const element = h("span", { class: look, title: `${name}: ${duration(seconds)}` });
+  element.style.width = `${(100 * seconds) / total}%`;
+  return element;
+}
