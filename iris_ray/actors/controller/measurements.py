@@ -4,10 +4,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
+from iris_ray.actors.controller.goodput_views import is_measured
 from iris_ray.actors.controller.meter import Meter
 from iris_ray.actors.controller.metric_definitions import (
     ADMISSION_WAIT,
     ATTEMPTS_ENDED,
+    FINISHED_CHIP_SECONDS,
     HOSTS,
     JOBS_FINISHED,
     LAUNCH,
@@ -20,6 +22,8 @@ from iris_ray.actors.controller.metric_definitions import (
 )
 from iris_ray.actors.controller.status_views import worker_status
 from iris_ray.actors.wire.host_condition import condition_of
+from iris_ray.goodput.measure import measure
+from iris_ray.goodput.totals import Totals
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
@@ -52,7 +56,7 @@ class Measurements:
         self._shown: dict[Metric, set[Values]] = {}  # for which values of its labels each gauge has been set
         self._jobs_read = state.job_changes.version
         self._ends: dict[str, Counter[str]] = {}  # job id → how many of its attempts have ended, by cause
-        self._starting: dict[str, dict[int, tuple[int, float]]] = {}  # job id → gang → attempt, since when it has hosts
+        self._starting: dict[str, dict[tuple[int, int], float]] = {}  # job id → gang, attempt → when it got hosts
         self._hosts_read = -1
         self._hosts: dict[str, tuple[str, str]] = {}  # node id → its type and condition
         self._looked_at = now
@@ -64,7 +68,7 @@ class Measurements:
         if job.spec.spare_for is None:
             labels = self._of_job(job.spec, "band", "tpu_type")
             self._meter.observe(ADMISSION_WAIT, max(0.0, now - gang.waiting_since), labels)
-            self._starting.setdefault(job.spec.job_id, {})[gang.position] = gang.attempt, now
+            self._starting.setdefault(job.spec.job_id, {})[gang.position, gang.attempt] = now
 
     def look(self, now: float) -> None:
         """Measure what has changed since the last look, and what there is now."""
@@ -89,17 +93,21 @@ class Measurements:
 
     def _measure_starts(self, job: Job) -> None:
         waits = self._starting.pop(job.spec.job_id, {})
-        for position, (attempt, placed_at) in waits.items():
+        for (position, attempt), placed_at in waits.items():
             gang = job.gangs[position]
-            if gang.attempt != attempt or job.over is not None:
-                continue
-            if gang.running_since == math.inf:
-                self._starting.setdefault(job.spec.job_id, {})[position] = attempt, placed_at
-                continue
-            self._meter.observe(LAUNCH, max(0.0, gang.running_since - placed_at), self._of_job(job.spec, "tpu_type"))
-            if gang.past and gang.past[-1].started_at is not None:
-                labels = {**self._of_job(job.spec, "tpu_type"), "cause": _CAUSES[gang.past[-1].state]}
-                self._meter.observe(RECOVERY, max(0.0, gang.running_since - gang.past[-1].ended_at), labels)
+            started_at = _start_of(gang, attempt)
+            if started_at is not None:
+                self._measure_start(job, gang, attempt, started_at, placed_at)
+            elif gang.attempt == attempt and job.over is None:
+                self._starting.setdefault(job.spec.job_id, {})[position, attempt] = placed_at
+
+    def _measure_start(self, job: Job, gang: Gang, attempt: int, started_at: float, placed_at: float) -> None:
+        labels = self._of_job(job.spec, "tpu_type")
+        self._meter.observe(LAUNCH, max(0.0, started_at - placed_at), labels)
+        before = next((past for past in reversed(gang.past) if past.number < attempt), None)
+        if before is not None and before.started_at is not None:
+            away_s = max(0.0, started_at - before.ended_at)
+            self._meter.observe(RECOVERY, away_s, {**labels, "cause": _CAUSES[before.state]})
 
     def _measure_ends(self, job: Job) -> None:
         ends, known = _ends_of(job), self._ends.get(job.spec.job_id, Counter())
@@ -108,8 +116,18 @@ class Measurements:
         for cause, count in (ends - known).items():
             if job.over is not None and cause == job.over.value:
                 self._meter.add(JOBS_FINISHED, 1, {**labels, "state": cause})
+                self._measure_goodput(job)
             else:
                 self._meter.add(ATTEMPTS_ENDED, count, {**labels, "cause": cause})
+
+    def _measure_goodput(self, job: Job) -> None:
+        """Measure what the chips of a job went into that has just ended."""
+        if not is_measured(job):
+            return
+        user = self._named("user", job.spec.user)
+        spent = Totals.of(measure(job.times, job.submitted_at, self._looked_at)).chip_seconds
+        for kind, chip_seconds in spent.items():
+            self._meter.add(FINISHED_CHIP_SECONDS, chip_seconds, {"user": user, "kind": kind})
 
     def _count_jobs(self) -> None:
         jobs = self._state.jobs
@@ -179,6 +197,13 @@ class Measurements:
             return OTHER
         known[value] = None
         return value
+
+
+def _start_of(gang: Gang, attempt: int) -> float | None:
+    """Return when the first task of an attempt ran; None if none has, or it is not known any more."""
+    if gang.attempt == attempt:
+        return gang.running_since if gang.running_since < math.inf else None
+    return next((past.started_at for past in gang.past if past.number == attempt), None)
 
 
 def _ends_of(job: Job) -> Counter[str]:

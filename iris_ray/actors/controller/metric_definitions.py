@@ -56,6 +56,12 @@ JOBS_FINISHED = Metric("iris_jobs_finished_total", _C, ("band", "tpu_type", "sta
 HOSTS = Metric("iris_hosts", _G, ("tpu_type", "condition"), "hosts by condition")
 USER_CHIPS = Metric("iris_user_chips", _G, ("user",), "chips and GPUs that the jobs of a user hold")
 USER_CHIP_SECONDS = Metric("iris_user_chip_seconds_total", _C, ("user",), "the same, added up over time")
+FINISHED_CHIP_SECONDS = Metric(
+    "iris_finished_chip_seconds_total",
+    _C,
+    ("user", "kind"),
+    "chip-seconds of gangs that have ended, by their use",
+)
 
 METRICS = (
     PENDING_JOBS,
@@ -68,4 +74,5 @@ METRICS = (
     HOSTS,
     USER_CHIPS,
     USER_CHIP_SECONDS,
+    FINISHED_CHIP_SECONDS,
 )

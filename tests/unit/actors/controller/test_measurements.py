@@ -72,7 +72,31 @@ def test_waits_launches_and_recoveries_are_measured_exactly(world: Measured) -> 
     world.finish(job)
     assert world.look().total["iris_jobs_finished_total", f"{INTERACTIVE},state=succeeded"] == 1
     assert world.look().total["iris_jobs_finished_total", f"{INTERACTIVE},state=succeeded"] == 1, "once only"
+    spent = {labels: amount for (name, labels), amount in meter.total.items() if "finished_chip" in name}
+    assert {labels.partition("kind=")[2]: chips for labels, chips in spent.items() if chips} == {
+        "launch": 4.0 * 8,
+        "unmeasured": 9.0 * 8,
+        "infrastructure_recovery_from_disruption": 1.5 * 8,
+    }
     assert len(seen["iris_launch_seconds", "tpu_type=v4-16"]) == 2
+
+
+def test_attempts_that_come_and_go_between_two_looks_are_measured(world: Measured) -> None:
+    job = world.submit("train", max_retries_failure=3)
+    for wait_s in (1.0, 2.0):
+        world.place(job)
+        world.now += wait_s
+        world.run(job)
+        world.long_run()
+        world.report(job, S.FAILED)
+        world.confirm(job)
+    world.place(job)
+    world.now += 3.0
+    world.run(job)
+    world.finish(job)
+    seen = world.look().seen
+    assert seen["iris_launch_seconds", "tpu_type=v4-16"] == [1.0, 2.0, 3.0]
+    assert seen["iris_recovery_seconds", "tpu_type=v4-16,cause=failure"] == [2.0, 3.0]
 
 
 def test_queue_hosts_and_users_are_what_there_is_now(world: Measured) -> None:
