@@ -127,10 +127,11 @@ function tile(one) {
   const user = tables.jobs[job]?.user;
   const more = one.jobs.length > 1 ? ` and ${one.jobs.length - 1} more` : "";
   const note = job ? `${job}${more}` : one.state === "free" ? "free" : one.state === "warm" ? "warm" : one.why ?? one.state;
-  const label = [one.name, one.state, job && `job ${job}${more}`, user && `of ${user}`, one.why].filter(Boolean).join(", ");
-  return h("li", {}, h("a", { class: `tile ${one.state}`, href: `#/slices/${encodeURIComponent(one.name)}`, "aria-label": label, title: label },
+  const title = [one.name, one.state, job && `job ${job}${more}`, user && `of ${user}`, one.why].filter(Boolean).join(", ");
+  return h("li", {}, h("a", { class: `tile ${one.state}`, href: `#/slices/${encodeURIComponent(one.name)}`, title },
     h("span", { class: "tile-name" }, one.name),
     h("span", { class: `cells${one.hosts.length > 16 ? " many" : ""}`, "aria-hidden": "true" },
       one.hosts.map((host) => h("i", { class: `cell ${host[1]}` }))),
-    h("span", { class: "tile-note" }, note), user ? h("span", { class: "tile-user" }, user) : null));
+    h("span", { class: "unseen" }, ` ${job ? `${one.state}: ` : ""}`),
+    h("span", { class: "tile-note" }, note), user ? h("span", { class: "tile-user" }, h("span", { class: "unseen" }, " of "), user) : null));
 }
