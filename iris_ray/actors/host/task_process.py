@@ -53,6 +53,7 @@ class TaskProcess:
         self._error = import_all(preload)
         self._token = secrets.token_hex(8)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
+        self._of_the_raylet = raylet_environment()  # read ahead: a launch would wait for it
 
     def ready(self) -> StandbyReady:
         """Return what identifies the process: an answer proves that it waits. Its ports stay bound until it starts."""
@@ -121,7 +122,7 @@ class TaskProcess:
     def _set_environment(self, launch: TaskLaunch, files: TaskFiles) -> None:
         changes = task_environment(
             os.environ,
-            raylet_environment(),
+            self._of_the_raylet,
             launch.env,
             launch.info,
             launch.multislice,
