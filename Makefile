@@ -8,11 +8,13 @@ LEVANTER := .venv-levanter
 PINNED_LEVANTER := $(if $(CI),requirements/levanter.txt)
 # So does Fray, Marin's interface to jobs.
 FRAY := .venv-fray
+# And each older version of Ray.
+OLDER_RAYS := 2.49.2 2.55.1
 # In the order of collection: tests without a cluster come first, while no process is connected to one. A process that
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard chaos levanter fray clean
+.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard chaos levanter fray ray-versions clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -80,6 +82,14 @@ $(LEVANTER)/.ready: pyproject.toml $(PINNED_LEVANTER)
 	$(LEVANTER)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,levanter]'
 	touch $@
 
+ray-versions: $(READY) $(OLDER_RAYS:%=.venv-ray-%/.ready)  ## the main paths on the oldest Ray that iris_ray takes, on one between, and on the newest; five minutes
+	$(BIN)/python -m pytest --profile=proofs tests/cluster/test_ray_versions.py $(ARGS)
+
+.venv-ray-%/.ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default]==$*' --editable .
+	touch $@
+
 $(READY): pyproject.toml $(PINNED)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
@@ -87,4 +97,4 @@ $(READY): pyproject.toml $(PINNED)
 	touch $(READY)
 
 clean:
-	rm -rf .venv $(LEVANTER) $(FRAY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv .venv-ray-* $(LEVANTER) $(FRAY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

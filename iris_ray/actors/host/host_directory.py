@@ -5,7 +5,7 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-import ray
+from iris_ray.actors.wire.ray_internals import temp_dir
 
 VARIABLE = "IRIS_RAY_HOST_DIR"
 
@@ -36,7 +36,7 @@ def can_not_start(error: OSError) -> str:
 
 
 def _in_rays_directory() -> Path:
-    return Path(ray.get_runtime_context().get_temp_dir()) / f"iris_ray-{os.getuid()}"
+    return Path(temp_dir()) / f"iris_ray-{os.getuid()}"
 
 
 def _why_unsafe(found: os.stat_result) -> str | None:

@@ -1,4 +1,4 @@
-"""The one module that uses private Ray APIs, checked on Ray 2.60.0: when Ray changes, look here."""
+"""The one module that uses private Ray APIs, checked on Ray 2.49.2, 2.55.1 and 2.60.0: when Ray changes, look here."""
 
 import logging
 import os
@@ -19,6 +19,7 @@ from ray.remote_function import RemoteFunction
 from ray.util.placement_group import PlacementGroup
 
 STORE_TIMEOUT_S = 5.0
+RAY_VERSION = tuple(map(int, ray.__version__.split(".")[:2]))
 MOST_PACKAGE_BYTES = packaging.GCS_STORAGE_MAX_SIZE
 """Limit for a directory that travels to the cluster."""
 
@@ -44,11 +45,19 @@ def announce_end(node_id: str, message: str, deadline: float) -> str | None:
     """
     reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
     drain = internal_kv.global_gcs_client.drain_node
+    limit = {} if RAY_VERSION < (2, 60) else {"timeout": STORE_TIMEOUT_S}
     try:
-        accepted, refusal = drain(node_id, reason, message, int(deadline * 1000), timeout=STORE_TIMEOUT_S)
+        accepted, refusal = drain(node_id, reason, message, int(deadline * 1000), **limit)
     except RpcError as error:
         return f"Ray does not answer: {error}"
     return None if accepted else refusal
+
+
+def temp_dir() -> str:
+    """Return Ray's own directory on this node, which is the same for all of its processes."""
+    if RAY_VERSION < (2, 55):
+        return str(ray._private.worker._global_node.get_temp_dir_path())
+    return str(ray.get_runtime_context().get_temp_dir())
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:
@@ -67,9 +76,12 @@ def label_output(name: str, stderr: bool = True) -> None:
 
 def walk_package(directory: Path, excludes: list[str], handle: Callable[[Path], None]) -> None:
     """Call a function for each file and directory that Ray would send of this one, given what is excluded."""
+    quiet = logging.Logger(__name__, logging.CRITICAL)
+    if RAY_VERSION < (2, 55):  # excludes nothing by itself
+        packaging._dir_travel(directory, [packaging._get_excludes(directory, excludes)], handle, logger=quiet)
+        return
     patterns = [*ray_constants.get_runtime_env_default_excludes(), *excludes]
     with_gitignore = os.environ.get(ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, "0") != "1"
-    quiet = logging.Logger(__name__, logging.CRITICAL)
     packaging._dir_travel(
         directory,
         [packaging._get_excludes(directory, patterns)],

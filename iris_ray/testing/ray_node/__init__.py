@@ -12,3 +12,11 @@ What it relies on:
 - the runtime_env agent's script binds the port given to it with ``socket.bind`` (see ``lazy_agent.py``);
 - ``Node``, used for the head only, works through the methods that `head.py` overrides.
 """
+
+import ray
+
+if tuple(map(int, ray.__version__.split(".")[:2])) < (2, 60):
+    raise ImportError(
+        f"simulated TPU hosts need Ray 2.60, and this is Ray {ray.__version__}. iris_ray itself runs on clusters of Ray"
+        " 2.49 to 2.60; to try it without TPUs, install ray==2.60.0 in an environment of its own"
+    )

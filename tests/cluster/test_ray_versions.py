@@ -1,0 +1,57 @@
+"""The main paths on ordinary Ray nodes, on every version of Ray that iris_ray takes: two hosts each, three slices."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.command_line import REPOSITORY
+
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
+
+OLDER = ("2.49.2", "2.55.1")
+PATIENCE_S = 300.0
+EXPECTED = {
+    "results come in the order of slices and hosts": True,
+    "an error reaches the caller": "ValueError: no such batch",
+    "a crash is told apart": "TaskCrashedError",
+    "a cancelled reference stops the gang": "TaskCancelledError",
+    "a task without chips": [7],
+    "a lost host costs one attempt on another slice": [2, True],
+    "a drained node gives notice": "Ray is draining it",
+    "iris-ray": {"ls": 0, "workers": 0, "doctor": 0},
+}
+
+
+def pythons() -> list[object]:
+    found: list[object] = [pytest.param(Path(sys.executable), id="newest")]
+    for version in OLDER:
+        python = REPOSITORY / f".venv-ray-{version}" / "bin" / "python"
+        skip = pytest.mark.skipif(not python.exists(), reason=f"needs Ray {version}: make ray-versions")
+        found.append(pytest.param(python, id=version, marks=skip))
+    return found
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_main_paths_work_on_plain_nodes(python: Path, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("IRIS_", "RAY_"))}
+    command = [str(python), "-m", "tests.support.main_paths", str(tmp_path), str(found)]
+    with subprocess.Popen(command, cwd=REPOSITORY, env={**environment, "PYTHONPATH": str(REPOSITORY)}) as driver:
+        try:
+            assert driver.wait(PATIENCE_S) == 0
+        finally:
+            if driver.poll() is None:
+                end_tree(driver)
+    assert json.loads(found.read_text()) == EXPECTED
+
+
+def end_tree(driver: "subprocess.Popen[bytes]") -> None:
+    """End a driver that hangs, and the nodes that it has started."""
+    top = psutil.Process(driver.pid)
+    for process in [*top.children(recursive=True), top]:
+        process.kill()
