@@ -11,23 +11,24 @@ import iris_ray
 from iris_ray.cli.findings import Finding, Level
 from iris_ray.cli.host_look import METADATA_TIMEOUT_S, NO_NOTICES, metadata_host, metadata_tells
 
-CHECKED_RAY = "2.60"
-"""The version of Ray that iris_ray's use of private APIs was checked on."""
+OLDEST_RAY, NEWEST_RAY = (2, 49), (2, 60)
+"""The versions of Ray that iris_ray's use of private APIs was checked on."""
 TASK_PORTS = range(20_000, 32_768)
 """The ports on which the tasks of a gang listen for each other."""
 _PORTS_TRIED = 40
 
 
 def check_versions() -> Finding:
-    install = f"pip install 'ray[default]=={CHECKED_RAY}.*'"
+    oldest, newest = (".".join(map(str, number)) for number in (OLDEST_RAY, NEWEST_RAY))
+    install = f"pip install 'ray[default]=={newest}.*'"
     try:
         ray = version("ray")
     except PackageNotFoundError:
         return Finding(Level.ERROR, "versions", "Ray is not installed here", install)
     found = f"iris_ray {iris_ray.__version__}, Ray {ray}, Python {platform.python_version()}"
-    if ray.split(".")[:2] == CHECKED_RAY.split("."):
+    if OLDEST_RAY <= tuple(map(int, ray.split(".")[:2])) <= NEWEST_RAY:
         return Finding(Level.OK, "versions", found)
-    found += f"; this iris_ray was checked on Ray {CHECKED_RAY}"
+    found += f"; this iris_ray was checked on Ray {oldest} to {newest}"
     return Finding(Level.WARNING, "versions", found, f"{install} here and in the cluster's image, or another iris_ray")
 
 

@@ -34,7 +34,8 @@ def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
     from iris_ray.actors.host.free_ports import PORTS
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    assert any(f"ray[default]>={machine_checks.CHECKED_RAY}" in needed for needed in project["dependencies"])
+    (major, oldest), (_, newest) = machine_checks.OLDEST_RAY, machine_checks.NEWEST_RAY
+    assert f"ray[default]>={major}.{oldest},<{major}.{newest + 1}" in project["dependencies"]
     assert PORTS == machine_checks.TASK_PORTS
 
 
