@@ -107,11 +107,21 @@ RUN_HERE = {
     "train_digits.py",
     "train_levanter.py",
     "marin_pipeline.py",
+    "serve_models.py",
 }
 
 
 def test_every_example_is_run_by_a_test() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == RUN_HERE
+
+
+@pytest.mark.proof
+def test_more_models_are_served_than_fit() -> None:
+    output = run("serve_models.py")
+    assert "24 answers from 3 models" in output
+    assert "statistics says: " in output
+    (loaded,) = re.findall(r"still loaded: (.*)", output)
+    assert 1 <= len(loaded.split(", ")) <= 2
 
 
 @pytest.mark.proof
