@@ -35,6 +35,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "untaint": "Take the taint NAME off a slice or host.",
         "give-notice": "Tell the tasks on a slice or host that it is about to end.",
     },
+    "Models": {
+        "slots": "Models that are served: their slots, what waits for them, and why.",
+    },
     "The cluster": {
         "dashboard": "Web pages of the fleet, the queue, jobs, users and events, live.",
         "limit": "How much each user has and may have, or set it.",

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import packed
 from iris_ray.actors.slots.slot_manager import SlotManager
-from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
+from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError, UnknownNameError
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
@@ -53,6 +53,27 @@ class SlotClient:
         options = {"num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here, **named}
         self._manager = _SlotManager.options(**options).remote(tuple(hosts), policy or ServingPolicy())
         ray.get(self._manager.start.remote())
+
+    @classmethod
+    def connect(cls, name: str) -> Self:
+        """Return a client of the models that another process serves under this name.
+
+        Raises:
+            NoClusterError: Ray is not initialised.
+            UnknownNameError: nobody serves models under this name.
+        """
+        if not ray.is_initialized():
+            raise NoClusterError("Ray is not initialised; call ray.init() first")
+        made = cls.__new__(cls)
+        made._kind = DeviceKind.GPU
+        try:
+            made._manager = ray.get_actor(name, namespace=NAMESPACE)
+        except ValueError:
+            raise UnknownNameError(
+                f"nobody serves models under the name {name!r}; they are served while the process runs that made "
+                f"SlotClient(…, name={name!r})"
+            ) from None
+        return made
 
     def register(
         self,

@@ -13,6 +13,7 @@ import pytest
 import ray
 
 from iris_ray import SlotClient, SlotHosts
+from iris_ray.cli.exits import USAGE
 from iris_ray.errors import (
     InvalidSlotError,
     JobCancelledError,
@@ -25,6 +26,7 @@ from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.testing import SimulatedCluster
+from tests.support.command_line import iris, iris_json
 from tests.support.waiting import wait_until
 
 MB = 2**20
@@ -178,6 +180,25 @@ def test_slots_of_one_host_see_the_chips_that_are_theirs(cluster: SimulatedClust
         client.register(Chips, memory={2: 2**30})
         futures = [client.submit("Chips", number) for number in range(20)]
         assert {future.result(120)[1] for future in futures} == {"0,1", "2,3"}
+
+
+@pytest.mark.proof
+def test_the_command_line_shows_loads_and_evicts(cluster: SimulatedCluster) -> None:
+    with SlotClient([SlotHosts(memory=1000 * MB)], name="slots", policy=EAGER) as client:
+        client.register(Echo, memory={1: 600 * MB})
+        client.register(Counter)
+        assert "Echo is loaded" in iris(cluster, "slots", "prewarm", "Echo").stdout
+        wait_until(lambda: any(slot.state == "ready" for slot in client.status().slots))
+        (row,) = iris_json(cluster, "slots", "ls")
+        assert (row["model"], row["state"]) == ("Echo", "ready")
+        assert row["slot_id"] in iris(cluster, "slots", "ls").stdout
+        assert [each["slots"] for each in iris_json(cluster, "slots", "models")] == [1, 0]
+        assert "Echo: nothing waits for it" in iris(cluster, "slots", "why", "Echo").stdout
+        assert SlotClient([SlotHosts()], name="slots").status().runners.keys() == {"cpu-0"}
+        iris(cluster, "slots", "evict", row["slot_id"])
+        wait_until(lambda: not client.status().slots)
+        assert "no model" in iris(cluster, "slots", "why", "Ecco", code=USAGE).stderr
+    assert "nobody serves models" in iris(cluster, "slots", "ls", code=USAGE).stderr
 
 
 def host_of(cluster: SimulatedCluster, pid: int) -> tuple[str, int]:

@@ -42,8 +42,9 @@ class ReservedRunner:
     _task: "asyncio.Task[None] | None" = field(default=None, init=False)
 
     def start(self) -> None:
-        """Begin."""
-        self._task = asyncio.ensure_future(self._keep())
+        """Begin, once."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._keep())
 
     async def close(self) -> None:
         """Give the host back. Ray ends what runs there."""
