@@ -21,18 +21,21 @@ class DeviceView:
         free: bytes that are promised to nobody.
         slots: those that could be evicted.
         identities: what these serve.
-        stairs: what their bytes cost. A slot on several devices counts with its share, rounded down.
+        alone: what their bytes cost whoever needs this device only.
+        shared: what they cost whoever needs others as well: a slot on several devices counts with its share, rounded
+            down.
     """
 
     free: int
     slots: tuple[Slot, ...]
     identities: frozenset[SlotIdentity]
-    stairs: Staircase
+    alone: Staircase
+    shared: Staircase
 
-    def least(self, need: int) -> Key | None:
-        """Return a key that no plan for ``need`` bytes on this device is below; None: there can't be room."""
+    def least(self, need: int, degree: int) -> Key | None:
+        """Return a key that no plan for ``need`` bytes here, as one of so many devices, is below; None: no room."""
         missing = need - self.free
-        return NOTHING if missing <= 0 else self.stairs.least(missing)
+        return NOTHING if missing <= 0 else (self.alone if degree == 1 else self.shared).least(missing)
 
 
 class EvictableSlots:
@@ -81,12 +84,15 @@ class EvictableSlots:
         return views[keep]
 
     def _view_of(self, key: DeviceKey, slots: tuple[Slot, ...]) -> DeviceView:
-        items = [Item(self._share(slot), slot.allocation.on(key[1]), slot.last_activity) for slot in slots]
+        alone = staircase([self._item(slot, key[1], 1) for slot in slots])
+        spread = any(len(slot.allocation.devices) > 1 for slot in slots)
+        shared = staircase([self._item(s, key[1], len(s.allocation.devices)) for s in slots]) if spread else alone
         identities = frozenset(slot.identity for slot in slots)
-        return DeviceView(self._fleet.ledger.unpromised_on(*key), slots, identities, staircase(items))
+        return DeviceView(self._fleet.ledger.unpromised_on(*key), slots, identities, alone, shared)
 
-    def _share(self, slot: Slot) -> int:
-        return self._fleet.prices.get(slot.identity, 0) // len(slot.allocation.devices)
+    def _item(self, slot: Slot, device: int, among: int) -> Item:
+        place, price = slot.allocation, self._fleet.prices.get(slot.identity, 0)
+        return Item(place.on(device), (price // among, place.total // among, slot.last_activity))
 
     def _evictable(self, key: DeviceKey) -> Iterator[Slot]:
         for slot in self._fleet.on_device(key):

@@ -125,7 +125,7 @@ class EvictionIndex(_Index):
     def _least(self, key: DeviceKey) -> Key | None:
         """Return a key that no plan for the device is below; None: there is no plan."""
         charge = self.charge(key)
-        return None if charge is None else self.evictable.view(key, self.spec.identity).least(charge)
+        return None if charge is None else self.evictable.view(key, self.spec.identity).least(charge, self.degree)
 
     def _least_on_runner(self, runner_id: str) -> Key | None:
         runner = self.usable_runner(runner_id)

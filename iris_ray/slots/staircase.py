@@ -12,11 +12,15 @@ MOST_EXACT = 6
 
 
 class Item(NamedTuple):
-    """One slot that could be evicted: what its end costs, the bytes that it leaves on the device, when it was used."""
+    """One slot that could be evicted.
 
-    price: int
+    Attributes:
+        gain: bytes that it leaves on the device.
+        key: what its end costs, its bytes, and when it was used.
+    """
+
     gain: int
-    used: float
+    key: Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +55,20 @@ def staircase(items: Sequence[Item]) -> Staircase:
 
 
 def _combinations(items: Sequence[Item]) -> Staircase:
-    sums: list[Key] = [NOTHING]
-    for price, gain, used in items:
-        sums += [(price + key[0], gain + key[1], max(used, key[2])) for key in sums]
-    steps: list[Key] = []
-    for key in sorted(sums, key=lambda each: (-each[1], each[0], each[2])):
-        if not steps or (key[1] < steps[-1][1] and key[0] <= steps[-1][0]):
-            steps.append(key)
+    sums = [Item(0, NOTHING)]
+    for gain, (price, size, used) in items:
+        sums += [Item(gain + g, (price + key[0], size + key[1], max(used, key[2]))) for g, key in sums]
+    steps: list[Item] = []
+    for item in sorted(sums, key=lambda each: (-each.gain, each.key)):
+        if not steps or item.key < steps[-1].key:
+            steps.append(item)
     steps.reverse()
-    return Staircase([key[1] for key in steps], steps, exact=True)
+    return Staircase([item.gain for item in steps], [item.key for item in steps], exact=True)
 
 
 def _fractions(items: Sequence[Item]) -> Staircase:
-    keys = [NOTHING]
-    for price, gain, _ in sorted(items, key=lambda each: each.price / each.gain):
-        keys.append((keys[-1][0] + price, keys[-1][1] + gain, LONG_AGO))
-    return Staircase([key[1] for key in keys[1:]], keys[1:], exact=False)
+    gains, keys = [0], [NOTHING]
+    for gain, (price, size, _) in sorted(items, key=lambda each: each.key[0] / each.gain):
+        gains.append(gains[-1] + gain)
+        keys.append((keys[-1][0] + price, keys[-1][1] + size, LONG_AGO))
+    return Staircase(gains[1:], keys[1:], exact=False)
