@@ -14,7 +14,7 @@ OLDER_RAYS := 2.49.2 2.55.1
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard chaos levanter fray ray-versions clean
+.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard bench-slots chaos levanter fray ray-versions clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -54,6 +54,9 @@ bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spa
 
 bench-progress: $(READY)  ## from the loss of a slice to the next training step, by phase; about two minutes
 	$(BIN)/python benchmarks/progress.py
+
+bench-slots: $(READY)  ## decisions a second of the allocator of slots; about a minute
+	$(BIN)/python benchmarks/slots.py
 
 bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActors; about five minutes
 	$(BIN)/python benchmarks/large_gang.py
