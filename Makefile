@@ -99,5 +99,10 @@ $(READY): pyproject.toml $(PINNED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED)) --editable '.[dev]'
 	touch $(READY)
 
+.PHONY: site
+site: $(READY)  ## the documentation as a site, in build/site; a warning fails it; ten seconds
+	$(BIN)/python tools/build_site.py
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/zensical build --strict
+
 clean:
 	rm -rf .venv .venv-ray-* $(LEVANTER) $(FRAY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

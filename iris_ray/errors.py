@@ -25,6 +25,7 @@
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
+    ├── InspectionFailedError (RuntimeError) the stacks or the profile of a task can't be had
     ├── EndpointNotFoundError (LookupError)  no running task of the job has registered that name
     ├── TaskSetupError (RuntimeError)        the runtime environment could not be set up on the hosts
     ├── ContainerEngineError (RuntimeError)  neither docker nor podman answers on a host
@@ -143,6 +144,10 @@ class ResultTooLargeError(IrisError, ValueError):
 
 class ActorUnavailableError(IrisError, RuntimeError):
     """An actor of `iris_ray.fray` does not run now, or was lost during a call. Newer Frays have an error for it."""
+
+
+class InspectionFailedError(IrisError, RuntimeError):
+    """The stacks or the profile of a task can't be had; the message says why, and what to do."""
 
 
 class EndpointNotFoundError(IrisError, LookupError):

@@ -18,6 +18,7 @@ from iris_ray.cli.tables import print_facts, print_table
 from iris_ray.cli.words import duration
 from iris_ray.goodput.kinds import TimeKind
 from iris_ray.goodput.totals import Totals, productive_share
+from iris_ray.goodput.user_times import UserDay
 
 _UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 _NOT_MEASURED = "its tasks call no iris_ray.heartbeat(step), so it is not known what they did"
@@ -50,7 +51,7 @@ def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool
       iris-ray goodput --since 7d --csv    all jobs of a week, for a spreadsheet
 
     Goodput is the productive share of the time since user code began, as Google's ml-goodput-measurement defines it.
-    Jobs whose tasks call iris_ray.heartbeat(step) have one. The Controller knows the latest 1000 finished jobs.
+    Jobs whose tasks call iris_ray.heartbeat(step) have one. Of jobs before the latest 1000 only sums by user are known.
     """
     if as_csv and as_json:
         raise click.UsageError("give --csv or --json, not both.")
@@ -58,18 +59,23 @@ def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool
     with cluster():
         controller = ControllerConnection()
         found = [controller.job_goodput(job)] if job else controller.list_goodput()
-        fleet = {} if job or user else controller.fleet_times(_day(now - (since or 1e9)))
+        begin = max(0.0, now - (since or now))
+        fleet = {} if job or user else controller.fleet_times(_day(begin))
+        forgotten = [] if job else [one for one in controller.user_times(begin) if user in (None, one.user)]
     shown = [one for one in found if _is_wanted(one, user, None if since is None else now - since)]
     if as_json:
-        print_json(shown[0] if job and shown else {"jobs": shown, "chip_seconds_by_day": fleet})
+        print_json(shown[0] if job and shown else {"jobs": shown, "forgotten": forgotten, "chip_seconds_by_day": fleet})
     elif as_csv:
         _print_csv(shown)
     elif job:
         _print_job(shown)
     elif user:
-        print_table(_HEADERS, [_row(one.job_id, [one]) for one in shown], f"no jobs of {user}")
+        rows = [_row(one.job_id, [one], []) for one in shown]
+        rows += [_row("forgotten", [], forgotten)] if forgotten else []
+        print_table(_HEADERS, rows, f"no jobs of {user}")
     else:
-        _print_users(shown, fleet)
+        _print_users(shown, forgotten)
+        _print_fleet(fleet)
 
 
 def _day(at: float) -> str:
@@ -84,12 +90,18 @@ def _is_wanted(job: JobGoodput, user: str | None, since: float | None) -> bool:
 _HEADERS = ("USER OR JOB", "JOBS", "CHIP-HOURS", "GOODPUT", "QUEUED", "MOST OF THE REST")
 
 
-def _print_users(jobs: Sequence[JobGoodput], fleet: Mapping[str, Mapping[str, float]]) -> None:
-    users = sorted({job.user for job in jobs})
-    rows = [_row(user, [job for job in jobs if job.user == user]) for user in users]
+def _print_users(jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> None:
+    users = sorted({job.user for job in jobs} | {day.user for day in forgotten})
+    rows = [
+        _row(user, [job for job in jobs if job.user == user], [day for day in forgotten if day.user == user])
+        for user in users
+    ]
     if len(users) > 1:
-        rows.append(_row("all", jobs))
+        rows.append(_row("all", jobs, forgotten))
     print_table(_HEADERS, rows, "no jobs yet")
+
+
+def _print_fleet(fleet: Mapping[str, Mapping[str, float]]) -> None:
     totals: dict[str, float] = {}
     for states in fleet.values():
         for state, amount in states.items():
@@ -101,10 +113,13 @@ def _print_users(jobs: Sequence[JobGoodput], fleet: Mapping[str, Mapping[str, fl
         click.echo(f"\nThe chips of the cluster, {_hours(everything)} chip-hours since {min(fleet)}: {rest}")
 
 
-def _row(name: str, jobs: Sequence[JobGoodput]) -> tuple[object, ...]:
+def _row(name: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> tuple[object, ...]:
     totals = Totals()
     for job in jobs:
         totals.add(job.seconds, job.chip_seconds)
+    for day in forgotten:
+        totals.add(day.seconds, day.chip_seconds)
+    count = len(jobs) + sum(day.jobs for day in forgotten)
     lost = [
         (amount, kind)
         for kind, amount in totals.chip_seconds.items()
@@ -113,7 +128,7 @@ def _row(name: str, jobs: Sequence[JobGoodput]) -> tuple[object, ...]:
     rest = ", ".join(f"{_words(kind)} {_hours(amount)} h" for amount, kind in sorted(lost, reverse=True)[:3])
     queued = totals.seconds.get(TimeKind.QUEUEING.value, 0.0)
     share = productive_share(totals.chip_seconds)
-    return name, len(jobs), _hours(sum(totals.chip_seconds.values())), _percent(share), duration(queued), rest
+    return name, count, _hours(sum(totals.chip_seconds.values())), _percent(share), duration(queued), rest
 
 
 def _print_job(jobs: Sequence[JobGoodput]) -> None:

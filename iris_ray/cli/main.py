@@ -24,6 +24,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "logs": "What a task has printed, even after its end.",
         "why": "Why a job waits: what is missing, and which jobs come first.",
         "events": "What has happened to a job: its latest attempts and why each ended.",
+        "stacks": "What each thread of a job's tasks does now.",
+        "profile": "Where the time of a task goes: a picture of its functions.",
         "goodput": "What the time of jobs went into: productive steps, queueing, recovery from preemptions and more.",
         "cancel": "End a job, whether it waits or runs.",
     },

@@ -50,6 +50,7 @@ def status(job: str, as_json: bool) -> None:
             "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
             "attempt": found.attempt or "none yet",
             "says": how_far(found),
+            "slow": "; ".join(found.stragglers),
             "heartbeat": _ago(found.heartbeat_at),
             "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
             "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.goodput.user_times import ForgottenJob
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Gang, Job
@@ -314,6 +315,12 @@ class ControllerState:
     def job_changes(self) -> ChangeLog[str]:
         """Ids of jobs that have changed, or are forgotten, for those who show them."""
         return self._table.changes
+
+    def take_forgotten(self) -> list[ForgottenJob]:
+        """Return what is to be remembered of the jobs that were forgotten since the last call."""
+        taken = list(self._table.forgotten)
+        self._table.forgotten.clear()
+        return taken
 
     def record(self, job_id: str) -> JobRecord | None:
         """Return what must outlive this process about a job; None if the job is forgotten."""

@@ -1,13 +1,15 @@
 """All jobs, with the indexes over them: waiting, finished, changed since they were last recorded."""
 
-from collections import Counter
+from collections import Counter, deque
 from itertools import islice
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.goodput.user_times import ForgottenJob
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.state import job_times
 from iris_ray.state.allocations import Allocations
 from iris_ray.state.change_log import ChangeLog
 from iris_ray.state.records import chunk_of, chunks_in, is_large
@@ -17,6 +19,8 @@ from iris_ray.state.user_limits import UserLimits
 
 FINISHED_JOBS_KEPT = 1000
 FINISHED_BYTES_KEPT = 128 << 20
+FORGOTTEN_KEPT = 10_000
+"""What is remembered of so many forgotten jobs waits until it is taken."""
 TASK_BYTES = 1000
 """What a task and its gang take of memory at most, besides the words about their end."""
 
@@ -33,6 +37,7 @@ class JobTable:
         changes: ids of jobs that have changed or are forgotten, for those who show them.
         queue_version: counts the changes to the queue.
         stories: the latest events of each job.
+        forgotten: what is remembered of jobs that were forgotten since the caller last took it.
     """
 
     def __init__(self, limits: UserLimits) -> None:
@@ -43,6 +48,7 @@ class JobTable:
         self.changes: ChangeLog[str] = ChangeLog()
         self.queue_version = 0
         self.stories = Stories()
+        self.forgotten: deque[ForgottenJob] = deque(maxlen=FORGOTTEN_KEPT)
         self._limits = limits
         self._submitted = 0
         self._finished_bytes = 0
@@ -202,7 +208,9 @@ class JobTable:
         for job_id in forgotten:
             self._finished_bytes -= self.finished.pop(job_id)
             self.stories.forget(job_id)
-            self.all_changed(self.jobs.pop(job_id))
+            job = self.jobs.pop(job_id)
+            self.all_changed(job)
+            self.forgotten.extend(job_times.forgotten(job))
 
     def _note_finished(self, job: Job) -> None:
         if job.spec.job_id not in self.finished:

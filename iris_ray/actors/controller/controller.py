@@ -25,7 +25,7 @@ from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.door import ReportedEvent, checked
 from iris_ray.actors.controller.event_processor import EventProcessor
-from iris_ray.actors.controller.goodput_views import chips_by_state, day_of, is_measured, job_goodput
+from iris_ray.actors.controller.goodput_views import chips_by_state, day_of, job_goodput
 from iris_ray.actors.controller.job_events import job_events
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService, log_standing
@@ -74,6 +74,7 @@ from iris_ray.errors import (
     JobCancelledError,
     UnknownNameError,
 )
+from iris_ray.goodput.user_times import UserDay
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec, PriorityBand
 from iris_ray.model.jobs import Gang, Job
@@ -100,6 +101,7 @@ from iris_ray.state.events import (
     WorkerDrainedEvent,
     WorkerSuspectedEvent,
 )
+from iris_ray.state.job_times import is_measured
 
 logger = logging.getLogger(__name__)
 
@@ -377,6 +379,14 @@ class Controller:
         if not is_measured(job):
             raise InvalidRequestError(f"{job_id} is no gang: goodput is measured of jobs whose tasks start together")
         return job_goodput(job, self._progress.of(job_id), self._clock)
+
+    @checked
+    async def user_times(self, since: float) -> list[UserDay]:
+        """What the time of jobs went into that are forgotten, by the day of their end and user, since a time."""
+        await self.ping()
+        for job in self._state.take_forgotten():
+            self._journal.user_times.add(job)
+        return self._journal.user_times.since(since)
 
     @checked
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:

@@ -18,11 +18,6 @@ from iris_ray.state import ControllerState
 from iris_ray.state.quarantine import QUARANTINE
 
 
-def is_measured(job: Job) -> bool:
-    """Return whether it is told of a job what its time went into: of gangs, but for those that only hold slices."""
-    return job.spec.coscheduling is not None and job.spec.spare_for is None
-
-
 def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
     """Return what the time of a job went into until now.
 

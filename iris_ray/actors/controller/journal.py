@@ -19,6 +19,7 @@ nothing.
 ``clock/<n>``       how its clock stood at the latest writing
 ``usage/<n>``       what users have held in the past hours: a JSON list of when, and user → resource → amount-hours
 ``fleet/<n>``       what the chips were in: a JSON object, day → state → chip-seconds
+``users/<n>``       what the time of forgotten jobs went into: a JSON list of [day, user, jobs, kind → seconds, …]
 ``complete/<n>``    the n-th Controller has recorded everything that it took over; from now on its records count
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
@@ -47,6 +48,7 @@ from iris_ray.actors.controller.write_ahead_log import WriteAheadLog
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import is_endpoint_of
 from iris_ray.goodput.fleet_times import FleetTimes
+from iris_ray.goodput.user_times import UserTimes
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
 from iris_ray.model.plain import plain
@@ -66,7 +68,7 @@ FORGOTTEN_AT_ONCE = 100
 """Jobs whose endpoints are deleted together: to look for them is a call to the store."""
 KINDS = "pool", "job", "gangs"
 """Of keys that have an id after the epoch."""
-SINGLE_KINDS = "taints", "limits", "usage", "fleet", "clock"
+SINGLE_KINDS = "taints", "limits", "usage", "fleet", "users", "clock"
 """Of keys that end with the epoch."""
 CLOCK_S = 10.0
 """How often the clock is recorded at least."""
@@ -84,6 +86,7 @@ class Journal:
         corrupt: the records that can't be read.
         clock: the Controller's; it goes on where that of the Controller before stood.
         fleet_times: what the chips of the cluster were in; it goes on, too.
+        user_times: what the time of forgotten jobs went into; it goes on, too.
     """
 
     def __init__(self) -> None:
@@ -92,6 +95,8 @@ class Journal:
         self.corrupt = CorruptRecords(self._store)
         self.clock = Clock()
         self.fleet_times = FleetTimes()
+        self.user_times = UserTimes()
+        self._users = 0  # the version of these that is recorded
         self._clock_recorded_at = -math.inf
         self._limits = 0  # the version of the users' limits that is recorded
         self._taints: dict[str, dict[str, Taint]] = {}
@@ -119,6 +124,9 @@ class Journal:
         self._set_clock()
         for key, recorded in _of_kind("fleet", self._left).items():
             self.corrupt.read("what the chips were in", {key: recorded}, partial(self.fleet_times.restore, recorded))
+        for key, recorded in _of_kind("users", self._left).items():
+            self.corrupt.read("the time of forgotten jobs", {key: recorded}, partial(self.user_times.restore, recorded))
+            self.user_times.version += 1  # so that it is recorded again
         self.corrupt.keep()
         return left
 
@@ -239,6 +247,7 @@ class Journal:
             self._usage_at = past.now
             if not self.fleet_times.is_empty:
                 self._pending[f"fleet/{self.epoch}"] = self.fleet_times.to_json()
+            self._collect_users(state)
             if hours := past.snapshot():
                 self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
         if state.limits.version != self._limits:
@@ -250,6 +259,13 @@ class Journal:
         if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
             self._clock_recorded_at = self.clock.now()  # no time in these records is later
             self._pending[f"clock/{self.epoch}"] = self.clock.record()
+
+    def _collect_users(self, state: ControllerState) -> None:
+        for job in state.take_forgotten():
+            self.user_times.add(job)
+        if self.user_times.version != self._users:
+            self._users = self.user_times.version
+            self._pending[f"users/{self.epoch}"] = self.user_times.to_json()
 
     def _collect_job(self, state: ControllerState, job_id: str, chunks: list[int]) -> bool:
         """Return whether a record could be made of what has changed of a job. If not, all others are recorded."""

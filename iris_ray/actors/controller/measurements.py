@@ -4,7 +4,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from iris_ray.actors.controller.goodput_views import is_measured
 from iris_ray.actors.controller.meter import Meter
 from iris_ray.actors.controller.metric_definitions import (
     ADMISSION_WAIT,
@@ -29,6 +28,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
+from iris_ray.state.job_times import is_measured
 
 MOST_VALUES = 100
 """Of a label whose values users choose. What comes later is called `OTHER`."""

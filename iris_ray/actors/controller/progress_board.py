@@ -9,6 +9,7 @@ from iris_ray.goodput.marks import Marks
 
 STALE_S = 120.0
 """After so long the words of another gang of the same job are shown."""
+MOST_STRAGGLERS = 5
 JOBS_BEFORE_SWEEP = 1000
 
 
@@ -20,7 +21,7 @@ class Heard:
         gang, attempt: of which attempt of which gang.
         at: when this was heard, on the Controller's clock.
         beat_at: when a task last made progress, on the same clock; None if none ever said so.
-        step, status, marks: see `GangProgress`.
+        step, status, marks, stragglers: see `GangProgress`.
     """
 
     gang: int
@@ -30,6 +31,7 @@ class Heard:
     step: int | None
     status: str | None
     marks: Marks
+    stragglers: tuple[str, ...]
 
 
 class ProgressBoard:
@@ -57,7 +59,8 @@ class ProgressBoard:
             return
         beat_at = None if progress.age is None else now - max(0.0, progress.age)
         status = None if progress.status is None else progress.status[:STATUS_CHARACTERS]
-        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status, progress.marks)
+        slow = tuple(words[:STATUS_CHARACTERS] for words in progress.stragglers[:MOST_STRAGGLERS])
+        self._of[job_id] = Heard(gang, attempt, now, beat_at, progress.step, status, progress.marks, slow)
         if len(self._of) > self._most:
             self._of = {known_id: heard for known_id, heard in self._of.items() if known_id in jobs}
             self._most = max(JOBS_BEFORE_SWEEP, 2 * len(self._of))

@@ -7,7 +7,7 @@ from iris_ray.actors.wire.status import JobStatus, LimitStatus, TaskAttempt, Tas
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job, PastAttempt
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.model.workers import TPU_TOPOLOGY, Worker, string_attribute
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -40,6 +40,7 @@ def job_status(
         gives_way=_gives_way(job, state, clock),
         step=said.step if said else None,
         status=said.status if said else None,
+        stragglers=said.stragglers if said and job.state is JobState.RUNNING else (),
         heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
         num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
         spare_for=spec.spare_for.job_id if spec.spare_for else None,

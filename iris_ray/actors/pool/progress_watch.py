@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.hang_watch import HangWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.stragglers import Speeds
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import GangProgress, Progress
@@ -54,6 +55,7 @@ class ProgressWatch:
         self._told_at = 0.0
         self._speaker: TaskKey | None = None
         self._marks = Marks()
+        self._speeds = Speeds()
 
     @property
     def marks(self) -> Marks:
@@ -69,7 +71,7 @@ class ProgressWatch:
             if await self._hangs.is_over(running, progress):
                 return
             self._note_marks(progress)
-            await self._tell(summed_up(self._place.order.attempt, progress, self._marks))
+            await self._tell(summed_up(self._place.order.attempt, progress, self._marks, self._stragglers(progress)))
             pause = self._pause_s
 
     async def look_again(self) -> None:
@@ -91,6 +93,15 @@ class ProgressWatch:
             for step, began in found.marks.steps:
                 steps = with_step(steps, step, began)
             self._marks = Marks(steps, found.marks.before, found.marks.during)
+
+    def _stragglers(self, progress: Mapping[TaskKey, Progress]) -> tuple[str, ...]:
+        """Return in words which tasks are slow."""
+        steps = {key: found.step for key, found in progress.items() if found.step is not None}
+        self._speeds.note(steps, asyncio.get_running_loop().time())
+        return tuple(
+            f"{self._place.in_words(slow.task)}: {slow.steps_per_s:.2g} steps/s, the median is {slow.median_per_s:.2g}"
+            for slow in self._speeds.stragglers()
+        )
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
@@ -124,13 +135,15 @@ def pause_s(job_tasks: int) -> float:
     return min(max(LOOK_S, job_tasks / TASKS_A_SECOND), LOOK_AT_LEAST_S)
 
 
-def summed_up(attempt: AttemptId, progress: Mapping[TaskKey, Progress], marks: Marks) -> GangProgress:
+def summed_up(
+    attempt: AttemptId, progress: Mapping[TaskKey, Progress], marks: Marks, stragglers: tuple[str, ...]
+) -> GangProgress:
     """Return what people are shown of what an attempt's tasks have said."""
     ages = [found.age for found in progress.values() if found.age is not None]
     steps = [found.step for found in progress.values() if found.step is not None]
     words = (progress[key].status for key in sorted(progress, key=_place))
     status = next(filter(None, words), None)
-    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), status, marks)
+    return GangProgress(attempt, min(ages, default=None), max(steps, default=None), status, marks, stragglers)
 
 
 def _place(key: TaskKey) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from iris_ray.actors.wire.status import (
 )
 from iris_ray.actors.wire.task_log import LogPlace, LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
+from iris_ray.goodput.user_times import UserDay
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
 
@@ -151,6 +152,11 @@ class ControllerConnection:
             InvalidRequestError: it is no gang.
         """
         found: JobGoodput = self._ask(lambda controller: controller.job_goodput.remote(job_id))
+        return found
+
+    def user_times(self, since: float) -> list[UserDay]:
+        """Return what the time of forgotten jobs went into, since a time in seconds since the epoch."""
+        found: list[UserDay] = self._ask(lambda controller: controller.user_times.remote(since))
         return found
 
     def fleet_times(self, since: str) -> dict[str, dict[str, float]]:

@@ -201,6 +201,7 @@ class GangProgress:
         step: the furthest that any has named, or None.
         status: the words of the first task that has said any, or None.
         marks: what the first task that has said so has said about its time.
+        stragglers: tasks that make clearly fewer steps than the others, in words, the slowest first.
     """
 
     attempt: AttemptId
@@ -208,6 +209,7 @@ class GangProgress:
     step: int | None
     status: Words | None
     marks: Marks = field(default_factory=Marks)
+    stragglers: tuple[Words, ...] = ()
 
 
 class PoolProcess(NamedTuple):

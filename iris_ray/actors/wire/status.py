@@ -34,6 +34,7 @@ class JobStatus:
         waiting: why it waits; None if nothing of it does.
         step: how far it is, if it calls ``heartbeat(step)``.
         status: what it has last said of itself with ``report_status``.
+        stragglers: tasks that make clearly fewer steps than the others while it runs, in words, the slowest first.
         heartbeat_at: when a task of it last called ``heartbeat``, seconds since the epoch; None if none has.
     """
 
@@ -61,6 +62,7 @@ class JobStatus:
     heartbeat_at: float | None = None
     num_groups: tuple[int, ...] = ()
     spare_for: str | None = None
+    stragglers: tuple[str, ...] = ()
 
     @property
     def starting(self) -> bool:

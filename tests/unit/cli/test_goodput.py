@@ -5,9 +5,10 @@ import io
 
 import pytest
 
-from iris_ray.actors.controller import controller
+from iris_ray.actors.controller import controller, journal
 from iris_ray.actors.pool import progress_watch
 from iris_ray.cli.exits import USAGE
+from iris_ray.state import job_table
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.waiting import wait_until
 
@@ -76,6 +77,27 @@ def test_one_users_jobs_are_listed_and_those_of_long_ago_are_left_out(world: Con
     assert len(world.json("goodput", "--since", "1h")["jobs"]) == 2
     assert world.json("goodput", "--since", "0m")["jobs"] == []
     assert "no jobs of carl" in world.iris("goodput", "--user", "carl").stderr
+
+
+def test_sums_of_forgotten_jobs_stay_and_survive_a_restart(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
+    monkeypatch.setattr(journal, "USAGE_EVERY_S", 0.0)
+    world.succeed(world.start("of-bob", user="bob"))
+    for number in range(3):
+        trained(world, f"train-{number}")
+    found = world.json("goodput", "--user", "ann")
+    assert [job["job_id"] for job in found["jobs"]] == ["train-2"]
+    (sums,) = found["forgotten"]
+    assert (sums["user"], sums["jobs"]) == ("ann", 2)
+    assert sums["chip_seconds"]["productive"] == pytest.approx(8 * sums["seconds"]["productive"])
+    assert [line.split()[:2] for line in world.iris("goodput").stdout.splitlines()[1:3]] == [["ann", "3"], ["bob", "1"]]
+    world.succeed(world.start("another"))  # so that it is written
+    world.restart_controller()
+    (again,) = world.json("goodput", "--user", "ann")["forgotten"]
+    assert again["jobs"] == 3
+    assert "forgotten" in world.iris("goodput", "--user", "ann").stdout
 
 
 def test_csv_has_a_line_for_each_job_and_kind_of_time(world: ControllerInProcess) -> None:

@@ -108,7 +108,7 @@ FIELDS = {
     "JobView": ["state", "attempt", "failures", "preemptions", "failed_launches", "error", "job_state"],
     "WorkerDrainedEvent": ["node_id", "reason", "kind", "deadline"],
     "MaintenanceCalledOffEvent": ["node_id"],
-    "GangProgress": ["attempt", "age", "step", "status", "marks"],
+    "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers"],
 }
 
 

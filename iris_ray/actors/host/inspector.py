@@ -1,0 +1,111 @@
+"""Looks into the process of a task with py-spy, which comes with Ray: what its threads do, and where its time goes.
+
+It runs on the task's host as a plain Ray task. The process itself need not do anything for it, and may hang.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from iris_ray.actors.host.host_directory import host_directory
+from iris_ray.actors.host.started_task import StartedTask
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.errors import InspectionFailedError
+
+DUMP_S = 20.0
+"""How long py-spy may take to read stacks; the process may be large."""
+WRITING_S = 30.0
+"""How long it may take to write a profile."""
+
+NOT_PERMITTED = (
+    "py-spy may not look into the process. It needs root, or in a container the capability SYS_PTRACE (docker run"
+    " --cap-add SYS_PTRACE; in Kubernetes securityContext.capabilities.add). Without it, stall_timeout= has a task that"
+    " hangs print its own stacks"
+)
+
+
+class InspectedTask(NamedTuple):
+    """Which attempt of a task is looked at."""
+
+    job_id: str
+    task_index: int
+    attempt: int
+
+
+def stacks_of(task: InspectedTask) -> str:
+    """Return what each thread of a task's process on this host does, as text.
+
+    Raises:
+        InspectionFailedError: it does not run here, or can't be looked at; the message says why.
+    """
+    return _py_spy(["dump", "--pid", str(_pid_of(task))], DUMP_S)
+
+
+def profile_of(task: InspectedTask, seconds: int, layout: str, idle: bool) -> bytes:
+    """Return where the time of a task's process, and of those that it has started, goes.
+
+    Args:
+        task: which task on this host.
+        seconds: for how long to watch.
+        layout: of the file: ``flamegraph`` (SVG), ``speedscope`` (JSON) or ``raw`` (text).
+        idle: count threads that wait, too.
+
+    Raises:
+        InspectionFailedError: it does not run here, or can't be looked at; the message says why.
+    """
+    with tempfile.TemporaryDirectory(prefix="iris_ray-profile-") as directory:
+        path = Path(directory) / "profile"
+        options = ["--duration", str(seconds), "--format", layout, "--output", str(path), "--subprocesses"]
+        options += ["--idle"] if idle else []
+        _py_spy(["record", "--pid", str(_pid_of(task)), *options], seconds + WRITING_S)
+        return path.read_bytes()
+
+
+def ask_host(function: object, node_id: str, address: str, *arguments: object) -> ray.ObjectRef:
+    """Have one of these functions called on a host. Returns at once."""
+    return ray.remote(function).options(
+        num_cpus=0,
+        resources={f"node:{address}": 0.001},
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        max_retries=0,
+    ).remote(*arguments)  # fmt: skip
+
+
+def _pid_of(task: InspectedTask) -> int:
+    """Return the process in which a task runs on this host."""
+    for path in (host_directory() / "tasks").glob("*.started"):
+        pid = path.name.removesuffix(".started")
+        found = StartedTask.read(TaskFiles(str(path).removesuffix(".started")))
+        if found is None or not pid.isdecimal() or not psutil.pid_exists(int(pid)):
+            continue
+        if (found.job_id, found.task_index, found.attempt) == task:
+            return int(pid)
+    raise InspectionFailedError(f"task {task.task_index} of {task.job_id} has no process there: it has just ended")
+
+
+def _py_spy(arguments: Sequence[str], timeout_s: float) -> str:
+    """Run py-spy and return what it prints."""
+    beside = Path(sys.executable).with_name("py-spy")
+    program = str(beside) if beside.exists() else shutil.which("py-spy")
+    if program is None:
+        raise InspectionFailedError("py-spy is not installed there; it comes with ray[default]: pip install py-spy")
+    try:
+        done = subprocess.run(
+            [program, *arguments], capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InspectionFailedError(f"py-spy did not come to an end: {error}") from error
+    if done.returncode == 0:
+        return done.stdout
+    if "ermission" in done.stderr:
+        raise InspectionFailedError(NOT_PERMITTED)
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    raise InspectionFailedError(f"py-spy failed with code {done.returncode}: {last[:300]}")

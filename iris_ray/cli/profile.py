@@ -1,0 +1,49 @@
+"""``iris-ray profile``: where the time of a task goes."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.cli.address import address_option, cluster
+from iris_ray.cli.completion import unfinished_jobs
+from iris_ray.cli.words import counted
+
+_ENDINGS = {"flamegraph": "svg", "speedscope": "json", "raw": "txt"}
+LONGEST_S = 600
+
+
+@click.command()
+@click.argument("job", shell_complete=unfinished_jobs)
+@click.argument("task", type=click.IntRange(min=0))
+@click.option("--seconds", type=click.IntRange(1, LONGEST_S), default=10, show_default=True, help="How long to watch.")
+@click.option("--output", "-o", metavar="FILE", help="Where to write it; - for stdout.  [default: JOB-TASK.svg]")
+@click.option("--format", "layout", type=click.Choice(list(_ENDINGS)), default="flamegraph", show_default=True)
+@click.option("--idle", is_flag=True, help="Count threads that wait, too.")
+@address_option
+def profile(job: str, task: int, seconds: int, output: str | None, layout: str, idle: bool) -> None:
+    """Where the time of a task goes: a picture of its Python functions, and those of the processes that it has started.
+
+    py-spy watches the task on its host, a hundred times a second; the task goes on meanwhile, hardly slower. For
+    what happens on the chips use JAX's own profiler.
+
+    \b
+      iris-ray profile train-1a2b3c4d 0                                   writes train-1a2b3c4d-0.svg
+      iris-ray profile train-1a2b3c4d 0 --seconds 30 --format speedscope  for https://www.speedscope.app
+
+    JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray tasks JOB` shows.
+    """
+    with cluster():
+        from iris_ray.client import inspection  # imports Ray
+
+        status = ControllerConnection().task_status(job, task)
+        _, address = inspection.place_of(status)
+        click.echo(f"iris-ray: watching task {task} on {address} for {counted(seconds, 'second')}", err=True)
+        found = inspection.profile(status, seconds, layout, idle)
+    if output == "-":
+        sys.stdout.buffer.write(found)
+        return
+    path = Path(output or f"{job}-{task}.{_ENDINGS[layout]}")
+    path.write_bytes(found)
+    click.echo(f"{path}: {len(found)} bytes")

@@ -1,0 +1,110 @@
+"""Looks into the tasks of a job on their hosts."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from iris_ray.actors.host.inspector import DUMP_S, WRITING_S, InspectedTask, ask_host, profile_of, stacks_of
+from iris_ray.actors.wire.status import TaskStatus
+from iris_ray.errors import InspectionFailedError, InvalidRequestError
+from iris_ray.model.ids import job_of
+from iris_ray.model.lifecycle import TaskState
+
+START_S = 30.0
+"""How long a host may take to start a process for the question."""
+AT_ONCE = 64
+"""Hosts that are asked side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class SameStacks:
+    """Tasks whose threads all do the same.
+
+    Attributes:
+        tasks: their indexes.
+        stacks: those of the first of them, as text; None if they can't be had.
+        error: why not, or None.
+    """
+
+    tasks: tuple[int, ...]
+    stacks: str | None
+    error: str | None = None
+
+
+def stacks(tasks: Iterable[TaskStatus]) -> list[SameStacks]:
+    """Return what tasks do now: first what most of them do. Tasks that do not run are left out."""
+    running = [task for task in tasks if task.state is TaskState.RUNNING and task.node_id and task.address]
+    groups: dict[tuple[str, bool], list[int]] = {}
+    texts: dict[tuple[str, bool], str] = {}
+    for index, text, is_error in _all_stacks(running):
+        key = (text if is_error else _comparable(text)), is_error
+        groups.setdefault(key, []).append(index)
+        texts.setdefault(key, text)
+    found = [
+        SameStacks(tuple(indexes), None if key[1] else texts[key], texts[key] if key[1] else None)
+        for key, indexes in groups.items()
+    ]
+    return sorted(found, key=lambda one: (-len(one.tasks), one.tasks))
+
+
+def place_of(task: TaskStatus) -> tuple[str, str]:
+    """Return the node id and the address of a task's host.
+
+    Raises:
+        InvalidRequestError: the task does not run.
+    """
+    if task.state is not TaskState.RUNNING or task.node_id is None or task.address is None:
+        raise InvalidRequestError(f"task {task.task_index} is {task.state.value}: only what runs has a profile")
+    return task.node_id, task.address
+
+
+def profile(task: TaskStatus, seconds: int, layout: str, idle: bool) -> bytes:
+    """Return where the time of a task goes; see `profile_of`.
+
+    Raises:
+        InvalidRequestError: the task does not run.
+        InspectionFailedError: it can't be looked at; the message says why.
+    """
+    call = ask_host(profile_of, *place_of(task), _inspected(task), seconds, layout, idle)
+    answer: bytes = _answer(call, seconds + WRITING_S + START_S)
+    return answer
+
+
+def _all_stacks(tasks: list[TaskStatus]) -> Iterator[tuple[int, str, bool]]:
+    """Yield the index of each task with its stacks, or with why they can't be had, and whether that is so."""
+    for first in range(0, len(tasks), AT_ONCE):
+        some = tasks[first : first + AT_ONCE]
+        calls = [ask_host(stacks_of, task.node_id or "", task.address or "", _inspected(task)) for task in some]
+        for task, call in zip(some, calls, strict=True):
+            try:
+                yield task.task_index, str(_answer(call, DUMP_S + START_S)), False
+            except InspectionFailedError as error:
+                yield task.task_index, str(error), True
+
+
+def _answer(call: ray.ObjectRef, timeout_s: float) -> Any:
+    try:
+        return ray.get(call, timeout=timeout_s)
+    except RayTaskError as error:
+        if isinstance(error.cause, InspectionFailedError):
+            raise error.cause from None
+        raise InspectionFailedError(f"its host failed: {error.cause}") from None
+    except GetTimeoutError:
+        ray.cancel(call, force=True)
+        raise InspectionFailedError(f"its host has not answered within {timeout_s:g} s") from None
+    except RayError as error:
+        raise InspectionFailedError(f"its host is gone: {error}") from None
+
+
+def _inspected(task: TaskStatus) -> InspectedTask:
+    return InspectedTask(job_of(task.task_id), task.task_index, task.attempt)
+
+
+def _comparable(text: str) -> str:
+    """Return stacks without the numbers and paths of processes and threads."""
+    threads = (line for line in text.splitlines() if not line.startswith(("Process ", "Python v")))
+    return "\n".join(re.sub(r"^Thread \S+", "Thread", line) for line in threads)

@@ -1,0 +1,78 @@
+"""What py-spy, the real one, tells of a task's process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iris_ray.actors.host import inspector
+from iris_ray.actors.host.inspector import InspectedTask, profile_of, stacks_of
+from iris_ray.actors.host.started_task import StartedTask
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.errors import InspectionFailedError
+
+TASK = InspectedTask("train", 3, 1)
+BUSY = "def spins_here():\n    while True: pass\nprint('', flush=True)\nspins_here()"
+
+
+@pytest.fixture
+def task(own_host: Path) -> Iterator[int]:
+    """A process that runs the task, and a mark of a process that is gone; returns the pid."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for pid in (gone.pid, process.pid):
+            StartedTask(*TASK, num_tasks=8, label="").write(TaskFiles.of_process(own_host, pid))
+        yield process.pid
+        process.kill()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="py-spy may look into processes of root's children only")
+def test_stacks_and_profile_name_the_function_that_runs(task: int) -> None:
+    stacks = stacks_of(TASK)
+    assert "spins_here" in stacks
+    assert f"Process {task}" in stacks
+    assert b"spins_here" in profile_of(TASK, 1, "raw", idle=False)
+    assert profile_of(TASK, 1, "flamegraph", idle=True).lstrip().startswith(b"<?xml")
+
+
+def test_task_that_has_no_process_here_is_said_to_have_none(task: int) -> None:
+    with pytest.raises(InspectionFailedError, match="task 4 of train has no process there"):
+        stacks_of(TASK._replace(task_index=4))
+    with pytest.raises(InspectionFailedError, match="has no process there"):
+        stacks_of(TASK._replace(attempt=2))
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("echo 'Error: Permission Denied: Try running again with sudo' >&2; exit 1", "SYS_PTRACE"),
+        ("echo 'Error: no python here' >&2; exit 3", "failed with code 3: Error: no python here"),
+        ("exit 1", "it said nothing"),
+        ("sleep 60", "did not come to an end"),
+    ],
+    ids=["permission", "error", "silent", "hangs"],
+)
+def test_failure_of_py_spy_says_what_to_do(
+    task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str
+) -> None:
+    program = tmp_path / "bin" / "py-spy"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec sh -c "{script}"\n' if script == "sleep 60" else f"#!/bin/sh\n{script}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.setattr(inspector, "DUMP_S", 1.0)
+    with pytest.raises(InspectionFailedError, match=says):
+        stacks_of(TASK)
+
+
+def test_missing_py_spy_is_named(task: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InspectionFailedError, match="pip install py-spy"):
+        stacks_of(TASK)

@@ -1,0 +1,37 @@
+"""What is made of the stacks of many tasks."""
+
+import pytest
+
+from iris_ray.client import inspection
+from iris_ray.client.inspection import SameStacks
+
+DUMP = """Process {pid}: ray::TaskProcess
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread {pid} (idle): "MainThread"
+    {function} (train.py:{line})
+Thread 0x7F{pid} (idle): "pump"
+    wait (threading.py:320)
+"""
+
+
+def dump(pid: int, function: str, line: int = 7) -> str:
+    return DUMP.format(pid=pid, function=function, line=line)
+
+
+def test_tasks_that_do_the_same_are_shown_once_and_those_of_most_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (0, dump(100, "all_reduce"), False),
+        (1, dump(101, "load_data"), False),
+        (2, dump(102, "all_reduce"), False),
+        (3, "its host is gone", True),
+        (4, dump(104, "all_reduce"), False),
+        (5, dump(105, "all_reduce", line=8), False),
+    ]
+    monkeypatch.setattr(inspection, "_all_stacks", lambda _: iter(found))
+    assert inspection.stacks([]) == [
+        SameStacks((0, 2, 4), dump(100, "all_reduce")),
+        SameStacks((1,), dump(101, "load_data")),
+        SameStacks((3,), None, "its host is gone"),
+        SameStacks((5,), dump(105, "all_reduce", line=8)),
+    ]

@@ -1,0 +1,39 @@
+"""Sums of jobs that are forgotten."""
+
+import pytest
+
+from iris_ray.goodput.totals import Totals
+from iris_ray.goodput.user_times import DAY_S, ENTRIES_KEPT, ForgottenJob, UserDay, UserTimes
+
+
+def job(user: str, day: float, productive: float) -> ForgottenJob:
+    return ForgottenJob(user, day * DAY_S, Totals({"productive": productive, "queueing": 1.0}, {"productive": 8.0}))
+
+
+def test_jobs_add_up_by_user_and_day_and_survive_a_restart() -> None:
+    times = UserTimes()
+    for one in (job("ann", 3.1, 10.0), job("ann", 3.9, 20.0), job("bob", 3.5, 5.0), job("ann", 4.0, 1.0)):
+        times.add(one)
+    successor = UserTimes()
+    successor.restore(times.to_json())
+    assert successor.since(0.0) == times.since(0.0)
+    assert successor.since(4.5 * DAY_S) == [
+        UserDay(4, "ann", 1, {"productive": 1.0, "queueing": 1.0}, {"productive": 8.0})
+    ]
+    first = successor.since(3.2 * DAY_S)[0]
+    assert (first.user, first.jobs, first.seconds) == ("ann", 2, {"productive": 30.0, "queueing": 2.0})
+
+
+def test_the_earliest_days_are_dropped_and_the_record_stays_small() -> None:
+    times = UserTimes()
+    for day in range(3 * ENTRIES_KEPT):
+        times.add(job("a user with a name of some length", day, 123456.789))
+    assert len(times.since(0.0)) == ENTRIES_KEPT
+    assert times.since(0.0)[-1].day == 3 * ENTRIES_KEPT - 1
+    assert len(times.to_json()) < 100_000
+
+
+@pytest.mark.parametrize("damaged", [b"", b"7", b'[["x", "ann", 1, {}, {}]]', b'[[1, "ann", 1, {"tea": 1}, {}]]'])
+def test_damaged_record_is_refused(damaged: bytes) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        UserTimes().restore(damaged)
