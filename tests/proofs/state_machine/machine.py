@@ -88,7 +88,7 @@ class RandomEvents(HostRules):
         self.world.now += seconds
         self.apply(TimePassedEvent(self.world.now))
         plan = self.world.plan()
-        self.oracle.check_plan(plan)
+        gives_up = self.oracle.check_plan(plan)
         assert self.world.plan() == plan, "the same snapshot gives the same plan"
         self.oracle.check_plan_after_the_latest(plan)
         decided: list[Event] = [
@@ -108,7 +108,7 @@ class RandomEvents(HostRules):
                 assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
         if not spares_changed:  # else there is more to place, or the slices of some are free
             versions = self.state.fleet.version, self.state.limits.version
-            self.oracle.latest = versions, self.world.now, plan.pending_reasons
+            self.oracle.latest = versions, self.world.now, plan.pending_reasons, gives_up
 
     @precondition(lambda self: len(self.own_jobs()) < 10)
     @rule(job=JOBS)
