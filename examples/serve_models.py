@@ -73,7 +73,8 @@ def main():
             for model, text in sorted(answers)[::8]:
                 print(f"{model}: {text!r}")
             print(f"{len(answers)} answers from {len({model for model, _ in answers})} models")
-            print("still loaded:", ", ".join(sorted(slot.model for slot in slots.status().slots)))
+            ready = [slot.model for slot in slots.status().slots if slot.state == "ready"]
+            print("still loaded:", ", ".join(sorted(ready)))
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ class Attempt:
 
     async def look_again(self) -> None:
         """Learn what its tasks have said since the last look, before their processes end."""
-        await self._progress.look_again()
+        await self._progress.look_again(has_failed=False)
 
     def exit_code(self, key: TaskKey) -> int | None:
         """The exit code of a task's process, if it is known."""
@@ -245,7 +245,7 @@ class Attempt:
         if all(map(returned, ends.values())):
             return judge_gang(ends, dict.fromkeys(ends, HostEvidence()))
         self._notices.move_early()
-        last_look = asyncio.ensure_future(self._progress.look_again())
+        last_look = asyncio.ensure_future(self._progress.look_again(has_failed=True))
         evidence = await gather_evidence(
             self.place, self._slices, self._controller, self._silent, self._request.silence_s
         )

@@ -54,6 +54,7 @@ class ProgressWatch:
         self._told: tuple[int | None, str | None] | None = None  # step and status
         self._told_at = 0.0
         self._speaker: TaskKey | None = None
+        self._has_looked = False
         self._marks = Marks()
         self._speeds = Speeds()
 
@@ -67,6 +68,7 @@ class ProgressWatch:
         pause = min(FIRST_LOOK_S, self._pause_s)
         while True:
             await asyncio.sleep(pause)
+            self._has_looked = True
             running, progress = await self._ask()
             if await self._hangs.is_over(running, progress):
                 return
@@ -74,9 +76,14 @@ class ProgressWatch:
             await self._tell(summed_up(self._place.order.attempt, progress, self._marks, self._stragglers(progress)))
             pause = self._pause_s
 
-    async def look_again(self) -> None:
-        """Have a last look at the task that speaks for its gang, which may have ended, if its host answers at once."""
-        if (key := self._speaker) is not None:
+    async def look_again(self, has_failed: bool) -> None:
+        """Have a last look at the task that speaks for its gang, which may have ended, if its host answers at once.
+
+        Args:
+            has_failed: nobody waits for results. If no task had named a step before, the first one is asked.
+        """
+        first = TaskKey(0, 0) if has_failed and self._has_looked else None
+        if (key := self._speaker or first) is not None:
             stub, attempt = self._slices.stub(self._place.name(key)), self._place.order.attempt
             asked = asyncio.ensure_future(stub.last_progress(attempt, key.host_index))
             await asyncio.wait({asked}, timeout=LAST_LOOK_S)
