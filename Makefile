@@ -22,7 +22,7 @@ demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of 
 test: $(READY)  ## every test, real Ray clusters included; about ten minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; some twenty minutes
+proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; half an hour
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute
