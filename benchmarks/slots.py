@@ -2,10 +2,13 @@
 
     python benchmarks/slots.py
 
-Runners have eight GPUs of 80 GB, and 4 or 16 slots. Models need 10 to 40 GB, twenty different ones in turn. A share of
-the decisions needs an eviction: they are for models that fit nowhere without one. Each decision is carried out, and the
-slots that it makes and evicts are ready and gone at once, so that the indexes have to follow. A *naive* allocator
-looks at every device of every runner for each decision, with the same views of the devices. Times are CPU time.
+Runners have eight GPUs of 80 GB, all of them full. *4 slots* have two devices each, and so do the models that are to be
+placed. *16 slots* have half a device each. There are 500 models of 20 sizes to be placed, in turn: 61 to 80 GB on two
+devices, or 30.5 to 40 GB on one. Two of them never fit where one slot was, so a decision needs an eviction unless a
+slot has just ended. *Mixed* are 16 slots again, with models of 10 to 40 GB: some decisions evict two slots, some none.
+
+Each decision is carried out, and the slots that it makes and evicts are ready and gone at once, so that the indexes
+have to follow. A *naive* allocator looks at every device of every runner for each decision. Times are CPU time.
 """
 
 import argparse
@@ -13,7 +16,8 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count
 
 from iris_ray.slots.allocator import Allocator
@@ -26,63 +30,89 @@ from iris_ray.slots.slot import Allocation, SlotState
 
 GB = 10**9
 DEVICES, MEMORY = 8, 80 * GB
-MODELS = 20
+MODELS, SIZES = 500, 20
 POLICY = Policy(stale_at=IdleFor(0.0), min_residency_s=0.0)
 
 
-def model(number: int) -> ModelSpec:
-    return ModelSpec(f"model-{number}", {1: (10 + number % 4 * 10) * GB})
+@dataclass(frozen=True)
+class Layout:
+    """How runners are filled, and what the models need that are to be placed there."""
+
+    name: str
+    slots_each: int
+    models: Sequence[ModelSpec]
+
+    def places(self) -> Iterator[tuple[int, ...]]:
+        """The devices of each slot of a runner: pairs, or each device twice."""
+        width = max(1, DEVICES // self.slots_each)
+        for slot in range(self.slots_each):
+            first = slot * width % DEVICES
+            yield tuple(range(first, first + width))
+
+    def bytes_each(self) -> int:
+        """Bytes of each old slot on each of its devices."""
+        return min(MEMORY, MEMORY * DEVICES // self.slots_each)
 
 
-def full_fleet(runners: int, slots_each: int, chance: random.Random) -> SlotFleet:
+def models(memory: Callable[[int], dict[int, int]]) -> list[ModelSpec]:
+    return [ModelSpec(f"model-{number}", memory(number)) for number in range(MODELS)]
+
+
+LAYOUTS = (
+    Layout("4", 4, models(lambda number: {2: (61 + number % SIZES) * GB})),
+    Layout("16", 16, models(lambda number: {1: 30 * GB + (number % SIZES + 1) * GB // 2})),
+    Layout("mixed", 16, models(lambda number: {1: (10 + number % 4 * 10) * GB})),
+)
+
+
+def full_fleet(runners: int, layout: Layout, chance: random.Random) -> SlotFleet:
     """Every device is filled with idle slots of equal size."""
     fleet = SlotFleet()
     ids = count()
-    size = MEMORY * DEVICES // slots_each
     for number in range(runners):
         name = f"runner-{number}"
         fleet.add_runner(Runner(name, (Device(DeviceKind.GPU, MEMORY),) * DEVICES))
-        for place in places(slots_each):
-            slot_id = f"slot-{next(ids)}"
-            spec = ModelSpec(f"old-{chance.randrange(200)}", {len(place): size // len(place)})
-            fleet.plan(slot_id, spec, Allocation(name, place, (size // len(place),) * len(place)), 0.0)
+        for place in layout.places():
+            slot_id, size = f"slot-{next(ids)}", layout.bytes_each()
+            spec = ModelSpec(f"old-{chance.randrange(200)}", {len(place): size})
+            fleet.plan(slot_id, spec, Allocation(name, place, (size,) * len(place)), 0.0)
             fleet.start(slot_id, 0.0)
             fleet.set_ready(slot_id, chance.random())
-    specs = [*(model(number) for number in range(MODELS)), *(ModelSpec(f"old-{n}", {1: 1}) for n in range(200))]
+    specs = [*layout.models, *(ModelSpec(f"old-{n}", {1: 1}) for n in range(200))]
     fleet.set_prices({spec.identity: chance.randrange(100_000) for spec in specs})
     return fleet
 
 
-def places(slots_each: int) -> Iterator[tuple[int, ...]]:
-    """The devices of each slot of a runner: with 4 slots pairs, with 16 each device twice."""
-    if slots_each < DEVICES:
-        width = DEVICES // slots_each
-        yield from (tuple(range(first, first + width)) for first in range(0, DEVICES, width))
-    else:
-        yield from ((slot % DEVICES,) for slot in range(slots_each))
+@dataclass
+class Taken:
+    """Seconds of each decision, with what the next one pays for it, and how many slots were evicted."""
+
+    seconds: list[float]
+    evicted: int = 0
 
 
-def seconds_each(fleet: SlotFleet, share: float, decisions: int, chance: random.Random) -> list[float]:
-    """Decide, carry out, and measure each decision with what the next one pays for it."""
+def measure(fleet: SlotFleet, layout: Layout, share: float, decisions: int, chance: random.Random) -> Taken:
+    """Decide, and carry out."""
     allocator = Allocator(fleet, POLICY)
-    specs = [model(number) for number in range(MODELS)]
-    for spec in specs:
+    for spec in layout.models[:SIZES]:
         allocator.decide(Requirement(spec), 1.0)  # the indexes are built once
-    ids, taken, now = count(), [], 1.0
+    ids, taken, now = count(), Taken([]), 1.0
     for number in range(decisions):
         if share == 0 or chance.random() >= share:
             make_room(fleet)
+        spec = layout.models[number % MODELS]
         started = time.thread_time()
-        decision = allocator.decide(Requirement(specs[number % MODELS]), now)
+        decision = allocator.decide(Requirement(spec), now)
         assert isinstance(decision, Place), decision
         slot_id = f"new-{next(ids)}"
-        allocator.commit(slot_id, specs[number % MODELS], decision, now)
+        allocator.commit(slot_id, spec, decision, now)
         for evicted in decision.evict:
             fleet.end(evicted)
         if decision.evict:
             fleet.start(slot_id, now)
         fleet.set_ready(slot_id, now)
-        taken.append(time.thread_time() - started)
+        taken.seconds.append(time.thread_time() - started)
+        taken.evicted += len(decision.evict)
     return taken
 
 
@@ -93,12 +123,12 @@ def make_room(fleet: SlotFleet) -> None:
     fleet.end(slot_id)
 
 
-def naive_seconds(fleet: SlotFleet, decisions: int) -> float:
+def naive_seconds(fleet: SlotFleet, layout: Layout, decisions: int) -> float:
     """The median of looking at all devices anew for each decision."""
     taken = []
     for number in range(decisions):
         started = time.thread_time()
-        Allocator(fleet, POLICY).decide(Requirement(model(number)), 1.0)
+        Allocator(fleet, POLICY).decide(Requirement(layout.models[number]), 1.0)
         taken.append(time.thread_time() - started)
     return statistics.median(taken)
 
@@ -106,26 +136,29 @@ def naive_seconds(fleet: SlotFleet, decisions: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Decisions per second of the allocator of slots.")
     parser.add_argument("--decisions", type=int, default=4_000)
+    parser.add_argument("--runners", type=int, nargs="+", default=[10, 100, 1_000])
     arguments = parser.parse_args()
-    print(" runners slots each  evicting  per second   p50 µs   p99 µs  naive/s")
-    for runners in (10, 100, 1_000):
-        for slots_each in (4, 16):
+    print(" runners    slots  evicting  per second   p50 µs   p99 µs  evicted each  naive/s")
+    for runners in arguments.runners:
+        for layout in LAYOUTS:
             for share in (0.0, 0.5, 1.0):
-                row(runners, slots_each, share, arguments.decisions)
+                row(runners, layout, share, arguments.decisions)
 
 
-def row(runners: int, slots_each: int, share: float, decisions: int) -> None:
+def row(runners: int, layout: Layout, share: float, decisions: int) -> None:
     """Print one line of the table."""
     chance = random.Random(7)
-    fleet = full_fleet(runners, slots_each, chance)
-    naive = naive_seconds(fleet, 5)
+    fleet = full_fleet(runners, layout, chance)
+    naive = naive_seconds(fleet, layout, 5)
+    gc.collect()
     gc.disable()
-    taken = sorted(seconds_each(fleet, share, decisions, chance))
+    taken = measure(fleet, layout, share, decisions, chance)
     gc.enable()
-    p50, p99 = taken[len(taken) // 2], taken[len(taken) * 99 // 100]
+    seconds = sorted(taken.seconds)
+    p50, p99 = seconds[len(seconds) // 2], seconds[len(seconds) * 99 // 100]
     print(
-        f"{runners:>8} {slots_each:>10} {share:>9.0%} {len(taken) / sum(taken):>11,.0f} {p50 * 1e6:>8.1f} "
-        f"{p99 * 1e6:>8.1f} {1 / naive:>8,.0f}",
+        f"{runners:>8} {layout.name:>8} {share:>9.0%} {len(seconds) / sum(seconds):>11,.0f} {p50 * 1e6:>8.1f} "
+        f"{p99 * 1e6:>8.1f} {taken.evicted / decisions:>13.2f} {1 / naive:>8,.0f}",
         flush=True,
     )
 

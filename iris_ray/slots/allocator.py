@@ -10,23 +10,19 @@ If `Policy.spread_before_evicting` is off, evicting for one device comes before 
 Nothing is evicted unless the slot has a place then.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 
 from iris_ray.slots.decisions import Decision, Full, Never, Place, Requirement, Snapshot
-from iris_ray.slots.devices import DeviceKind, DeviceSet, Runner
+from iris_ray.slots.devices import DeviceSet, Runner
 from iris_ray.slots.evictable import EvictableSlots
 from iris_ray.slots.eviction import EvictionPlan
+from iris_ray.slots.eviction_indexes import EvictionIndexes
 from iris_ray.slots.fleet import SlotFleet
-from iris_ray.slots.indexes import EvictionIndex, FreeIndex, Item, charges, runner_of
+from iris_ray.slots.indexes import FreeIndex, Pool
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.policy import Policy
 from iris_ray.slots.slot import Allocation, SlotState
-
-MOST_MODELS = 500
-"""For which indexes are kept: those that were asked for most recently."""
-
-Skip = Callable[[Item], bool]
 
 
 class Allocator:
@@ -38,24 +34,21 @@ class Allocator:
         self.evictable = EvictableSlots(fleet, policy)
         self._busy_too = EvictableSlots(fleet, policy, busy_too=True)
         self._hopeless: dict[SlotIdentity, tuple[int, ModelSpec, Never | None]] = {}
-        self._free: dict[tuple[DeviceKind, object, int], FreeIndex] = {}
-        self._evictions: dict[tuple[SlotIdentity, bool], dict[int, EvictionIndex]] = {}
+        self._free: dict[Pool, FreeIndex] = {}
+        self._evictions: dict[tuple[Pool, bool], EvictionIndexes] = {}
 
     def decide(self, requirement: Requirement, now: float) -> Decision:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
         self.evictable.refresh(now)
         if requirement.starving:
             self._busy_too.refresh(now)
-        spec, avoid = requirement.spec, requirement.avoid
-        skip: Skip = (lambda item: runner_of(item) in avoid) if avoid else _nothing
+        degrees = requirement.spec.memory
         if self.policy.spread_before_evicting:
-            place = self._free_place(spec, spec.memory, skip) or self._evicting_place(requirement, spec.memory, skip)
+            place = self._free_place(requirement, degrees) or self._evicting_place(requirement, degrees)
         else:
-            by_degree = (
-                self._free_place(spec, [n], skip) or self._evicting_place(requirement, [n], skip) for n in spec.memory
-            )
+            by_degree = (self._free_place(requirement, [n]) or self._evicting_place(requirement, [n]) for n in degrees)
             place = next(filter(None, by_degree), None)
-        return place or self._no_place(spec)
+        return place or self._no_place(requirement.spec)
 
     def commit(self, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
         """Carry a decision out in the books: what it evicts drains, and the slot is planned; it starts if it can."""
@@ -64,31 +57,33 @@ class Allocator:
         self.fleet.plan(slot_id, spec, place.allocation, now)
         self.fleet.start(slot_id, now)
 
-    def _free_place(self, spec: ModelSpec, degrees: Iterable[int], skip: Skip) -> Place | None:
+    def _free_place(self, requirement: Requirement, degrees: Iterable[int]) -> Place | None:
+        spec = requirement.spec
         for degree in degrees:
-            key = spec.kind, spec.constraints, degree
-            index = self._free.get(key) or self._free.setdefault(key, FreeIndex(self.fleet, spec, degree))
-            if found := index.find(spec.memory[degree], skip):
+            pool = Pool(spec.kind, spec.constraints, degree)
+            index = self._free.get(pool)
+            if index is None:
+                index = self._free[pool] = FreeIndex(self.fleet, pool)
+            if found := index.find(spec.memory[degree], requirement.avoid):
                 return Place(_allocation(*found, spec))
         return None
 
-    def _evicting_place(self, requirement: Requirement, degrees: Iterable[int], skip: Skip) -> Place | None:
-        indexes = self._eviction_indexes(requirement)
-        found = [each for degree in degrees if (each := indexes[degree].find(skip)) is not None]
+    def _evicting_place(self, requirement: Requirement, degrees: Iterable[int]) -> Place | None:
+        spec = requirement.spec
+        plans = [self._eviction_indexes(requirement, degree).find(spec, requirement.avoid) for degree in degrees]
+        found = [each for each in plans if each is not None]
         if not found:
             return None
         runner, plan = min(found, key=lambda each: (each[1].key, len(each[1].devices)))
-        return Place(_allocation(runner, plan.devices, requirement.spec), _ids(plan))
+        return Place(_allocation(runner, plan.devices, spec), _ids(plan))
 
-    def _eviction_indexes(self, requirement: Requirement) -> dict[int, EvictionIndex]:
-        spec, key = requirement.spec, (requirement.spec.identity, requirement.starving)
-        found = self._evictions.pop(key, None)
-        if found is None or next(iter(found.values())).spec != spec:
-            evictable = self._busy_too if requirement.starving else self.evictable
-            found = {degree: EvictionIndex(self.fleet, spec, degree, evictable) for degree in spec.memory}
-        self._evictions[key] = found
-        if len(self._evictions) > MOST_MODELS:
-            del self._evictions[next(iter(self._evictions))]
+    def _eviction_indexes(self, requirement: Requirement, degree: int) -> EvictionIndexes:
+        spec, starving = requirement.spec, requirement.starving
+        pool = Pool(spec.kind, spec.constraints, degree)
+        found = self._evictions.get((pool, starving))
+        if found is None:
+            evictable = self._busy_too if starving else self.evictable
+            found = self._evictions[pool, starving] = EvictionIndexes(self.fleet, pool, evictable)
         return found
 
     def fits_nowhere(self, spec: ModelSpec) -> Never | None:
@@ -102,10 +97,13 @@ class Allocator:
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
         alike = [runner for runner in self.fleet.runners.values() if _suits(runner, spec)]
-        if not alike:
+        to_come = [runner for runner in self.fleet.expected if runner.kind is spec.kind]
+        if not alike and not to_come:
             return Full(f"no runner with {spec.kind.value} devices satisfies the constraints of {spec.identity}")
+        if not any(fits_when_empty(runner, spec) for runner in (*alike, *to_come)):
+            return Never(why_never(alike or to_come, spec))
         if not any(fits_when_empty(runner, spec) for runner in alike):
-            return Never(why_never(alike, spec))
+            return Full(f"no runner that could hold {spec.identity} has its host; `iris-ray ls` shows their jobs")
         return Full(f"all devices that could hold {spec.identity} are full, and nothing there may be evicted now")
 
 
@@ -138,11 +136,14 @@ def fleet_of(snapshot: Snapshot) -> SlotFleet:
 
 def fits_when_empty(runner: Runner, spec: ModelSpec) -> bool:
     """Return whether a slot of the model fits on the runner if nothing else is there."""
-    return any(
-        all(runner.devices[device].memory >= need for device in devices)
-        for degree, need in spec.memory.items()
-        for devices in runner.sets(degree)
-    )
+    return any(_has_set(runner, degree, need) for degree, need in spec.memory.items())
+
+
+def _has_set(runner: Runner, degree: int, need: int) -> bool:
+    large = {number for number, device in enumerate(runner.devices) if device.memory >= need}
+    if runner.legal_sets is None:
+        return len(large) >= degree
+    return any(large.issuperset(devices) for devices in runner.sets(degree))
 
 
 def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
@@ -158,7 +159,8 @@ def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
 
 
 def _allocation(runner: Runner, devices: DeviceSet, spec: ModelSpec) -> Allocation:
-    return Allocation(runner.runner_id, devices, charges(runner, devices, spec, len(devices)))
+    need = spec.memory[len(devices)]
+    return Allocation(runner.runner_id, devices, tuple(runner.devices[device].charge(need) for device in devices))
 
 
 def _suits(runner: Runner, spec: ModelSpec) -> bool:
@@ -167,7 +169,3 @@ def _suits(runner: Runner, spec: ModelSpec) -> bool:
 
 def _ids(plan: EvictionPlan) -> tuple[str, ...]:
     return tuple(slot.slot_id for slot in plan.evict)
-
-
-def _nothing(item: Item) -> bool:
-    return False

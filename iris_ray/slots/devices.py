@@ -36,15 +36,13 @@ class Device:
 
     kind: DeviceKind
     memory: int
+    exclusive: bool = field(init=False)
+    """Whether only one slot at a time can use it."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "exclusive", self.kind is DeviceKind.TPU)
         if type(self.memory) is not int or self.memory < 1:
             raise InvalidSlotError(f"a device's memory is {self.memory!r}; give bytes, an int of 1 or more")
-
-    @property
-    def exclusive(self) -> bool:
-        """Whether only one slot at a time can use it."""
-        return self.kind is DeviceKind.TPU
 
     def charge(self, need: int) -> int:
         """Return how many bytes a slot that needs ``need`` bytes keeps from all others."""

@@ -19,6 +19,13 @@ class RunnerJoined:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnersExpected:
+    """These runners may be there at some time. Their attributes are not known before they are."""
+
+    runners: tuple[Runner, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerLost:
     """A runner is gone, and every process on it."""
 
@@ -132,6 +139,7 @@ class Tick:
 
 Event = (
     RunnerJoined
+    | RunnersExpected
     | RunnerLost
     | RunnerClosed
     | ModelRegistered

@@ -1,41 +1,71 @@
 """Which slots could be evicted now, device by device, cheapest first."""
 
 import heapq
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from iris_ray.slots.changes import DeviceKey
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.policy import Policy
-from iris_ray.slots.ranking import NOTHING, Key
 from iris_ray.slots.slot import Slot, SlotState
-from iris_ray.slots.staircase import Item, Staircase, staircase
+from iris_ray.slots.staircase import FREE, Item, Staircase, Step, staircase
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class DeviceView:
     """One device as evictions see it.
 
     Attributes:
         free: bytes that are promised to nobody.
         slots: those that could be evicted.
-        identities: what these serve.
-        alone: what their bytes cost whoever needs this device only.
-        shared: what they cost whoever needs others as well: a slot on several devices counts with its share, rounded
-            down.
+        prices: what evicting one slot of an identity costs.
+        device: the device's number.
     """
 
     free: int
     slots: tuple[Slot, ...]
-    identities: frozenset[SlotIdentity]
-    alone: Staircase
-    shared: Staircase
+    prices: Mapping[SlotIdentity, int]
+    device: int
+    _alone: Staircase | None = field(init=False, default=None)
+    _shared: Staircase | None = field(init=False, default=None)
 
-    def least(self, need: int, degree: int) -> Key | None:
-        """Return a key that no plan for ``need`` bytes here, as one of so many devices, is below; None: no room."""
+    def least(self, need: int, degree: int) -> Step | None:
+        """Return a step whose key no plan for ``need`` bytes here, as one of so many devices, is below; None: no room.
+
+        Whoever needs this device only pays a slot's whole price, even if the slot has others as well. Whoever needs
+        several pays shares, which add up to the price.
+        """
         missing = need - self.free
-        return NOTHING if missing <= 0 else (self.alone if degree == 1 else self.shared).least(missing)
+        if missing <= 0:
+            return FREE
+        if degree == 1:
+            if self._alone is None:
+                self._alone = staircase([self._whole(slot) for slot in self.slots])
+            return self._alone.least(missing)
+        if self._shared is None:
+            self._shared = staircase([self._share(slot) for slot in self.slots])
+        return self._shared.least(missing)
+
+    def chosen(self, step: Step) -> tuple[Slot, ...] | None:
+        """Return the slots of a step of this view; None if parts of slots are among them."""
+        if step.bits is None:
+            return None
+        return tuple([slot for number, slot in enumerate(self.slots) if step.bits >> number & 1])
+
+    def _whole(self, slot: Slot) -> Item:
+        place = slot.allocation
+        return Item(place.on(self.device), self._price(slot), place.total, slot.last_activity)
+
+    def _share(self, slot: Slot) -> Item:
+        place, price = slot.allocation, self._price(slot)
+        part, parts = place.devices.index(self.device), len(place.devices)
+        share = price * (part + 1) // parts - price * part // parts
+        return Item(place.bytes_each[part], share, place.bytes_each[part], slot.last_activity)
+
+    def _price(self, slot: Slot) -> int:
+        return self.prices.get(slot.identity, 0)
 
 
 class EvictableSlots:
@@ -71,12 +101,17 @@ class EvictableSlots:
         """Return when the next slot may become evictable though nothing happens; infinity if none is known to."""
         return self._times[0][0] if self._times else float("inf")
 
-    def view(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
-        """Return the view of a device for whoever needs room for ``keep``, of which no slot is evicted."""
+    def view(self, key: DeviceKey) -> DeviceView:
+        """Return the view of a device for whoever may evict all that is evictable there."""
         view = self._views.get(key)
         if view is None:
             view = self._views[key] = self._view_of(key, tuple(self._evictable(key)))
-        if keep not in view.identities:
+        return view
+
+    def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
+        """Return the view of a device for whoever needs room for ``keep``, of which no slot is evicted."""
+        view = self.view(key)
+        if all(slot.identity != keep for slot in view.slots):
             return view
         views = self._views_for.setdefault(key, {})
         if keep not in views:
@@ -84,23 +119,16 @@ class EvictableSlots:
         return views[keep]
 
     def _view_of(self, key: DeviceKey, slots: tuple[Slot, ...]) -> DeviceView:
-        alone = staircase([self._item(slot, key[1], 1) for slot in slots])
-        spread = any(len(slot.allocation.devices) > 1 for slot in slots)
-        shared = staircase([self._item(s, key[1], len(s.allocation.devices)) for s in slots]) if spread else alone
-        identities = frozenset(slot.identity for slot in slots)
-        return DeviceView(self._fleet.ledger.unpromised_on(*key), slots, identities, alone, shared)
-
-    def _item(self, slot: Slot, device: int, among: int) -> Item:
-        place, price = slot.allocation, self._fleet.prices.get(slot.identity, 0)
-        return Item(place.on(device), (price // among, place.total // among, slot.last_activity))
+        return DeviceView(self._fleet.ledger.unpromised_on(*key), slots, self._fleet.prices, key[1])
 
     def _evictable(self, key: DeviceKey) -> Iterator[Slot]:
+        busy_too, now = self._busy_too, self._now
         for slot in self._fleet.on_device(key):
-            if slot.state is SlotState.READY and not slot.claimed and (self._busy_too or not slot.active):
+            if slot.state is SlotState.READY and not slot.claimed and (busy_too or not slot.active):
                 when = self.evictable_at(slot)
-                if when <= self._now:
+                if when <= now:
                     yield slot
-                else:
+                elif when < math.inf:
                     heapq.heappush(self._times, (when, key))
 
     def evictable_at(self, slot: Slot) -> float:

@@ -4,21 +4,23 @@ Plans are compared by price, then by the bytes of the evicted slots on all devic
 used: the longer ago, the better.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from iris_ray.slots.device_sets import sum_of
 from iris_ray.slots.devices import DeviceSet
 from iris_ray.slots.evictable import DeviceView
 from iris_ray.slots.models import SlotIdentity
-from iris_ray.slots.ranking import LONG_AGO, NOTHING, Key
+from iris_ray.slots.ranking import NOTHING, Key
 from iris_ray.slots.slot import Slot
+from iris_ray.slots.staircase import Step
 
 MOST_STEPS = 5_000
 """Of one search. After that the best plan found so far is taken: it works, but there may be a cheaper one."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvictionPlan:
+class EvictionPlan(NamedTuple):
     """Devices for a slot, and what to evict there."""
 
     key: Key
@@ -26,12 +28,18 @@ class EvictionPlan:
     evict: tuple[Slot, ...]
 
 
-def sum_of(keys: Iterable[Key]) -> Key:
-    """Return a key that no plan for several devices is below, if none for one of them is below its key."""
-    price = size = 0
-    for key in keys:
-        price, size = price + key[0], size + key[1]
-    return price, size, LONG_AGO
+class Room(NamedTuple):
+    """What one device can give.
+
+    Attributes:
+        view: the device.
+        need: bytes that a slot keeps from others there.
+        step: what they cost at least.
+    """
+
+    view: DeviceView
+    need: int
+    step: Step
 
 
 @dataclass(slots=True)
@@ -48,13 +56,44 @@ class EvictionSearch:
     _devices: DeviceSet = ()
     _slots: Sequence[Slot] = field(default_factory=list)
 
-    def try_devices(self, devices: DeviceSet, views: Sequence[DeviceView], needs: Sequence[int]) -> None:
+    def may_improve(self, bound: Key) -> bool:
+        """Return whether to look on, for plans that are not below the bound."""
+        return self.best is None or (bound < self.best.key and self.steps <= MOST_STEPS)
+
+    def try_devices(self, devices: DeviceSet, rooms: Sequence[Room | None]) -> None:
         """Look for a plan with these devices that is better than the best so far."""
+        self.steps += 1
+        found = [room for room in rooms if room is not None]
+        if len(found) < len(devices):
+            return
         self._devices = devices
-        unique = {slot.slot_id: slot for view in views for slot in view.slots}
+        if self._cheapest_of_each(found):
+            return
+        unique = {slot.slot_id: slot for room in found for slot in room.view.slots}
         self._slots = sorted(unique.values(), key=lambda slot: self._price(slot) / slot.allocation.total)
-        missing = [need - view.free for need, view in zip(needs, views, strict=True)]
-        self._search(0, missing, NOTHING, ())
+        self._search(0, [room.need - room.view.free for room in found], NOTHING, ())
+
+    def _cheapest_of_each(self, rooms: Sequence[Room]) -> bool:
+        """Try what is cheapest for each device by itself. Return whether nothing can be cheaper for all of them."""
+        slots: dict[str, Slot] = {}
+        for room in rooms:
+            chosen = room.view.chosen(room.step)
+            if chosen is None:
+                return False
+            for slot in chosen:
+                slots[slot.slot_id] = slot
+        key = NOTHING
+        for slot in slots.values():
+            key = self._with(key, slot)
+        self._keep(EvictionPlan(key, self._devices, tuple(slots.values())))
+        return key == sum_of(room.step.key for room in rooms)
+
+    def _with(self, key: Key, slot: Slot) -> Key:
+        return key[0] + self._price(slot), key[1] + slot.allocation.total, max(key[2], slot.last_activity)
+
+    def _keep(self, plan: EvictionPlan) -> None:
+        if self.best is None or plan.key < self.best.key:
+            self.best = plan
 
     def _price(self, slot: Slot) -> int:
         return self.prices.get(slot.identity, 0)
@@ -62,8 +101,7 @@ class EvictionSearch:
     def _search(self, index: int, missing: list[int], key: Key, chosen: tuple[Slot, ...]) -> None:
         self.steps += 1
         if max(missing) <= 0:
-            if self.best is None or key < self.best.key:
-                self.best = EvictionPlan(key, self._devices, chosen)
+            self._keep(EvictionPlan(key, self._devices, chosen))
             return
         if self.steps > MOST_STEPS or not self._promising(index, missing, key):
             return
@@ -71,8 +109,7 @@ class EvictionSearch:
         gains = [slot.allocation.on(device) for device in self._devices]
         if any(gain and lacks > 0 for gain, lacks in zip(gains, missing, strict=True)):
             left = [lacks - gain for lacks, gain in zip(missing, gains, strict=True)]
-            more = key[0] + self._price(slot), key[1] + slot.allocation.total, max(key[2], slot.last_activity)
-            self._search(index + 1, left, more, (*chosen, slot))
+            self._search(index + 1, left, self._with(key, slot), (*chosen, slot))
         self._search(index + 1, missing, key, chosen)
 
     def _promising(self, index: int, missing: Sequence[int], key: Key) -> bool:

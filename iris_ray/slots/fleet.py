@@ -22,10 +22,12 @@ class SlotFleet:
         prices: what it costs to evict one slot, by identity: milliseconds of loading that will be paid again, most
             likely. 0 if it isn't here.
         ledger: what is booked.
+        expected: runners that come and go; those that are there included.
         changes: on which devices something has changed.
     """
 
     runners: dict[str, Runner] = field(default_factory=dict)
+    expected: tuple[Runner, ...] = ()
     slots: dict[str, Slot] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
@@ -73,6 +75,11 @@ class SlotFleet:
         for device in range(len(runner.devices)):
             self._on_device[runner.runner_id, device] = {}
         self._touch_runner(runner.runner_id)
+
+    def expect(self, runners: Iterable[Runner]) -> None:
+        """Know which runners may come."""
+        self.expected = tuple(runners)
+        self.changes.runner_changes += 1
 
     def remove_runner(self, runner_id: str) -> list[Slot]:
         """Remove a runner that is gone, and return its slots, which are gone with it."""
@@ -201,7 +208,7 @@ class SlotFleet:
         self._in_state[state][slot.slot_id] = slot
 
     def _touch(self, place: Allocation) -> None:
-        self.changes.add((place.runner_id, device) for device in place.devices)
+        self.changes.add([(place.runner_id, device) for device in place.devices])
 
     def _touch_runner(self, runner_id: str) -> None:
         self.changes.runner_changes += 1

@@ -1,4 +1,4 @@
-"""A priority queue whose keys may be estimates: what comes first is computed exactly, and no more than that."""
+"""A priority queue whose keys are lower bounds: exact keys are computed from the front, and no more than needed."""
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
@@ -12,59 +12,56 @@ LONG_AGO = float("-inf")
 NOTHING: Key = (0, 0, LONG_AGO)
 """The key of evicting nothing."""
 
-Refine = Callable[[Item], Key | None]
-"""Returns an item's exact key, which is at least its estimate, or None if it is no candidate after all."""
-
 
 class Ranking(Generic[Item]):
-    """Items by key. Changing a key costs a push; entries that are out of date are dropped when they come up."""
+    """Items by bound. Changing a bound costs a push; entries that are out of date are dropped when they come up."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[Key, Item]] = []
-        self._keys: dict[Item, Key] = {}
-        self._exact: set[Item] = set()
+        self._bounds: dict[Item, Key] = {}
 
-    def put(self, item: Item, key: Key, exact: bool = False) -> None:
-        """Set an item's key, or an estimate that its exact key is not below."""
-        (self._exact.add if exact else self._exact.discard)(item)
-        if self._keys.get(item) != key:
-            self._keys[item] = key
-            heappush(self._heap, (key, item))
-            if len(self._heap) > 4 * len(self._keys) + 64:
-                self._heap = [(key, item) for item, key in self._keys.items()]
+    def put(self, item: Item, bound: Key) -> None:
+        """Set what an item's exact key is not below."""
+        if self._bounds.get(item) != bound:
+            self._bounds[item] = bound
+            heappush(self._heap, (bound, item))
+            if len(self._heap) > 4 * len(self._bounds) + 64:
+                self._heap = [(bound, item) for item, bound in self._bounds.items()]
                 heapify(self._heap)
 
     def drop(self, item: Item) -> None:
         """Remove an item, if it is there."""
-        self._keys.pop(item, None)
-        self._exact.discard(item)
+        self._bounds.pop(item, None)
 
     def clear(self) -> None:
         """Remove all items."""
         self._heap.clear()
-        self._keys.clear()
-        self._exact.clear()
+        self._bounds.clear()
 
-    def best(self, refine: Refine[Item], skip: Callable[[Item], bool]) -> tuple[Key, Item] | None:
-        """Return the item with the smallest exact key among those that are not to be skipped, or None."""
+    def best(self, exact: Callable[[Item, Key], Key | None]) -> tuple[Key, Item] | None:
+        """Return the item with the smallest exact key, or None.
+
+        Args:
+            exact: of an item and its bound: returns its key, or None if it is no candidate.
+        """
         aside: list[tuple[Key, Item]] = []
-        found = None
-        while self._heap and found is None:
-            key, item = entry = self._heap[0]
-            if self._keys.get(item) != key:
-                heappop(self._heap)
-            elif skip(item):
-                aside.append(heappop(self._heap))
-            elif item in self._exact:
-                found = entry
-            else:
-                self._settle(item, refine(item))
+        found: tuple[Key, Item] | None = None
+        while (entry := self._first()) is not None and (found is None or entry[0] < found[0]):
+            bound, item = entry
+            key = exact(item, bound)
+            if key is not None and (found is None or key < found[0]):
+                found = key, item
+            if key == bound:
+                break
+            aside.append(heappop(self._heap))
         for entry in aside:
             heappush(self._heap, entry)
         return found
 
-    def _settle(self, item: Item, exact: Key | None) -> None:
-        if exact is None:
-            self.drop(item)
-        else:
-            self.put(item, exact, exact=True)
+    def _first(self) -> tuple[Key, Item] | None:
+        while self._heap:
+            bound, item = self._heap[0]
+            if self._bounds.get(item) == bound:
+                return self._heap[0]
+            heappop(self._heap)
+        return None

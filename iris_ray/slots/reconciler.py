@@ -66,7 +66,7 @@ class Reconciler:
     def handle(self, event: ev.Event, now: float) -> list[Instruction]:
         """Take in an event, and return what is to be done. ``now`` must not go backwards."""
         self._handled_at = now
-        done = list(_HANDLERS[type(event)](self, event, now))
+        done = [*_HANDLERS[type(event)](self, event, now), *self._at_intervals(now)]
         return [*done, *self._converger.converge(now)]
 
     def wakeup(self) -> float:
@@ -103,6 +103,10 @@ class Reconciler:
             if model.prewarm:
                 model.to_prewarm.add(runner_id)
         yield AskRunner(runner_id)
+
+    def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
+        self.fleet.expect(event.runners)
+        yield from ()
 
     def _runner_lost(self, event: ev.RunnerLost, now: float) -> Iterator[Instruction]:
         if event.runner_id in self.fleet.runners:
@@ -241,6 +245,12 @@ class Reconciler:
         yield from ()
 
     def _tick(self, event: ev.Tick, now: float) -> Iterator[Instruction]:
+        yield from ()
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def _at_intervals(self, now: float) -> Iterator[Instruction]:
+        """Do what is due, whatever the event is: while others come all the time, there is no `Tick`."""
         if now >= self._asked_at + REPORT_S:
             self._asked_at = now
             yield from map(AskRunner, self.fleet.runners)
@@ -254,6 +264,7 @@ class Reconciler:
 
 _HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction]]] = {
     ev.RunnerJoined: Reconciler._runner_joined,
+    ev.RunnersExpected: Reconciler._runners_expected,
     ev.RunnerLost: Reconciler._runner_lost,
     ev.RunnerClosed: Reconciler._runner_closed,
     ev.RunnerReported: Reconciler._runner_reported,

@@ -15,7 +15,7 @@ class ServedModel:
         replicas: how many slots to keep.
         prewarm: whether each new runner gets a slot if there is room.
         load_s: how long it took to load, last.
-        demand: requests in the last interval of `ACTIVITY_S`, those before it halved, quartered, …
+        demand: requests in an interval of `ACTIVITY_S`, on the average; the last one has a tenth of the weight.
         arrivals: requests since then.
         failures: loads that failed since a request was last served.
         last_failure: why the last one failed.
@@ -45,7 +45,7 @@ class ServedModel:
 
     def age_demand(self) -> None:
         """Note that an interval has passed."""
-        self.demand, self.arrivals = (self.demand + self.arrivals) / 2, 0
+        self.demand, self.arrivals = 0.9 * self.demand + 0.1 * self.arrivals, 0
 
     def fail(self, runner_id: str, reason: str, policy: ServingPolicy, now: float) -> None:
         """Note a load that failed: the next one waits for a pause that doubles, and goes elsewhere if it can."""

@@ -1,12 +1,14 @@
 """Where slots go, and what is evicted for them."""
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.slots.allocator import Allocator, decide, fleet_of, plan
-from iris_ray.slots.decisions import Full, Never, Place, Requirement, Snapshot
+from iris_ray.slots.decisions import Decision, Full, Never, Place, Requirement, Snapshot
 from iris_ray.slots.devices import Device, DeviceKind, Runner
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.policy import IdleFor, Policy
@@ -165,6 +167,58 @@ def test_time_alone_makes_a_slot_evictable() -> None:
     allocator = Allocator(fleet_of(world(slot("s", 60, 0, ready_at=95.0), runners=(gpus(count=1),))), Policy())
     assert isinstance(allocator.decide(Requirement(model()), 100.0), Full)
     assert isinstance(allocator.decide(Requirement(model()), 105.0), Place)
+
+
+def test_a_model_is_split_over_devices_of_a_host_with_very_many() -> None:
+    """There are 5 × 10^14 sets of 16 among 64 devices."""
+    runner = gpus(count=64)
+    slots = [slot(f"s{number}", 60, number, **{"of": f"m{number % 40}"}) for number in range(64)]
+    snapshot = world(*slots, runners=(runner,), **{f"s{number}": number for number in range(40)})
+    runner_id, devices, evicted = place(snapshot, model(memory={16: 40 * GB}))
+    assert (runner_id, devices) == ("a", (*range(8), *range(40, 48)))
+    assert evicted == {f"s{number}" for number in devices}
+    assert isinstance(decide(snapshot, Requirement(model(memory={16: 90 * GB})), DEFAULT, NOW), Never)
+
+
+def test_models_of_many_sizes_share_indexes_and_get_the_same_plans() -> None:
+    chance = random.Random(5)
+    runners = tuple(gpus(f"r{number}") for number in range(40))
+    slots = [
+        slot(f"{runner.runner_id}-{device}-{part}", chance.choice([10, 20, 30, 40]), device, runner=runner.runner_id)
+        for runner in runners
+        for device in range(2)
+        for part in range(2)
+    ]
+    prices = {each.identity: chance.randrange(10) for each in slots}
+    allocator = Allocator(fleet_of(Snapshot(runners, tuple(slots), prices=prices)), DEFAULT)
+    fleet = allocator.fleet
+    evicting = 0
+    for number in range(150):
+        spec = model(f"m{number % 50}", memory={1: chance.randrange(20, 80) * GB, 2: chance.randrange(20, 50) * GB})
+        decision = allocator.decide(Requirement(spec), NOW)
+        same = Snapshot(tuple(fleet.runners.values()), tuple(fleet.slots.values()), prices=fleet.prices)
+        assert cost_of(decision, same) == cost_of(decide(same, Requirement(spec), DEFAULT, NOW), same)
+        if isinstance(decision, Place):
+            evicting += bool(decision.evict)
+            allocator.commit(f"new {number}", spec, decision, NOW - 50)
+            for slot_id in decision.evict:
+                fleet.end(slot_id)
+            if decision.evict:
+                fleet.start(f"new {number}", NOW - 50)
+            fleet.set_ready(f"new {number}", NOW - 50)
+            fleet.set_prices({spec.identity: chance.randrange(10)})
+    assert evicting > 50
+
+
+def cost_of(decision: Decision, snapshot: Snapshot) -> tuple[type[Decision], int, int]:
+    """What is evicted, and how many bytes."""
+    evicted = decision.evict if isinstance(decision, Place) else ()
+    found = [each for each in snapshot.slots if each.slot_id in evicted]
+    return (
+        type(decision),
+        sum(snapshot.prices.get(s.identity, 0) for s in found),
+        sum(s.allocation.total for s in found),
+    )
 
 
 # -- against the reference -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from iris_ray.slots import events as ev
 from iris_ray.slots.instructions import AskRunner, DeleteSlot, RaiseAlarm, Refusal, StartRequest
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.policy import IdleFor, Policy
+from iris_ray.slots.requests import Request
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.slots.slot import SlotState
 from tests.support.slot_world import SlotWorld
@@ -243,8 +244,8 @@ def test_a_slot_that_vanished_is_made_again() -> None:
 
 def test_reports_are_asked_for_every_five_seconds_and_observed_memory_raises_an_alarm() -> None:
     w = world(A)
-    asked = [w.reconciler.handle(ev.Tick(), second).count(AskRunner("a")) for second in (0.0, 3.0, 5.0, 9.0, 11.0)]
-    assert asked == [1, 0, 1, 0, 1]
+    asked = [w.reconciler.handle(ev.Tick(), second).count(AskRunner("a")) for second in (3.0, 5.0, 9.0, 11.0)]
+    assert asked == [0, 1, 0, 1]
     heard = w.reconciler.handle(ev.RunnerReported("a", 11.0, {}, {0: 60 * GB}), 11.0)
     assert [type(each) for each in heard] == [RaiseAlarm]
 
@@ -416,3 +417,29 @@ def test_a_model_in_constant_use_gives_way_after_a_while() -> None:
     assert w.answered["b"] == 1
     w.run(60)
     assert len(w.answered) == 41
+
+
+def test_a_model_that_fits_only_on_a_runner_without_a_host_waits_for_it_and_what_fits_on_none_is_refused() -> None:
+    w = world(A, model("large", 70), model("huge", 90))
+    w.lose("a")
+    w.join(gpus("small", 1, gigabytes=60))
+    w.hear(ev.RunnersExpected((gpus("small", 1, gigabytes=60), gpus("large", 1))))
+    w.settle()
+    w.ask("waits", model("large", 70).identity)
+    w.ask("never", model("huge", 90).identity)
+    assert w.refused.keys() == {"never"}
+    assert w.refused["never"].refusal is Refusal.FITS_NOWHERE
+    w.join(gpus("large", 1))
+    w.settle()
+    assert w.answered == {"waits": 1}
+
+
+def test_what_is_due_is_done_though_events_leave_no_pause_for_a_tick() -> None:
+    w = world(A)
+    asked = 0
+    for second in range(60):
+        w.now = float(second)
+        arrived = ev.RequestArrived(Request(f"r{second}", A.identity, w.now))
+        asked += w.reconciler.handle(arrived, w.now).count(AskRunner("a"))
+    assert asked == 11  # every five seconds, and once before
+    assert w.reconciler.models[A.identity].demand > 0
