@@ -114,6 +114,7 @@ class JobSpec:
         grow_after: seconds that a gang on fewer slices than it can use runs before it moves to more, once they are
             free; None: it never does. After a loss it does not wait so long.
         spare_for: set if the job only holds slices ready for another job's gang; the state makes such jobs.
+        may_evict: whether it may take hosts from lower bands. If not, it only goes before them in the queue.
 
     Raises:
         InvalidJobError: a value is invalid, or the job has too many tasks, constraints or spares.
@@ -140,6 +141,7 @@ class JobSpec:
     spares: int = 0
     grow_after: float | None = GROW_AFTER_S
     spare_for: SpareFor | None = None
+    may_evict: bool = True
 
     def __post_init__(self) -> None:
         for name in ("constraints", "preferences", "tolerations"):
@@ -175,7 +177,7 @@ _PLAIN: Mapping[str, Any] = {
     **dict.fromkeys(("job_id", "owner", "name", "user"), str),
     "device": str | None,
     **dict.fromkeys(("replicas", "max_retries_failure", "max_retries_preemption", "spares"), int),
-    "whole_groups": bool,
+    **dict.fromkeys(("whole_groups", "may_evict"), bool),
     "max_task_failures": int | None,
     **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
     "tolerations": tuple[str, ...],

@@ -74,10 +74,11 @@ class PastAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A gang that runs is to give its hosts to a job of a higher band.
+    """A gang that runs is to give its hosts to another job.
 
     Attributes:
-        job_id: the job that takes them. They are kept for it.
+        job_id: the job of a higher band that takes them. They are kept for it. Empty if its job yields: its hosts are
+            then for whoever is first in the queue.
         deadline: when its attempt is stopped, unless it has moved before; seconds.
         reason: who takes its hosts, in words.
     """
@@ -184,6 +185,8 @@ class Job:
         avoided: ids of hosts on which launches of it have failed; see `iris_ray.state.avoided_hosts`.
         avoided_until: when it tries these hosts again; seconds on the caller's clock.
         error: why its latest attempt, or the job, ended, in words.
+        yields: whether its owner has no use for its hosts now: it waits behind all others, and gives its hosts to any
+            job that waits.
         times: when its attempts held chips and ran, if it is coscheduled.
     """
 
@@ -206,6 +209,7 @@ class Job:
     avoided: tuple[str, ...] = ()
     avoided_until: float = 0.0
     error: str | None = None
+    yields: bool = False
     times: JobTimes = field(default_factory=JobTimes)
 
     @property

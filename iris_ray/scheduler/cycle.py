@@ -12,7 +12,7 @@ from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
 from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running, Taking
 from iris_ray.scheduler.explanation import Explainer, Unplaced, limited, not_looked_at, paused
-from iris_ray.scheduler.fair_queue import FairQueue, Usage
+from iris_ray.scheduler.fair_queue import FairQueue, Usage, comes_last
 from iris_ray.scheduler.given_back import GivenBack
 from iris_ray.scheduler.impossible_constraints import ImpossibleConstraints
 from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
@@ -23,9 +23,10 @@ from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining import Remaining
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.avoided_hosts import avoided_by
-from iris_ray.state.events import SpareGivenBackEvent, TaskUnschedulableEvent
+from iris_ray.state.events import GivesWayEvent, SpareGivenBackEvent, TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
+from iris_ray.state.retry_budget import YIELDED_S
 from iris_ray.state.user_limits import UserLimits
 
 _Kind = tuple[Requirement, tuple[int, ...], str]
@@ -76,6 +77,7 @@ class Cycle:
         self._evictor = (
             None if eviction is None else Evictor(*eviction, fleet, self._plan, self._allowances, deadlines.now)
         )
+        self._leaving = frozenset(() if self._evictor is None else self._evictor.yielded())
 
     def run(
         self, pending: list[Job], usage: Usage, past: PastUsage | None, spares: Iterable[Job] = ()
@@ -99,16 +101,23 @@ class Cycle:
         self._result.given_back = self._given_back()
         self._explainer.complete()
         self._result.rooms = self._rooms.changes(self._placed)
+        self._result.gave_up_room = self._rooms.given_up
         return self._result
 
-    def _given_back(self) -> list[SpareGivenBackEvent]:
-        """Return which spares give their slices back to jobs that found too few groups."""
+    def _given_back(self) -> list[SpareGivenBackEvent | GivesWayEvent]:
+        """Return which spares and jobs that yield give their hosts back to jobs that found too few groups."""
         if not self._unplaced:
             return []
         going = {attempt.job_id for attempt in self._evictor.going()} if self._evictor is not None else set()
-        idle = (spare for spare in self._spares if spare.spec.job_id not in going)
-        chosen = GivenBack(idle, self._fleet, self._deadlines, self._allowances, self._plan).choose(self._unplaced)
-        return list(map(SpareGivenBackEvent, chosen))
+        spares = {spare.spec.job_id: spare for spare in self._spares}
+        idle = (spare for job_id, spare in spares.items() if job_id not in going or job_id in self._leaving)
+        parts = self._fleet, self._deadlines, self._allowances, self._plan, self._leaving
+        chosen = GivenBack(idle, *parts).choose(self._unplaced)
+        deadline = self._deadlines.now + (self._evictor.grace_s if self._evictor is not None else 0.0)
+        return [
+            GivesWayEvent(job_id, deadline) if spares[job_id].spec.spare_for is None else SpareGivenBackEvent(job_id)
+            for job_id in chosen
+        ]
 
     def _is_full(self, most: int) -> bool:
         evaluated = self._cache.evaluated - self._evaluated_before
@@ -131,6 +140,9 @@ class Cycle:
             gang = job.gangs[position]
             if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
                 self._pause(job, gang, pause_s)
+                continue
+            if job.yields and self._leaving:  # what they leave is for those that wait
+                self._pause(job, gang, YIELDED_S)
                 continue
             granted = self._place(job, gang)
             if granted is not None:  # the job comes again
@@ -204,7 +216,7 @@ class Cycle:
             kept = self._rooms.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, ())
-            if self._deadlines.is_starving(gang) and job.spec.spare_for is None:
+            if self._deadlines.is_starving(gang) and not comes_last(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)

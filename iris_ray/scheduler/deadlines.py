@@ -35,7 +35,7 @@ class Deadlines:
 
     def is_returning(self, job: Job) -> bool:
         """Return whether the job's gang ran a moment ago. It then comes first, so that a lost host costs no turn."""
-        return self.now < job.gangs[0].returning_until and job.spec.coscheduling is not None
+        return self.now < job.gangs[0].returning_until and job.spec.coscheduling is not None and not job.yields
 
     def timed_out(self, job: Job) -> TaskUnschedulableEvent | None:
         """Return the event that ends a job of which nothing ran within its ``scheduling_timeout``, or None."""

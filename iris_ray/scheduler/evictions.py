@@ -3,8 +3,8 @@
 A victim is of a lower band than the job that waits, and has run for the minimum time of its band. Sets of victims are
 compared by these, in this order: how many victims they have of INTERACTIVE, then of BATCH; how much they lose, in
 seconds of hosts since their attempts began; how many spares they have. Spares count for nothing else, since nothing
-runs there. A victim that turns out to be superfluous is left alone. If only the minimum time is in the way, the search
-says for whom, and how long (`Protected`).
+runs there; nor do jobs that yield. A victim that turns out to be superfluous is left alone. If only the minimum time is
+in the way, the search says for whom, and how long (`Protected`).
 
 No more is taken than the limit of the job's user lets it use.
 
@@ -126,9 +126,15 @@ class Evictor:
         self._hopeless: set[_Key] = set()
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
 
+    @property
+    def grace_s(self) -> float:
+        """Seconds from the notice to the end."""
+        return self._rules.grace_s
+
     def may_help(self, job: Job) -> bool:
         """Return whether `find` is worth a call for a job."""
-        key, searchable = _key(job), self._searches > 0 and job.spec.spare_for is None
+        takes = job.spec.may_evict and not job.yields and job.spec.spare_for is None
+        key, searchable = _key(job), self._searches > 0 and takes
         return searchable and key not in self._hopeless and bool(self._bands_below(job))
 
     def find(self, job: Job, available: Availability, own: Collection[str], placed: int) -> Taking | Protected | None:
@@ -162,7 +168,7 @@ class Evictor:
         names = tuple(sorted(found))
         node_ids = tuple(node_id for name in names for node_id in available.group(name).node_ids)
         self._promise(job, node_ids)
-        deadline = self._now + self._rules.grace_s
+        deadline = self._now + self.grace_s
         return Taking(names, node_ids, EvictionEvent(job.spec.job_id, tuple(sorted(victims)), deadline))
 
     def _needed(self, job: Job, own: Collection[str], placed: int) -> int:
@@ -213,6 +219,10 @@ class Evictor:
         """Return whether something is about to give its hosts to a job."""
         return job.spec.job_id in self._going.values()
 
+    def yielded(self) -> list[str]:
+        """Return the ids of the jobs that give their hosts to nobody in particular, but to those that wait."""
+        return [attempt.job_id for attempt, taker in self._going.items() if not taker]
+
     def going(self) -> Iterable[AttemptId]:
         """Return the attempts that are about to give their hosts to other jobs."""
         return self._going
@@ -261,7 +271,7 @@ class Evictor:
         gang, band = job.gangs[attempt.gang], job.spec.priority
         if not gang.placed or gang.attempt != attempt.number:
             return band, ()  # it ends already
-        if job.spec.spare_for is not None:
+        if job.yields or job.spec.spare_for is not None:
             return band, _cost(band, victims=0, lost=0.0, spares=1)
         ran = self._now - gang.running_since
         protected_s = max(0.0, self._rules.least_run_s.get(band, math.inf) - ran)

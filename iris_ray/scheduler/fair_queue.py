@@ -3,7 +3,7 @@
 1. By priority band: PRODUCTION, INTERACTIVE, BATCH. Within a band:
     a. Gangs that have just lost their hosts and return, by age (`Urgency.RETURNING`).
     b. All others, by fair share (`Urgency.NONE`).
-2. Spares and room to grow, after every job of every band, in the same order.
+2. Spares, room to grow and jobs that yield, after every job of every band, in the same order.
 
 Fair share: the next job is that of the user with the smallest share of the cluster, which is what the user holds, and
 has held in the past hours. Age, the order of submission, decides between users with equal shares and between jobs of
@@ -32,9 +32,9 @@ class Urgency(IntEnum):
 
 
 def comes_last(job: Job) -> bool:
-    """Return whether a job only holds slices that its owner can do without: a spare, or room to grow."""
+    """Return whether a job's owner can do without its hosts: a spare, room to grow, or a job that yields."""
     spare_for = job.spec.spare_for
-    return spare_for is not None and spare_for.purpose is not SparePurpose.REPLACEMENT
+    return job.yields or (spare_for is not None and spare_for.purpose is not SparePurpose.REPLACEMENT)
 
 
 class FairQueue:

@@ -1,6 +1,6 @@
-"""Which spares give their slices back, since a job that waits could use them."""
+"""Which spares, and which jobs that yield, give their hosts back, since a job that waits could use them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -26,18 +26,27 @@ class GivenBack:
     """Chooses spares, once a plan is made.
 
     Args:
-        spares: those that hold slices. A replacement is no spare in this sense: its gang is about to lose a slice.
+        spares: those that hold slices, and the jobs that yield. A replacement is no spare in this sense: its gang is
+            about to lose a slice.
+        leaving: ids of those that give their hosts back already.
         fleet, deadlines, plan: what the plan was made from, and the plan.
         allowances: what each user may still get.
     """
 
     def __init__(
-        self, spares: Iterable[Job], fleet: Fleet, deadlines: Deadlines, allowances: Allowances, plan: Plan
+        self,
+        spares: Iterable[Job],
+        fleet: Fleet,
+        deadlines: Deadlines,
+        allowances: Allowances,
+        plan: Plan,
+        leaving: Collection[str] = (),
     ) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
         self._allowances = allowances
         self._plan = plan
+        self._leaving = leaving
         self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
         for spare in spares:
             if comes_last(spare):
@@ -54,7 +63,7 @@ class GivenBack:
             if comes_last(one.job) or one.reason.taken_from or (kind in hopeless and not one.reason.kept):
                 continue
             found = self._for(one)
-            chosen |= dict.fromkeys(found)
+            chosen |= dict.fromkeys(job_id for job_id in found if job_id not in self._leaving)
             self._on = {node_id: spare for node_id, spare in self._on.items() if spare not in found}
             if not found:
                 hopeless.add(kind)
@@ -74,7 +83,10 @@ class GivenBack:
         )
 
     def _for(self, one: Unplaced) -> list[str]:
-        """Return the spares with which a job has enough groups; none if they are too few, or it needs none."""
+        """Return the spares with which a job has enough groups, those that leave already included.
+
+        None if they are too few, or it needs none.
+        """
         available = one.available
         available.catch_up()
         if self._hopes(one.job) and any(map(available.free_soon, buckets_for(one.job, available))):
@@ -101,16 +113,23 @@ class GivenBack:
         return [name for name in free if taken.isdisjoint(one.available.group(name).node_ids)]
 
     def _groups(self, one: Unplaced) -> Iterator[str]:
-        """Yield the groups that would be free for a job without the spares there, those of its room first."""
+        """Yield the groups that would be free for a job without the spares there, those of its room first.
+
+        Then those that all leave already.
+        """
         available, workers, kept = one.available, self._fleet.workers, self._plan.kept
         name_of = available.candidates.grouping.name_of
         there = dict.fromkeys(name_of(workers[node_id]) for node_id in self._on)
         evaluations, buckets = available.candidates.evaluations, buckets_for(one.job, available)
         names = [name for name in there if name in evaluations and evaluations[name].bucket in buckets]
-        for name in sorted(names, key=lambda name: (name not in one.reason.kept, name)):
+        stays = {name: any(self._stays(node_id) for node_id in available.group(name).node_ids) for name in names}
+        for name in sorted(names, key=lambda name: (name not in one.reason.kept, stays[name], name)):
             kept_for = {kept[node_id] for node_id in available.group(name).node_ids if node_id in kept}
             if kept_for <= {one.job.spec.job_id} and available.suits(name) and self._is_enough(available, name):
                 yield name
+
+    def _stays(self, node_id: str) -> bool:
+        return node_id in self._on and self._on[node_id] not in self._leaving
 
     def _is_enough(self, available: Availability, name: str) -> bool:
         found, has_room, taken = (
@@ -120,7 +139,8 @@ class GivenBack:
         )
         hosts = (worker for worker in found.eligible if not available.avoids(worker))
         free = sum(has_room(self._without_spares(worker), taken.get(worker.node_id)) for worker in hosts)
-        return found.status is Status.IN_USE and free >= available.tasks(name)
+        in_use = found.status is not Status.UNSUITABLE and not available.is_free(name)
+        return in_use and free >= available.tasks(name)
 
     def _without_spares(self, worker: Worker) -> Worker:
         spare = self._on.get(worker.node_id)

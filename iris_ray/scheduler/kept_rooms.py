@@ -32,6 +32,9 @@ class KeptRooms:
     Args:
         pending: the jobs of the queue.
         fleet, deadlines, plan: what the plan is made from, and the plan.
+
+    Attributes:
+        given_up: whether something was kept for a job that runs now, or can't run for a while.
     """
 
     def __init__(self, pending: Iterable[Job], fleet: Fleet, deadlines: Deadlines, plan: Plan) -> None:
@@ -43,7 +46,7 @@ class KeptRooms:
         self._rooms: dict[str, tuple[str, ...]] = {}  # job id → node ids
         self._jobs: dict[str, Job] = {}  # those that have, or had, room
         self._taken: set[str] = set()  # ids of jobs of whose room a higher band has taken some
-        self._given_up = False  # whether some room was, since its job runs
+        self.given_up = False
         self._waiting: dict[str, int] = {}  # job id → its tasks that are left, if the plan has placed one in its room
 
     def begin_band(self, band: PriorityBand, available_to: Callable[[Job], Availability]) -> None:
@@ -112,7 +115,7 @@ class KeptRooms:
             takes: whether lower bands are giving it hosts.
         """
         room = self._rooms.pop(job.spec.job_id, None)
-        self._given_up |= room is not None
+        self.given_up |= room is not None
         if room and node_ids and job.spec.coscheduling is None and (takes or len(room) > 1):
             waiting = self._waiting[job.spec.job_id] = self._waiting.get(job.spec.job_id, len(job.pending)) - 1
             if left := tuple(node_id for node_id in room if node_id not in node_ids)[:waiting]:
@@ -173,7 +176,9 @@ class KeptRooms:
 
     def _may_have_room(self, job: Job, gang: Gang) -> bool:
         # If room was given up in this plan, jobs before this one may want it: the next plan keeps some.
-        return self._deadlines.is_starving(gang) and not self._given_up and job.spec.spare_for is None
+        if job.yields or job.spec.spare_for is not None:
+            return False
+        return self._deadlines.is_starving(gang) and not self.given_up
 
     def _is_of_use(self, job: Job, available: Availability) -> bool:
         """Return whether a job could still run in its room, and no higher band keeps some of it."""

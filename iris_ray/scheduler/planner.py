@@ -40,6 +40,11 @@ def running(state: ControllerState) -> Running:
     return Running(state.jobs, state.attempts, state.evicted)
 
 
+def _versions(state: ControllerState) -> tuple[int, int, int, int]:
+    """Return the versions of what a plan depends on. That of the queue is last: new jobs need no look at the others."""
+    return state.fleet.version, state.limits.version, state.yields_version, state.queue_version
+
+
 class Planner:
     """Asks the scheduler and commits what it proposes.
 
@@ -73,10 +78,10 @@ class Planner:
         self._look_again_s = look_again_s
         self._scheduler = scheduler or Scheduler()
         self._most_placed = most_placed
-        self._looked_at: Mapping[str, PendingReason] = {}  # those of the pending reasons that are of the latest plan
+        self._still_waiting: Mapping[str, PendingReason] | None = None  # what the next plan may take over of the latest
         self._unplannable = UnplannableJobs()
         self._starved: set[str] = set()
-        self._planned_for = (0, 0, 0)
+        self._planned_for = (0, 0, 0, 0)
         self._planned_at = 0.0
 
     def plan(self, now: float, instructions: Instructions) -> list[Placement]:
@@ -92,13 +97,13 @@ class Planner:
         """Plan until nothing is left to be placed. Spares are given back once, so that they don't come and go."""
         state = self._state
         recent = now < self._planned_at + self._look_again_s
-        versions = state.fleet.version, state.limits.version, state.queue_version
+        versions = _versions(state)
         if recent and not self.unfinished and self._planned_for == versions:
             return []  # nothing has changed that a plan depends on
-        still_waiting = self._looked_at if recent and versions[:2] == self._planned_for[:2] else None
+        still_waiting = self._still_waiting if recent and versions[:-1] == self._planned_for[:-1] else None
         if still_waiting is None:
             self._planned_at = now
-        result = self._propose(now, still_waiting, state.spares() if may_give_back else ())
+        result = self._propose(now, still_waiting, [*state.spares(), *state.yielding()] if may_give_back else ())
         result.timed_out = list(map(self._with_last_reason, result.timed_out))
         self._note_reasons(result)
         self._count(result)
@@ -108,7 +113,7 @@ class Planner:
         done = state.queue_version == queue_version  # else some gang got spares to be placed, or needs fewer
         if done:
             # its own assignments leave nothing to place
-            self._planned_for = state.fleet.version, state.limits.version, state.queue_version
+            self._planned_for = _versions(state)
         apply_safely(state, (*result.timed_out, *result.unschedulable), instructions)
         self.unfinished = not result.complete
         if self.left_out:
@@ -123,8 +128,11 @@ class Planner:
         return late if last is None else replace(late, reason=f"{late.reason}; the last reason was: {last}")
 
     def _note_reasons(self, result: SchedulingResult) -> None:
-        """Keep the reasons of jobs that an unfinished plan has not reached."""
-        self._looked_at = result.pending_reasons
+        """Keep the reasons of jobs that an unfinished plan has not reached.
+
+        After a plan that gave up room the next one looks at all jobs, so that whoever is due to it has it kept.
+        """
+        self._still_waiting = None if result.gave_up_room else result.pending_reasons
         not_reached = {} if result.complete else self.pending_reasons
         self.pending_reasons = {**not_reached, **result.pending_reasons}
 

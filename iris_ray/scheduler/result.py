@@ -6,6 +6,7 @@ from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.state.events import (
     AssignedEvent,
     EvictionEvent,
+    GivesWayEvent,
     RoomKeptEvent,
     SpareGivenBackEvent,
     TaskUnschedulableEvent,
@@ -23,8 +24,10 @@ class SchedulingResult:
         unschedulable: jobs with a constraint that can't be evaluated on any worker: events for the state.
         starving: ids of jobs that have waited longer than the backfill bound and for which groups are kept.
         rooms: which hosts are to be kept for which jobs from now on: events for the state.
+        gave_up_room: whether what was kept for a job is so no more, since the job runs or can't run for a while. This
+            plan keeps nothing for others instead: the next one, which must look at all jobs, does.
         evictions: what is to give its hosts to whom, once the rooms are kept: events for the state.
-        given_back: which spares give their slices back: events for the state.
+        given_back: which spares and jobs that yield give their hosts back: events for the state.
         complete: whether the plan went through the whole queue. Otherwise it placed as much as it was asked to, and
             once that is committed, the next plan goes on.
     """
@@ -35,6 +38,7 @@ class SchedulingResult:
     unschedulable: list[TaskUnschedulableEvent] = field(default_factory=list)
     starving: list[str] = field(default_factory=list)
     rooms: list[RoomKeptEvent] = field(default_factory=list)
+    gave_up_room: bool = False
     evictions: list[EvictionEvent] = field(default_factory=list)
-    given_back: list[SpareGivenBackEvent] = field(default_factory=list)
+    given_back: list[SpareGivenBackEvent | GivesWayEvent] = field(default_factory=list)
     complete: bool = True

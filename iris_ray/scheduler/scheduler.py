@@ -72,13 +72,13 @@ class Scheduler:
             fleet: all live workers, and who holds what.
             usage: what each user's gangs hold.
             now: seconds on the clock of the events.
-            pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since. If all new
-                jobs can be placed, the jobs with a reason keep it and are not tried again.
+            pending_reasons: the reasons of a plan made a moment ago, if the fleet has not changed since and that plan
+                gave up no room. If all new jobs can be placed, the jobs with a reason keep it and are not tried again.
             most: how many gangs to place, or as much other work; None: all that can be placed. A plan that ends there
                 is not ``complete``.
             past: what each user's gangs have held; None: it does not count.
             running: what may be evicted; None: nothing.
-            spares: jobs that hold slices ready for others, and may be asked to give them back.
+            spares: jobs that hold slices ready for others, or that yield; they may be asked to give their hosts back.
             limits: of the users; None: there are none.
         """
         pending = list(pending)

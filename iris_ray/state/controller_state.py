@@ -29,9 +29,11 @@ from iris_ray.state.events import (
     GangAssignedEvent,
     GangMovedEvent,
     GangReturnedEvent,
+    GivesWayEvent,
     JobCancelledEvent,
     JobRestoredEvent,
     JobSubmittedEvent,
+    JobYieldsEvent,
     LimitsSetEvent,
     MaintenanceCalledOffEvent,
     PastUsageEvent,
@@ -183,6 +185,10 @@ class ControllerState:
                 self._evictions.begin(event, change)
             case SpareGivenBackEvent():
                 self._spare_jobs.give_back(event.job_id, change)
+            case JobYieldsEvent():
+                self._table.set_yields(event.job_id, event.yields)
+            case GivesWayEvent():
+                self._evictions.give_way(event, change)
             case TaskDispatchFailedEvent():
                 self._ends.dispatch_failed(event, change)
             case GangMovedEvent():
@@ -300,6 +306,11 @@ class ControllerState:
         return self._table.queue_version
 
     @property
+    def yields_version(self) -> int:
+        """Count of the changes to which jobs yield."""
+        return self._table.yields_version
+
+    @property
     def unrecorded(self) -> dict[str, set[int]]:
         """Ids of jobs that have changed, or are forgotten, since the caller last cleared it.
 
@@ -336,8 +347,12 @@ class ControllerState:
         return list(self._table.pending.values())
 
     def spares(self) -> list[Job]:
-        """Return the jobs that hold slices ready for others."""
-        return self._spares.holding(self.jobs)
+        """Return the jobs that hold slices ready for others and could give them back."""
+        return self._spares.dispensable(self.jobs)
+
+    def yielding(self) -> list[Job]:
+        """Return the jobs that give their hosts to whoever waits, as far as they have hosts."""
+        return [job for job in self._table.yielding.values() if job.gang.placed]
 
     def jobs_of(self, owner: str) -> list[Job]:
         """Return the unfinished jobs of one owner."""

@@ -218,6 +218,27 @@ class SpareGivenBackEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class JobYieldsEvent:
+    """The owner of a job that is one gang has no use for its hosts at the moment; or it has again."""
+
+    job_id: str
+    yields: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GivesWayEvent:
+    """A job that yields gives its hosts to those that wait. It gets notice.
+
+    Args:
+        job_id: which.
+        deadline: when its attempt is stopped, unless it has moved before; seconds.
+    """
+
+    job_id: str
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
 class TaskUnschedulableEvent:
     """A gang that never ran is given up, and its job with it."""
 
@@ -349,6 +370,8 @@ Event = (
     | RoomKeptEvent
     | EvictionEvent
     | SpareGivenBackEvent
+    | JobYieldsEvent
+    | GivesWayEvent
     | TaskUnschedulableEvent
     | TaskDispatchFailedEvent
     | TaskStateChangedEvent

@@ -1,5 +1,7 @@
 """Evictions: a job that waits takes hosts from lower bands. What runs there gets notice, and is stopped at a deadline.
 
+So do jobs that yield, whose hosts are for whoever waits.
+
 `iris_ray.scheduler.evictions` chooses the victims. The hosts are kept for the job that takes them (`Job.kept`). If they
 are not kept for it any more, because it has got others or does not wait any more, what has not ended by then goes on.
 """
@@ -13,7 +15,7 @@ from iris_ray.model.jobs import Eviction, Gang, Job
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
-from iris_ray.state.events import EvictionEvent
+from iris_ray.state.events import EvictionEvent, GivesWayEvent
 from iris_ray.state.gang_notices import GangNotices
 from iris_ray.state.job_table import JobTable
 from iris_ray.state.kept_room import KeptRoom
@@ -54,6 +56,19 @@ class Evictions:
                 self._spares.evict(victim, change)
             elif gang.eviction is None:
                 self._evict(victim, gang, job, event.deadline, change)
+
+    def give_way(self, event: GivesWayEvent, change: Change) -> None:
+        """Give notice to a job that yields: its hosts are for those that wait. Nothing is kept for any of them.
+
+        Raises:
+            IllegalTransitionError: it does not yield.
+        """
+        job = self._table.known(event.job_id)
+        if not job.yields:
+            raise IllegalTransitionError(f"{event.job_id} does not yield its hosts")
+        if job.gang.placed and job.gang.eviction is None:
+            eviction = Eviction("", event.deadline, "its owner has no use for its hosts now, and others wait")
+            self._give_notice(job, job.gang, eviction, change)
 
     def time_passed(self, change: Change) -> None:
         """Stop the attempts whose time is up."""
@@ -100,17 +115,21 @@ class Evictions:
             raise IllegalTransitionError(f"{who}: {gang.eviction.job_id} takes them")
 
     def _gives_way(self, gang: Gang, job_id: str) -> bool:
-        """Return whether some host of a gang is kept for a job."""
-        return any(self._kept.whose(task.node_id) == job_id for task in gang.tasks)
+        """Return whether some host of a gang is kept for a job, or for nobody but those that wait."""
+        return not job_id or any(self._kept.whose(task.node_id) == job_id for task in gang.tasks)
 
     def _evict(self, victim: Job, gang: Gang, job: Job, deadline: float, change: Change) -> None:
         bands = job.spec.priority.name, victim.spec.priority.name
         reason = f"{bands[0]} job {job.spec.job_id} of {job.spec.user} takes its hosts from {bands[1]}"
-        gang.eviction = Eviction(job.spec.job_id, deadline, reason)
+        self._give_notice(victim, gang, Eviction(job.spec.job_id, deadline, reason), change)
+
+    def _give_notice(self, victim: Job, gang: Gang, eviction: Eviction, change: Change) -> None:
+        gang.eviction = eviction
         self._table.gang_changed(victim, gang)
         self._spares.look_at(victim)  # it does not grow meanwhile
-        self._note(victim.current_attempt(gang), gang.eviction)
-        self._notices.tell(victim, gang, Notice(NoticeKind.EVICTION, reason, deadline), change)
+        self._note(victim.current_attempt(gang), eviction)
+        notice = Notice(NoticeKind.EVICTION, eviction.reason, eviction.deadline)
+        self._notices.tell(victim, gang, notice, change)
 
     def _note(self, attempt: AttemptId, eviction: Eviction) -> None:
         self._victims[attempt] = None
@@ -135,11 +154,13 @@ class Evictions:
                 if (eviction := gang.eviction) is None:
                     assert not told, f"{job_id} has notice of an eviction that is none"
                     continue
-                taker, attempt = jobs[eviction.job_id], job.current_attempt(gang)
+                attempt = job.current_attempt(gang)
                 assert gang.placed, f"{job_id} is evicted but does not run"
                 assert job.spec.spare_for is None, f"{job_id} is a spare, which is dropped at once"
-                assert taker.pending, f"{job_id} gives way to {eviction.job_id}, which does not wait"
-                assert taker.spec.priority < job.spec.priority, f"{job_id} gives way to {eviction.job_id}"
                 assert self._gives_way(gang, eviction.job_id), f"{job_id}: nobody takes its hosts"
+                if eviction.job_id:
+                    taker = jobs[eviction.job_id]
+                    assert taker.pending, f"{job_id} gives way to {eviction.job_id}, which does not wait"
+                    assert taker.spec.priority < job.spec.priority, f"{job_id} gives way to {eviction.job_id}"
                 assert attempt in self._victims, f"{job_id}: its eviction is not known"
                 assert (eviction.deadline, attempt) in self._due, f"{job_id}: its eviction has no end"

@@ -31,11 +31,13 @@ class JobTable:
     Attributes:
         jobs: all of them.
         pending: those that have gangs waiting for hosts.
+        yielding: those that have not ended and give their hosts to whoever waits.
         finished: ids of those that have ended, the first to finish first; each with the memory that the job takes.
         unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared it; each with the
             numbers of the chunks of its record that have changed.
         changes: ids of jobs that have changed or are forgotten, for those who show them.
         queue_version: counts the changes to the queue.
+        yields_version: counts the changes to which jobs yield.
         stories: the latest events of each job.
         forgotten: what is remembered of jobs that were forgotten since the caller last took it.
     """
@@ -43,10 +45,12 @@ class JobTable:
     def __init__(self, limits: UserLimits) -> None:
         self.jobs: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
+        self.yielding: dict[str, Job] = {}
         self.finished: dict[str, int] = {}
         self.unrecorded: dict[str, set[int]] = {}
         self.changes: ChangeLog[str] = ChangeLog()
         self.queue_version = 0
+        self.yields_version = 0
         self.stories = Stories()
         self.forgotten: deque[ForgottenJob] = deque(maxlen=FORGOTTEN_KEPT)
         self._limits = limits
@@ -130,6 +134,8 @@ class JobTable:
             self._limits.submitted(job.spec)
         if job.pending and not job.state.finished:
             self.pending[job_id] = job
+        if job.yields and not job.state.finished:
+            self.yielding[job_id] = job
         self.all_changed(job)
 
     def changed(self, job_id: str) -> None:
@@ -176,6 +182,25 @@ class JobTable:
             self.pending.pop(job.spec.job_id, None)
         self.gang_changed(job, gang)
 
+    def set_yields(self, job_id: str, yields: bool) -> None:
+        """Note that a job gives its hosts to whoever waits, or does so no more.
+
+        Raises:
+            IllegalTransitionError: there is no such job, or it is not one gang.
+        """
+        job = self.known(job_id)
+        if len(job.gangs) != 1:
+            raise IllegalTransitionError(f"{job_id} has {len(job.gangs)} gangs; only a job of one gang yields")
+        if job.state.finished or job.yields is yields:
+            return
+        job.yields = yields
+        self.yields_version += 1
+        if yields:
+            self.yielding[job_id] = job
+        else:
+            del self.yielding[job_id]
+        self.queue_changed(job_id)
+
     def has_finished(self, job_id: str) -> None:
         """Note that a job has finished."""
         job = self.jobs[job_id]
@@ -183,6 +208,7 @@ class JobTable:
         self._note_finished(job)
         self._limits.ended(job.spec)
         self.pending.pop(job_id, None)
+        self.yielding.pop(job_id, None)
         self.queue_changed(job_id)
 
     def remove(self, job_id: str) -> None:

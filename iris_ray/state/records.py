@@ -22,7 +22,7 @@ from iris_ray.errors import CorruptRecordError, UnknownRecordError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Allocation, Gang, Job, Task
 
-RECORD_VERSION = 5
+RECORD_VERSION = 6
 """Raise it whenever the fields of a class inside a record change; a test compares them with a list."""
 
 GANGS_PER_CHUNK = 256

@@ -13,6 +13,8 @@ QUICK_ENDS_ARE_FAILURES = 5
 """After so many quick ends in a row, a task that is lost on a sound host counts as a failure."""
 MOST_FAILED_LAUNCHES = 10
 """After so many failed launches of a gang in a row its job ends."""
+YIELDED_S = 5.0
+"""So long a job that yields waits after it has given its hosts to others."""
 RETURNING_S = 30.0
 """How long a gang that has just lost its hosts goes before the others of its band."""
 
@@ -99,10 +101,12 @@ def returns_to_move(job: Job, gang: Gang, now: float) -> None:
 
 
 def returns_after_eviction(job: Job, gang: Gang, now: float) -> None:
-    """Set when a gang is tried again that gave its hosts to a higher band: at once, not charged."""
+    """Set when a gang is tried again that gave its hosts to others: at once, unless it yields; not charged."""
     gang.waiting_since = now
     gang.quick_ends = 0
     gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
+    if job.yields:
+        gang.not_before = now + YIELDED_S
     _comes_first(job, gang, now)
 
 

@@ -26,6 +26,7 @@ class Spares:
     def __init__(self) -> None:
         self._of: dict[str, list[str]] = {}  # job id → ids of the jobs that hold slices ready for it
         self._restless: dict[str, None] = {}  # ids of jobs that may need other spares than they have
+        self._standing_in: dict[str, int] = {}  # job id → how many of its spares replace slices that are to go
         self._may_grow: list[tuple[float, str]] = []  # a heap: when a gang that runs may grow, and whose it is
 
     @property
@@ -65,10 +66,20 @@ class Spares:
         if not self._of[parent_id]:
             del self._of[parent_id]
 
-    def holding(self, jobs: Mapping[str, Job]) -> list[Job]:
-        """Return the spares that have slices."""
-        spares = (jobs[spare_id] for ids in self._of.values() for spare_id in ids)
-        return [spare for spare in spares if spare.gang.placed]
+    def dispensable(self, jobs: Mapping[str, Job]) -> list[Job]:
+        """Return the spares that have slices and could give them back.
+
+        Those that take the place of slices that are to go could not: replacements would be made instead, which go
+        before all jobs, and the next spare would make these superfluous again.
+        """
+        found: list[Job] = []
+        for job_id, ids in self._of.items():
+            placed = [spare for spare in map(jobs.__getitem__, ids) if spare.gang.placed]
+            if needed := self._standing_in.get(job_id, 0):
+                needed_ids = [spare.spec.job_id for spare in placed if is_for(spare, SparePurpose.SPARE)][:needed]
+                placed = [spare for spare in placed if spare.spec.job_id not in needed_ids]
+            found += placed
+        return found
 
     def changes(
         self, jobs: Mapping[str, Job], workers: Mapping[str, Worker], now: float
@@ -83,7 +94,12 @@ class Spares:
             known = self._of.pop(job_id, ())
             spares = [jobs[spare_id] for spare_id in known if spare_id in jobs]  # others were evicted
             sound = sum(is_for(spare, SparePurpose.SPARE) and holds_ready(spare, workers) for spare in spares)
-            needs = [] if job is None else spares_needed(job, doomed_groups(job, workers), sound, now)
+            doomed = 0 if job is None else doomed_groups(job, workers)
+            needs = [] if job is None else spares_needed(job, doomed, sound, now)
+            if standing_in := min(sound, doomed):
+                self._standing_in[job_id] = standing_in
+            else:
+                self._standing_in.pop(job_id, None)
             kept, superfluous = [], []
             for spare in sorted(spares, key=lambda spare: not spare.gang.placed):
                 if need_of(spare) in needs and not doomed_groups(spare, workers):

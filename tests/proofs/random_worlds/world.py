@@ -29,6 +29,7 @@ from iris_ray.state.events import (
     Event,
     JobCancelledEvent,
     JobSubmittedEvent,
+    JobYieldsEvent,
     MaintenanceCalledOffEvent,
     PoolRestartedEvent,
     SliceReleasedEvent,
@@ -70,7 +71,7 @@ READ_ANEW = (
 """What nobody repeats: a new Controller learns it from Ray, from the hosts and from the pools."""
 FAULTS = (
     "lose", "lose", "preempt", "warn", "maintain", "call off", "taint", "lift", "suspect", "bad host", "stranger",
-    "pool dies", "pool ends", "cancel", "cancel", "blame", "no answer", "finish",
+    "pool dies", "pool ends", "cancel", "cancel", "blame", "no answer", "finish", "yield", "yield",
 )  # fmt: skip
 
 
@@ -220,7 +221,7 @@ class RandomWorld(Simulation):
             case "blame" if self.state.jobs:
                 job_id = chance.choice(list(self.state.jobs))
                 self.apply([WorkerBlamedEvent(node_id, job_id, "boom", chance.choice(list(Fault)))])
-            case "cancel" | "finish" | "no answer":
+            case "cancel" | "finish" | "no answer" | "yield":
                 self._strike_job(what)
 
     def _strike_job(self, what: str) -> None:
@@ -232,6 +233,9 @@ class RandomWorld(Simulation):
             self.apply([JobCancelledEvent(job_id, "cancelled by its user")])
         elif what == "finish":
             self.pools.finish(job_id)
+        elif what == "yield":
+            if len(self.state.jobs[job_id].gangs) == 1:
+                self.apply([JobYieldsEvent(job_id, self.chance.random() < 0.7)])
         else:
             job = self.state.jobs[job_id]
             attempts = [job.current_attempt(gang) for gang in self.state.placed_gangs(job)]
@@ -300,7 +304,7 @@ class RandomWorld(Simulation):
             try:
                 self._instructions.add(self.state.handle_event(event))
             except IllegalTransitionError:
-                assert isinstance(event, TaskStateChangedEvent | AttemptEndConfirmedEvent), event
+                assert isinstance(event, TaskStateChangedEvent | AttemptEndConfirmedEvent | JobYieldsEvent), event
                 self.counts["refused"] += 1
             self._changed = True
 

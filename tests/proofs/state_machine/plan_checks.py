@@ -59,24 +59,16 @@ class PlanChecks(Bookkeeper):
     """Checks plans.
 
     Attributes:
-        latest: the versions of the fleet and of the limits, the time, who waited, and whether something kept was
-            given up, when a plan had last been carried out whole.
+        latest: the versions of the fleet and of the limits, the time, and who waited, when a plan had last been carried
+            out whole.
     """
 
     def __init__(self, world: World, places: Mapping[str, tuple[str, int]]) -> None:
         super().__init__(world, places)
-        self.latest: tuple[tuple[int, int], float, Mapping[str, PendingReason], bool] = (0, 0), 0.0, {}, False
+        self.latest: tuple[tuple[int, int], float, Mapping[str, PendingReason]] = (0, 0), 0.0, {}
 
-    def check_plan(self, plan: SchedulingResult, gave_up: bool = False) -> bool:
-        """Everything in it is legal, and every job that waits for something is told why.
-
-        Args:
-            plan: the plan.
-            gave_up: whether something that was kept was given up by a plan whose reasons this one takes over.
-
-        Returns:
-            Whether something that was kept is given up by it: the next plan that looks at all keeps something again.
-        """
+    def check_plan(self, plan: SchedulingResult) -> None:
+        """Everything in it is legal, and every job that waits for something is told why."""
         placed: defaultdict[str, set[int]] = defaultdict(set)
         taken: defaultdict[str, Counter[str]] = defaultdict(Counter)
         takers: defaultdict[str, list[Job]] = defaultdict(list)
@@ -100,9 +92,8 @@ class PlanChecks(Bookkeeper):
             assert len(with_chips) + self.uses_of_chips(worker) <= 1
         self.check_limits(taken, takers, placed)
         self.check_reasons(plan, placed)
-        given_up = self.check_kept(plan, takers, gave_up)
+        self.check_kept(plan, takers)
         self.check_evictions(plan, takers.keys())
-        return given_up
 
     def check_limits(
         self,
@@ -129,14 +120,14 @@ class PlanChecks(Bookkeeper):
 
     def check_plan_after_the_latest(self, plan: SchedulingResult) -> None:
         """If fleet and limits are the same, it makes no difference whether those that waited are looked at again."""
-        version, then, waiting, gave_up = self.latest
+        version, then, waiting = self.latest
         if version != (self.state.fleet.version, self.state.limits.version) or self.world.now > then + 0.5:
             return
         short = self.world.plan(waiting)
         assert short.assignments == plan.assignments
         if self.world.now == then:
-            self.check_plan(short, gave_up)
-            assert gave_up or short.starving == plan.starving
+            self.check_plan(short)
+            assert short.starving == plan.starving
             assert (short.timed_out, short.unschedulable) == (plan.timed_out, plan.unschedulable)
             assert short.pending_reasons.keys() == plan.pending_reasons.keys()
 
@@ -209,7 +200,7 @@ class PlanChecks(Bookkeeper):
         for waiting in plan.pending_reasons.values():
             assert str(waiting)
 
-    def check_kept(self, plan: SchedulingResult, takers: Mapping[str, list[Job]], gave_up: bool) -> bool:
+    def check_kept(self, plan: SchedulingResult, takers: Mapping[str, list[Job]]) -> None:
         """The scheduler keeps groups for jobs that have waited too long. Jobs behind them do not get these groups."""
         kept: dict[str, list[Worker]] = {}
         for job_id, waiting in plan.pending_reasons.items():
@@ -232,19 +223,20 @@ class PlanChecks(Bookkeeper):
             assert not (workers and is_extra(job)), f"{job_id} keeps something from jobs that wait"
         run = (assignment.job_id for assignment in plan.assignments)
         limited = (job_id for job_id, waiting in plan.pending_reasons.items() if waiting.limit)
-        given_up = any(self.state.jobs[job_id].kept for job_id in (*run, *limited)) or gave_up  # the next keeps some
+        hopeless = (event.job_id for event in plan.unschedulable)
+        had_room = any(self.state.jobs[job_id].kept for job_id in (*run, *limited, *hopeless))
+        assert had_room or not plan.gave_up_room
         for job_id, waiting in plan.pending_reasons.items():
             job = self.state.jobs[job_id]
             long = any(self.waits_long(gang) for gang in job.gangs) or self.returns(job)
             takes = bool(job.kept) or any(event.job_id == job_id for event in plan.evictions)
             assert long or (job_id not in plan.starving and (takes or not waiting.kept))
             long = all(self.waits_long(gang) for gang in job.gangs if gang.pending) or self.returns(job)
-            if long and waiting.kind is PendingKind.IN_USE and not (kept[job_id] or is_extra(job) or given_up):
+            if long and waiting.kind is PendingKind.IN_USE and not (kept[job_id] or is_extra(job) or plan.gave_up_room):
                 others = [worker for i in kept for worker in kept[i] if i != job_id]
                 names = {self.places[worker.node_id][0] for worker in others}
                 rivals = [worker for name in names for worker in self.members(name) if suits(job, worker)]
                 assert rivals, f"nothing is kept for {job_id}, nor for anybody who competes with it"
-        return given_up
 
     def check_evictions(self, plan: SchedulingResult, takers: Collection[str]) -> None:
         """All victims may go and have to, and then there is the room that is kept.

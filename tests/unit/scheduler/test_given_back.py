@@ -11,7 +11,7 @@ from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.explanation import Unplaced
 from iris_ray.scheduler.given_back import GivenBack
 from iris_ray.scheduler.planner import Planner
-from iris_ray.state.events import LimitsSetEvent, SpareGivenBackEvent, TaskDispatchFailedEvent
+from iris_ray.state.events import LimitsSetEvent, SpareGivenBackEvent, TaskDispatchFailedEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World
 
@@ -156,6 +156,18 @@ def test_spare_that_is_gone_is_not_given_back_twice(world: World) -> None:
     for _ in range(2):
         world.do(SpareGivenBackEvent("job/spare-1"))
     assert [job.spec.job_id for job in world.state.spares()] == ["job/spare-2"]
+
+
+def test_spare_that_stands_in_for_a_slice_that_is_to_go_is_not_given_back(world: World) -> None:
+    """Otherwise a replacement took the slice, the next spare made it superfluous, and so on, plan after plan."""
+    job = world.state.jobs["job"]
+    world.submit("other", user="other", slices=(2,))
+    world.do(WorkerDrainedEvent("a-1", "Ray is draining it"))
+    assert plan(world)[0] == []
+    assert job.spares_made == 2
+    world.add_slice("d")
+    assert plan(world)[0] == ["other"]  # one of the spares is enough for the gang
+    assert plan(world)[0] == []
 
 
 def test_job_that_makes_the_choice_of_spares_fail_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,10 @@ from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobCancelledEvent, JobRestoredEvent, RoomKeptEvent, WorkerDrainedEvent
+from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World, assigned_tasks, cpu_host, host
 
@@ -89,6 +91,23 @@ def test_room_is_not_given_to_the_next_before_those_that_come_first_are_asked(wo
     world.schedule()
     assert (len(first.kept), last.kept) == (4, ())
     assert large.gang.placed
+
+
+def test_job_that_comes_right_after_room_was_given_up_does_not_pass_the_next_that_starves(world: World) -> None:
+    """The plan that places 'large' keeps nothing for 'next'. With the fleet unchanged, it must be looked at again."""
+    world.add_slice("c")
+    busy_c = world.start("busy-c", user="other")
+    large, a, b = crowded(world)
+    following = world.submit("next", user="new", slices=(2,))
+    world.now += LATE
+    planner, instructions = Planner(world.state, look_again_s=1.0), Instructions()
+    for busy in (a, b, busy_c):
+        world.finish(busy)
+    assert [placement.job for placement in planner.plan(world.now, instructions)] == [large]
+    late = world.submit("late", user="other")
+    assert planner.plan(world.now + 0.1, instructions) == []
+    assert len(following.kept) == 4
+    assert not late.gang.placed
 
 
 def test_slice_that_is_free_takes_the_place_of_one_in_use(world: World) -> None:

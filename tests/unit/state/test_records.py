@@ -330,14 +330,14 @@ def test_fields_of_recorded_classes_have_not_changed_without_a_new_version() -> 
         Marks,
     )
     fields = {cls.__name__: [field.name for field in dataclasses.fields(cls)] for cls in classes}
-    assert (RECORD_VERSION, fields) == (5, FIELDS)
+    assert (RECORD_VERSION, fields) == (6, FIELDS)
 
 
 FIELDS = {
     "JobRecord": ["job", "allocations"],
     "Job": ["spec", "number", "submitted_at", "requirement", "gangs", "counts", "pending", "attempt", "requeues",
             "failures", "preemptions", "evictions", "spares_made", "kept", "started", "over", "avoided",
-            "avoided_until", "error", "times"],
+            "avoided_until", "error", "yields", "times"],
     "JobTimes": ["attempts", "settled", "settled_until", "has_run", "ended_at", "succeeded"],
     "AttemptTimes": ["number", "chips", "assigned_at", "began_at", "ended_at", "marks"],
     "Marks": ["steps", "before", "during"],
@@ -350,7 +350,7 @@ FIELDS = {
     "JobSpec": ["job_id", "owner", "name", "user", "priority", "device", "replicas", "coscheduling", "whole_groups",
                 "constraints", "preferences", "tolerations", "resources", "max_retries_failure",
                 "max_retries_preemption", "max_task_failures", "scheduling_timeout", "spares", "grow_after",
-                "spare_for"],
+                "spare_for", "may_evict"],
     "CoschedulingConfig": ["group_by", "num_groups"],
     "Constraint": ["key", "op", "value", "_compare"],
     "AttributeValue": ["value"],

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from iris_ray.actors.controller.controller import EVICTIONS, GRACE, eviction_rules
+from iris_ray.actors.controller.eviction_settings import EVICTIONS, GRACE, eviction_rules
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind

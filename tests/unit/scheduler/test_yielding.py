@@ -1,0 +1,177 @@
+"""Jobs that yield hold hosts that their owner can do without: whoever waits gets them, without thrashing."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.notices import NoticeKind
+from iris_ray.scheduler.evictions import GRACE_S
+from iris_ray.scheduler.planner import Planner
+from iris_ray.state.events import GangMovedEvent, GivesWayEvent, JobYieldsEvent, TimePassedEvent
+from iris_ray.state.instructions import Instructions
+from tests.support.worlds import World, cpu_host
+
+S = TaskState
+SLOTS = {"resources": {"CPU": 8.0}, "may_evict": False, "user": "slots"}
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Two hosts, each with a job of slots that takes all of it."""
+    world = World()
+    for name in ("one", "two"):
+        world.do(cpu_host(name))
+        world.start_tasks(f"slots-{name}", 1, **SLOTS)
+    yield world
+    world.check()
+
+
+def plan(world: World) -> tuple[list[str], Instructions]:
+    """Plan and commit as the Controller does; the jobs that get hosts, in order."""
+    instructions = Instructions()
+    placements = Planner(world.state, look_again_s=0.5).plan(world.now, instructions)
+    return [placement.job.spec.job_id for placement in placements], instructions
+
+
+def given_way(world: World) -> list[str]:
+    return [event.job_id for event in world.plan().given_back if isinstance(event, GivesWayEvent)]
+
+
+def waiting(world: World, job_id: str = "other", replicas: int = 1, **changes: object) -> Job:
+    changes = {"resources": {"CPU": 8.0}, "priority": PriorityBand.BATCH, "user": "other", **changes}
+    return world.submit_tasks(job_id, replicas, **changes)
+
+
+def moves(world: World, job_id: str) -> None:
+    """The job has heard the notice, and leaves."""
+    job = world.state.jobs[job_id]
+    attempt = job.current_attempt(job.gang)
+    world.do(GangMovedEvent(attempt, "saved"))
+    world.confirm(job)
+
+
+def test_busy_jobs_keep_their_hosts_from_their_own_band(world: World) -> None:
+    waiting(world, priority=PriorityBand.INTERACTIVE)
+    assert plan(world)[0] == []
+    assert given_way(world) == []
+
+
+def test_a_job_that_yields_gets_notice_and_leaves_for_one_that_waits(world: World) -> None:
+    world.do(JobYieldsEvent("slots-two", True))
+    other = waiting(world)
+    placed, instructions = plan(world)
+    assert placed == []
+    (told,) = instructions.notices
+    assert (told.attempt.job_id, told.notice.kind) == ("slots-two", NoticeKind.EVICTION)
+    assert told.notice.deadline == world.now + GRACE_S
+    moves(world, "slots-two")
+    assert plan(world)[0] == ["other"]
+    assert other.tasks[0].node_id == "two"
+    slots = world.state.jobs["slots-two"]
+    assert (slots.preemptions, slots.evictions, slots.gang.pending) == (0, 1, True)
+
+
+def test_who_waits_already_gets_the_hosts_of_a_job_that_yields_later_with_the_next_plan(world: World) -> None:
+    planner, waits = Planner(world.state, look_again_s=60.0), waiting(world)
+    planner.plan(world.now, Instructions())
+    world.do(JobYieldsEvent("slots-one", True))
+    world.now += 0.1
+    planner.plan(world.now, Instructions())
+    assert [attempt.job_id for attempt in world.state.evicted] == ["slots-one"]
+    assert waits.pending
+
+
+def test_no_more_leave_than_are_needed_however_often_plans_are_made(world: World) -> None:
+    for name in ("one", "two"):
+        world.do(JobYieldsEvent(f"slots-{name}", True))
+    waiting(world)
+    for _ in range(3):
+        plan(world)
+        world.now += 1.0
+    assert len(world.state.evicted) == 1
+
+
+def test_two_that_wait_get_two(world: World) -> None:
+    for name in ("one", "two"):
+        world.do(JobYieldsEvent(f"slots-{name}", True))
+    waiting(world, replicas=1)
+    waiting(world, "another")
+    plan(world)
+    assert len(world.state.evicted) == 2
+
+
+def test_what_yields_does_not_come_back_while_others_leave_for_a_gang(world: World) -> None:
+    """Otherwise it took the first host again while the second was being freed, and so on."""
+    world.do(JobYieldsEvent("slots-one", True))
+    world.do(JobYieldsEvent("slots-two", True))
+    for number in range(2):
+        waiting(world, f"other-{number}")
+    plan(world)
+    moves(world, "slots-one")
+    world.now += 10.0
+    assert plan(world)[0] == ["other-0"]
+    moves(world, "slots-two")
+    world.now += 10.0
+    assert plan(world)[0] == ["other-1"]
+
+
+def test_it_comes_back_when_nobody_waits(world: World) -> None:
+    world.do(JobYieldsEvent("slots-two", True))
+    other = waiting(world)
+    plan(world)
+    moves(world, "slots-two")
+    assert plan(world)[0] == ["other"]
+    world.report(other, S.RUNNING, 0)
+    world.report(other, S.SUCCEEDED, 0)
+    world.confirm(other)
+    world.now += 10.0
+    assert plan(world)[0] == ["slots-two"]
+
+
+def test_at_the_deadline_it_is_stopped(world: World) -> None:
+    world.do(JobYieldsEvent("slots-one", True))
+    waiting(world)
+    plan(world)
+    world.now += GRACE_S
+    (stop,) = world.state.handle_event(TimePassedEvent(world.now)).stop
+    assert stop.attempt.job_id == "slots-one"
+
+
+def test_higher_bands_take_it_before_anything_that_works_though_it_began_a_moment_ago(world: World) -> None:
+    world.do(cpu_host("three"))
+    world.start_tasks("batch", 1, resources={"CPU": 8.0}, priority=PriorityBand.BATCH)
+    world.do(cpu_host("four"))
+    world.start_tasks("idle", 1, **{**SLOTS, "priority": PriorityBand.BATCH})
+    world.do(JobYieldsEvent("idle", True))
+    waiting(world, priority=PriorityBand.PRODUCTION)
+    (eviction,) = world.plan().evictions
+    assert [victim.job_id for victim in eviction.victims] == ["idle"]
+
+
+def test_jobs_of_slots_take_nothing_from_lower_bands(world: World) -> None:
+    world.do(cpu_host("three"))
+    world.start_tasks("batch", 1, resources={"CPU": 8.0}, priority=PriorityBand.BATCH)
+    world.now += 1000.0
+    world.submit_tasks("more", 1, **SLOTS)
+    assert world.plan().evictions == []
+    world.submit_tasks("gang", 1, resources={"CPU": 8.0})
+    assert [eviction.job_id for eviction in world.plan().evictions] == ["gang"]
+
+
+def test_a_job_that_is_of_use_again_is_one_like_any_other(world: World) -> None:
+    world.do(JobYieldsEvent("slots-one", True))
+    world.do(JobYieldsEvent("slots-one", False))
+    waiting(world)
+    assert given_way(world) == []
+    with pytest.raises(IllegalTransitionError, match="does not yield"):
+        world.do(GivesWayEvent("slots-one", world.now))
+
+
+def test_only_a_job_of_one_gang_can_yield(world: World) -> None:
+    world.submit_tasks("many", 2)
+    with pytest.raises(IllegalTransitionError, match="2 gangs"):
+        world.do(JobYieldsEvent("many", True))
