@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import math
-import sys
 import time
 from typing import Any
 
@@ -14,14 +13,10 @@ from iris_ray.actors.wire.status import JobStatus
 from iris_ray.client.callers_error import callers_error
 from iris_ray.client.host_logs import host_logs
 from iris_ray.client.identity import current_user
-from iris_ray.client.log_stream import FIRST_WORD_S, REPEAT_S, print_logs
-from iris_ray.errors import (
-    ControllerUnavailableError,
-    InvalidRequestError,
-    JobCancelledError,
-    UnknownNameError,
-)
-from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.client.job_progress import wait_visibly
+from iris_ray.client.log_stream import print_logs
+from iris_ray.errors import InvalidRequestError, JobCancelledError, UnknownNameError
+from iris_ray.terminal import live_line
 
 SETTLED_S = 20.0
 """How long the Controller may take to hear of a job's end after its results have come."""
@@ -69,8 +64,8 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     ) -> JobStatus:
         """Wait for the job's end, and return how it stands then. A failure of the job is not raised.
 
-        While the job is in the queue, stderr says why. If the Controller is stopped or replaced meanwhile, this waits
-        for the next one.
+        A terminal shows meanwhile how the job stands; elsewhere stderr says why it waits. If the Controller is stopped
+        or replaced meanwhile, this waits for the next one.
 
         Args:
             timeout: seconds after which to return anyway; None waits for ever.
@@ -87,30 +82,26 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
                 raise InvalidRequestError("logs are streamed until the job ends; leave timeout out, or the logs")
             if stream_task_index is not None:
                 require_number("stream_task_index", stream_task_index)
-            with host_logs(ControllerConnection(patience_s=math.inf)) as logs:
-                print_logs(logs, self.job_id, stream_task_index)
-        self._wait_for_results(timeout)
+            with host_logs(ControllerConnection(patience_s=math.inf)) as logs, live_line(self.job_id) as line:
+                print_logs(logs, self.job_id, stream_task_index, line)
+        self._wait_for_results(timeout, says_why=True)
         return self._settled_status()
 
-    def _wait_for_results(self, timeout: float | None) -> None:
-        """Return when they are here, or the time is up. Say now and then why the job waits."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        patience = FIRST_WORD_S
-        while not self.done():
-            left = patience if deadline is None else min(patience, deadline - time.monotonic())
-            if left <= 0:
-                return
-            concurrent.futures.wait([self], left)
-            if left == patience and not self.done() and (why := self._pending_reason()):
-                print(f"{self.job_id}: {why}", file=sys.stderr)
-                patience = REPEAT_S
+    def result(self, timeout: float | None = None) -> list[Any]:
+        """Return the results; like `results`."""
+        self._wait_for_results(timeout, says_why=False)
+        return super().result(0)
 
-    def _pending_reason(self) -> PendingReason | None:
-        """Return why the job waits; None if it does not, or if no Controller can tell now."""
-        try:
-            return ControllerConnection().job_status(self.job_id).waiting
-        except ControllerUnavailableError:
-            return None
+    def _wait_for_results(self, timeout: float | None, says_why: bool) -> None:
+        """Return when they are here, or the time is up. A terminal shows meanwhile how the job stands."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+
+        def over(seconds: float | None) -> bool:
+            left = min(math.inf if seconds is None else seconds, deadline - time.monotonic())
+            concurrent.futures.wait([self], None if left == math.inf else max(0.0, left))
+            return self.done() or time.monotonic() >= deadline
+
+        wait_visibly(self.job_id, over, says_why)
 
     def _settled_status(self) -> JobStatus:
         """Return how the job stands. If its results are here, give the Controller time to hear of its end."""

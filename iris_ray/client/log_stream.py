@@ -9,6 +9,8 @@ from typing import Protocol
 from iris_ray.actors.host.line_throttle import LineThrottle
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.actors.wire.task_log import MOST_LOGS, LogPosition, TaskLog, printable
+from iris_ray.client.job_words import job_in_words
+from iris_ray.terminal import LiveLine
 
 PIECE_BYTES = 1 << 20
 BACKLOG_BYTES = 4 << 20
@@ -70,6 +72,7 @@ def stream_logs(
     attempt: int | None = None,
     tail_lines: int | None = None,
     follow: bool = True,
+    live: LiveLine | None = None,
 ) -> Iterator[LogLine]:
     """Yield the lines of one task, or of all tasks of a job, from the beginning; and why it waits, if it is followed.
 
@@ -82,6 +85,7 @@ def stream_logs(
         attempt: this attempt alone; None for the latest and all that come after it.
         tail_lines: begin with the last lines, so many of each task.
         follow: go on until the job is over; otherwise until all that is there now has been given.
+        live: shows how the job stands, and why it waits, if a terminal has it.
 
     Raises:
         UnknownNameError: there is no such job, task or attempt.
@@ -93,7 +97,9 @@ def stream_logs(
         controller.fetch_task_logs(job_id, task_index, LogPosition(attempt), 1)  # raises if there is no such task
     while True:
         status = controller.job_status(job_id)
-        if status.waiting is None:
+        if live is not None:
+            live.show(job_in_words(status))
+        if status.waiting is None or (live is not None and live.live):
             next_word = time.monotonic() + FIRST_WORD_S
         elif follow and time.monotonic() >= next_word:
             next_word = time.monotonic() + REPEAT_S
@@ -120,9 +126,9 @@ def stream_logs(
             time.sleep(pause_s)
 
 
-def print_logs(controller: LogSource, job_id: str, task_index: int | None) -> None:
+def print_logs(controller: LogSource, job_id: str, task_index: int | None, live: LiveLine) -> None:
     """Print what one task of a job prints, or with None what all its tasks print, until the job ends."""
-    for line in stream_logs(controller, job_id, task_index):
+    for line in stream_logs(controller, job_id, task_index, live=live):
         text = printable(line.data)
         if line.note:
             whose = job_id if line.task_index is None else f"{job_id} task {line.task_index}"

@@ -20,6 +20,7 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
+from iris_ray.terminal import live_line
 
 PROBE_S = 5.0
 """How long the dashboard may take to answer the first request."""
@@ -99,15 +100,17 @@ class RayJobs:
         """Send the job's directory and submit the job; arguments, result and errors as of `submit_tpu_job_on_ray`."""
         wanted = new_job_id(config.name).rpartition("/")[2] if run_id is None else _checked(run_id)
         chosen = self._free_name(wanted)  # the first question that needs a token; nothing is sent before
+        what = "the job"
         runtime_env: dict[str, Any] = {"env_vars": config.variables()}
         if config.pip:
             runtime_env["pip"] = list(config.pip)
         if config.working_dir is not None:
-            _say_what_is_sent(config)
+            what = _say_what_is_sent(config)
             runtime_env |= {"working_dir": str(config.working_dir), "excludes": list(config.excludes)}
         while True:
             try:
-                with self._answers():
+                with self._answers(), live_line(f"sending to {self._address}") as line:
+                    line.show(what)
                     submitted: str = self._client.submit_job(
                         entrypoint=config.entrypoint, runtime_env=runtime_env, submission_id=chosen
                     )
@@ -243,8 +246,8 @@ def _checked(run_id: str) -> str:
     return run_id
 
 
-def _say_what_is_sent(config: RayJobConfig) -> None:
-    """Print the size of the directory, before it is sent.
+def _say_what_is_sent(config: RayJobConfig) -> str:
+    """Print and return the size of the directory, before it is sent.
 
     Raises:
         InvalidRequestError: it is larger than Ray takes.
@@ -271,7 +274,9 @@ def _say_what_is_sent(config: RayJobConfig) -> None:
             )
 
     walk_package(directory, list(config.excludes), add)
-    print(f"iris_ray: sending {directory}: {files} files, {_in_words(total)}", file=sys.stderr)
+    what = f"{directory}: {files} files, {_in_words(total)}"
+    print(f"iris_ray: sending {what}", file=sys.stderr)
+    return what
 
 
 def _in_words(size: int) -> str:

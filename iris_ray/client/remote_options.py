@@ -68,7 +68,7 @@ def function_and_options(
         raise InvalidFunctionError(f"{remote_fn.__name__} is a class; give a function, or an instance that is callable")
     if callable(remote_fn):
         return remote_fn, TaskOptions()
-    what = "a NoneType; did you call the function?" if remote_fn is None else f"a {type(remote_fn).__name__}"
+    what = f"a value of type {type(remote_fn).__name__}; did you call the function?"
     if hasattr(remote_fn, "execute"):
         what = "a bound DAG node; give the function itself"
     elif hasattr(remote_fn, "remote"):

@@ -10,6 +10,7 @@ from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.callers_error import callers_error
 from iris_ray.client.connection import require_cluster
+from iris_ray.client.job_progress import results_of
 from iris_ray.client.modes.local_run import run_here, start_here
 from iris_ray.client.modes.mode import Mode
 
@@ -20,8 +21,7 @@ def run_request(request: RunRequest, mode: Mode) -> list[Any]:
         return run_here(request, mode)
     ref = start_request(request, mode)
     try:
-        results: list[Any] = ray.get(ref)
-        return results
+        return results_of(request.spec.job_id, ref)
     except RayTaskError as error:
         raise callers_error(error) from None
     except BaseException:  # Ctrl-C above all: the gang must not go on when its caller has stopped waiting

@@ -146,8 +146,22 @@ def _too_many_by_position(function: str, by_position: Sequence[str], known: Sequ
     return f"{function}() takes {' and '.join(first)} by position, and the rest by name: {', '.join(by_name)}"
 
 
+_OF_RAY = {
+    "env": 'runtime_env={"env_vars": {…}}',
+    "env_vars": 'runtime_env={"env_vars": {…}}',
+    "runtime_env": "runtime_env={…}",
+    "name": 'name="…"',
+    "resources": "resources={…}",
+    "num_cpus": "num_cpus=…",
+    "memory": "memory=…",
+}
+"""What people look for among the options of a run, and Ray has among those of a function."""
+
+
 def _unknown_option(function: str, name: str, known: Sequence[str]) -> str:
     what = f"{function}() got an unexpected keyword argument {name!r}"
+    if name in _OF_RAY and known[0] == "remote_fn":
+        return f"{what}; the function carries it: @ray.remote({_OF_RAY[name]})"
     if near := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
         return f"{what}; did you mean {near[0]!r}?"
     return f"{what}; it takes {', '.join(known)}"

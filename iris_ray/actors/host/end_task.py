@@ -22,36 +22,35 @@ TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, grace_s: float = 0.0) -> list[str]:
     """SIGKILL a task's known processes, and all others that carry its token in their environment.
 
-    Blocks until they are gone, or for ``timeout_s`` seconds. Zombies count as gone: they hold neither memory nor chips.
+    Blocks until they are gone, or for ``grace_s`` and ``timeout_s`` seconds. Zombies count as gone: they hold neither
+    memory nor chips.
 
     Args:
         known: the members of the task's process tree that are known.
         token: the task's token.
-        timeout_s: seconds after which processes that still run are left alone.
+        timeout_s: seconds after the SIGKILL after which processes that still run are left alone.
         grace_s: seconds between a SIGTERM and the SIGKILL; 0 sends no SIGTERM.
 
     Returns:
         Which processes still run, as ``pid <n>``.
     """
-    began = time.monotonic()
-    left, said = known, 0.0
     if grace_s and (asked := [process for process in (*known, *_carriers(token)) if _runs(process)]):
         for process in asked:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.terminate()
         _wait_until_ended(asked, grace_s)
+    left, said, began = known, 0.0, time.monotonic()
     while left := [process for process in (*left, *_carriers(token)) if _runs(process)]:  # a dying one may have forked
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
         waited = time.monotonic() - began
         psutil.wait_procs(left, timeout=0.02 if waited < BRISK_S else 0.5)
-        pids = sorted({f"pid {process.pid}" for process in left})
         if waited > timeout_s:
-            return pids
-        if waited // SAY_EVERY_S > said:
+            return _names(left)
+        if waited // SAY_EVERY_S > said and (names := _names(left)):
             said = waited // SAY_EVERY_S
-            logger.warning("%s: killed %.0f s ago and not gone yet; much memory takes long", ", ".join(pids), waited)
+            logger.warning("%s: killed %.0f s ago and not gone yet; much memory takes long", ", ".join(names), waited)
     return []
 
 
@@ -60,6 +59,11 @@ def _wait_until_ended(processes: list[psutil.Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while any(map(_runs, processes)) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+def _names(processes: list[psutil.Process]) -> list[str]:
+    """Return which of them still run."""
+    return sorted({f"pid {process.pid}" for process in processes if _runs(process)})
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -9,8 +9,9 @@ import fcntl
 import logging
 import os
 import select
+import struct
+import termios
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,8 +24,8 @@ logger = logging.getLogger(__name__)
 
 PIPE_BYTES = 1 << 20
 CHUNK_BYTES = 1 << 18
-DRAIN_S = 5.0
-"""How long the rest of a process's output may take to reach the files."""
+STUCK_S = 30.0
+"""How long `OutputPump.close` waits for a disk that does not answer."""
 
 
 class OutputPump:
@@ -57,11 +58,11 @@ class OutputPump:
         self._is_stopped = True
 
     def close(self) -> None:
-        """Read what is left in the FIFO, and end. Blocks until it is in the files, or for a few seconds."""
+        """Read what is left in the FIFO, and end. Blocks until it is in the files, or until the disk is found stuck."""
         if not self._closing:
             self._closing = True
             os.close(self._wake_writer)
-        self._thread.join(2 * DRAIN_S)
+        self._thread.join(STUCK_S)
 
     def _run(self) -> None:
         try:
@@ -86,7 +87,7 @@ class OutputPump:
             ready = {fd for fd, _ in poll.poll(self._patience_ms())}
             closing = self._wake in ready
             if self._pipe in ready:
-                self._read(time.monotonic() + (DRAIN_S if closing else 0.0))
+                self._read(self._waiting() if closing else 1)
             elif not closing and not self._is_stopped and self._output is not None:
                 self._output.pause()
             if self._output is not None:
@@ -107,17 +108,21 @@ class OutputPump:
         patience_s = None if self._output is None or self._is_stopped else self._output.patience_s
         return None if patience_s is None else 1000.0 * patience_s
 
-    def _read(self, deadline: float) -> None:
-        """Read until the FIFO is empty or the deadline has passed, but at least once."""
-        while True:
+    def _waiting(self) -> int:
+        """Return how many bytes are in the FIFO. More may come for ever, from whoever has outlived the task."""
+        (count,) = struct.unpack("i", fcntl.ioctl(self._pipe, termios.FIONREAD, bytes(4)))
+        return int(count)
+
+    def _read(self, count: int) -> None:
+        """Read until the FIFO is empty, or until at least so many bytes are read."""
+        while count > 0:
             try:
                 data = os.read(self._pipe, CHUNK_BYTES)
             except BlockingIOError:
                 return
             if (output := self._started_output()) is not None:
                 output.take(data, self._is_stopped)
-            if time.monotonic() > deadline:
-                return
+            count -= len(data)
 
     def _started_output(self) -> TaskOutput | None:
         """Return where the output goes; None as long as no task has started: the mark of its start names it."""

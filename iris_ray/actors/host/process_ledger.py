@@ -145,6 +145,7 @@ class ProcessLedger:
                 entry = json.loads(path.read_text())
                 known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
                 tree = ProcessTree(int(entry["pid"]), int(entry["started"]), known)
+                tree.adopt(self._files(tree.pid).read_members())
                 if wanted is None or wanted(entry.get("recorder")):
                     yield tree, str(entry["token"])
             except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or another actor removed it

@@ -3,12 +3,13 @@
 The descendants are recorded while the task's process lives: the kernel forgets them as its descendants when it ends.
 
 A pid names one process only together with the time at which that process started. A process counts as part of the tree
-only if it was seen as a child of another member, or in the process group or session that the task's process leads.
+only if it was seen as a child of another member, in the process group or session that the task's process leads, or if
+the task has named it (`TaskFiles.members`).
 """
 
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,11 @@ class ProcessTree:
     def known(self) -> dict[int, int]:
         """The pid and start tick of each member at the last `update` or `search`."""
         return dict(self._known)
+
+    def adopt(self, others: Mapping[int, int]) -> None:
+        """Count processes, given by pids and start ticks, as members, and so their descendants."""
+        with self._lock:
+            self._known = {**self._known, **{pid: since for pid, since in others.items() if runs_since(pid, since)}}
 
     def update(self) -> bool:
         """Add new children of known members and drop members that have ended. Return whether anything changed.

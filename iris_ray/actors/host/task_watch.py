@@ -133,13 +133,18 @@ class TaskWatch:
             self._ending = self._background.start(ending, f"ending the task of pid {self._tree.pid}")
         return await asyncio.shield(self._ending)
 
+    def _search(self, just_ended: bool = False) -> list[psutil.Process]:
+        """Return all processes of the task, those included that it has named."""
+        self._tree.adopt(self._files.read_members())
+        return self._tree.search(just_ended)
+
     async def _end(self, reason: str | None, exit_grace: float) -> str | None:
-        await asyncio.to_thread(self._tree.search)
+        await asyncio.to_thread(self._search)
         if not self.ended:
             await self._end_standby(reason, exit_grace)
         if self._searched_at_exit is not None:
             await self._searched_at_exit
-        known = await asyncio.to_thread(self._tree.search)  # members of the tree may have started others since
+        known = await asyncio.to_thread(self._search)  # members of the tree may have started others since
         left = await asyncio.to_thread(end_task, known, self._token, DYING_S)
         if left := left + await asyncio.to_thread(end_container, self._files):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
@@ -188,7 +193,7 @@ class TaskWatch:
 
     def _on_exit(self) -> None:
         at, had_started, memory_was_short = time.time(), self._has_started(), self._oom_kills.found()
-        search = asyncio.to_thread(self._tree.search, just_ended=True)
+        search = asyncio.to_thread(self._search, just_ended=True)
         self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")
         learning = self._learn_exit(at, had_started, memory_was_short)
         self._exit = self._background.start(learning, f"learning how pid {self._tree.pid} ended")

@@ -1,46 +1,66 @@
 """What a client tells a SlotManager, and what it sees."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from iris_ray.errors import InvalidSlotError
-from iris_ray.slots.devices import DeviceKind
+from iris_ray.model.constraints import Constraint
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.topology import get_tpu_config
+from iris_ray.slots.devices import Device, DeviceKind, Runner
 from iris_ray.slots.models import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
 class SlotHosts:
-    """Hosts that are to hold slots. Each is reserved in Ray as a whole, so that no gang and no other work uses it.
+    """Hosts that are to hold slots. A job gets each, or each slice, from the Controller as any other job would.
 
     Args:
-        count: how many.
-        kind: what slots use there.
-        devices: GPUs or chips of each host, all of them; for CPUs, how many CPUs to reserve there.
+        count: how many hosts; of a TPU type how many slices.
+        kind: what slots use there; TPU if ``tpu_type`` is given.
+        devices: so many GPUs of a host, or for CPUs how many to take there. All chips, if ``tpu_type`` is given.
         memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs.
-        labels: of the Ray nodes, such as ``{"zone": "us-a"}``.
+        tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
+        constraints: what every host must satisfy.
+        preferences: what is better satisfied.
+        tolerations: names of taints that do not keep slots away.
+        priority: jobs of higher bands may take hosts whose slots are busy. Slots take no hosts from others.
 
     Raises:
-        InvalidSlotError: a number makes no sense.
+        InvalidSlotError: a value makes no sense.
+        UnknownTPUTypeError: there is no such type.
     """
 
     count: int = 1
     kind: DeviceKind = DeviceKind.CPU
     devices: int = 1
     memory: int = 2**30
-    labels: Mapping[str, str] = field(default_factory=dict)
+    tpu_type: str | None = None
+    constraints: Sequence[Constraint] = ()
+    preferences: Sequence[Constraint] = ()
+    tolerations: Sequence[str] = ()
+    priority: PriorityBand = PriorityBand.BATCH
 
     def __post_init__(self) -> None:
         for name in ("count", "devices", "memory"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InvalidSlotError(f"SlotHosts: {name} is {value!r}; give an int of 1 or more")
+        if not isinstance(self.kind, DeviceKind):
+            raise InvalidSlotError(f"SlotHosts: kind is {self.kind!r}; give a DeviceKind, such as DeviceKind.GPU")
+        if self.tpu_type is not None:
+            if self.kind is DeviceKind.GPU:
+                raise InvalidSlotError(f"SlotHosts: hosts of {self.tpu_type} slices have no GPUs; leave kind out")
+            object.__setattr__(self, "kind", DeviceKind.TPU)
+            object.__setattr__(self, "devices", get_tpu_config(self.tpu_type).chips_per_vm)
+        elif self.kind is DeviceKind.TPU:
+            raise InvalidSlotError('SlotHosts: say which slices: tpu_type="v4-8"')
 
     @property
-    def bundle(self) -> dict[str, float]:
-        """What is reserved on each host."""
-        if self.kind is DeviceKind.CPU:
-            return {"CPU": float(self.devices), "memory": float(self.memory)}
-        return {self.kind.name: float(self.devices)}
+    def runner(self) -> Runner:
+        """One of its hosts as the reconciler sees it, before it is there."""
+        count = 1 if self.kind is DeviceKind.CPU else self.devices
+        return Runner(self.kind.value, (Device(self.kind, self.memory),) * count)
 
 
 @dataclass(frozen=True, slots=True)

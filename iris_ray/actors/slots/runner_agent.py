@@ -1,22 +1,26 @@
 """The process that stands for a runner: while it lives, so does the host. It sees whether processes are gone."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 
 import psutil
-import ray
 
-from iris_ray.actors.slots.slot_actor import ProcessIdentity
+from iris_ray.actors.slots.slot_actor import ProcessIdentity, join_task
 
 LOOK_AGAIN_S = 0.02
 
 
 class RunnerAgent:
-    """One for each reserved host."""
+    """One for each host. The task that keeps the host makes it, and it ends with that.
 
-    async def node_id(self) -> str:
-        """Return the id of the Ray node."""
-        return str(ray.get_runtime_context().get_node_id())
+    Args:
+        variables: environment variables that make it a process of the task's.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        os.environ.update(variables)
+        join_task()
 
     async def watch(self) -> None:
         """Never return: the call fails when this process or its host is gone."""

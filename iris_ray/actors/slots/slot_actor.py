@@ -11,7 +11,9 @@ from typing import Any, Final
 import psutil
 from ray import cloudpickle
 
+from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
+from iris_ray.actors.wire.task_files import TaskFiles
 
 _END: Final = object()
 
@@ -22,6 +24,13 @@ class ProcessIdentity:
 
     pid: int
     began: float
+
+
+def join_task() -> None:
+    """Have this process end with the task that keeps its host, whatever becomes of the SlotManager."""
+    files, stat = TaskFiles.of_this_task(), stat_of(os.getpid())
+    if files is not None and stat is not None:
+        files.add_member(stat.pid, stat.started)
 
 
 class SlotActor:
@@ -37,6 +46,7 @@ class SlotActor:
 
     def __init__(self, variables: Mapping[str, str], seats: int) -> None:
         os.environ.update(variables)
+        join_task()
         self._threads = ThreadPoolExecutor(seats, thread_name_prefix="request")
         self._model: Any = None
         self._calls: dict[str, asyncio.Task[None]] = {}

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,10 +11,12 @@ from ray.exceptions import RayError
 
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import Piece, packed_error
-from iris_ray.actors.slots.reserved_runner import ReservedRunner
+from iris_ray.actors.slots.runners import RunnerHere, Runners
 from iris_ray.actors.slots.slot_processes import SlotProcesses
 from iris_ray.actors.slots.status import status_of
 from iris_ray.actors.slots.waiting import Waiting, cancelled, error_of
+from iris_ray.actors.slots.yielding import Yielding
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
 from iris_ray.slots import events as ev
 from iris_ray.slots import instructions as todo
@@ -24,44 +26,49 @@ from iris_ray.slots.requests import Request
 from iris_ray.slots.serving_policy import ServingPolicy
 
 REPORT_TIMEOUT_S = 10.0
+EMPTY_LOOK_S = 0.05
 logger = logging.getLogger(__name__)
 
 
 class SlotManager:
-    """An actor that serves models on the hosts that it reserves. It ends with the Ray job that made it.
+    """An actor that serves models on the hosts that its jobs get. It ends with the Ray job that made it.
 
     Args:
-        hosts: what to reserve.
         policy: what operators chose.
     """
 
-    def __init__(self, hosts: Sequence[SlotHosts], policy: ServingPolicy) -> None:
+    def __init__(self, policy: ServingPolicy) -> None:
         self._core = Reconciler(policy, new_id=lambda: uuid.uuid4().hex[:12])
         self._waiting: dict[str, Waiting] = {}
         self._orders: dict[SlotIdentity, ModelOrder] = {}
         self._by_name: dict[str, SlotIdentity] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._timer: asyncio.TimerHandle | None = None
-        wanted = [each for each in hosts for _ in range(each.count)]
-        names = [f"{each.kind.value}-{number}" for number, each in enumerate(wanted)]
-        pairs = zip(names, wanted, strict=True)
-        self._runners = {name: ReservedRunner(name, each, self._hear) for name, each in pairs}
-        self._processes = SlotProcesses(self._runners, self._hear)
+        self._runners = Runners(self._hear)
+        self._processes = SlotProcesses(self._runners.by_id, self._hear)
+        self._jobs: tuple[str, ...] | None = None
 
     # -- what clients call ------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Begin to reserve hosts."""
-        for runner in self._runners.values():
-            runner.start()
+    async def is_first(self) -> bool:
+        """Return whether the client that asks is the first: it is to submit the jobs that get hosts."""
+        self._jobs, is_first = self._jobs or (), self._jobs is None
+        return is_first
+
+    async def start(self, hosts: Sequence[SlotHosts], jobs: Sequence[str], user: str) -> None:
+        """Take note of the hosts that are to come, of the jobs that get them, by their ids, and of whose these are."""
+        self._jobs = tuple(jobs)
+        self._hear(ev.RunnersExpected(tuple(each.runner for each in hosts)))
+        yielding = Yielding(self._core, self._runners.by_id, self._jobs, user)
+        self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
         self._hear(ev.Tick())
 
-    async def close(self) -> None:
-        """Give all hosts back."""
+    async def close(self) -> tuple[str, ...]:
+        """Give all hosts back. Return the ids of the jobs that have them, or wait for some."""
         if self._timer is not None:
             self._timer.cancel()
-        for runner in self._runners.values():
-            await runner.close()
+        self._runners.close()
+        return self._jobs or ()
 
     async def register(self, order: ModelOrder) -> None:
         """Serve a model from now on."""
@@ -107,6 +114,18 @@ class SlotManager:
         """Return what there is."""
         return status_of(self._core, self._processes.by_slot, self._now())
 
+    # -- what runners call ------------------------------------------------------------------------
+
+    async def keep_runner(self, here: RunnerHere) -> None:
+        """Use a host; returns once it is not wanted any more."""
+        await self._runners.keep(here)
+
+    async def empty_runner(self, runner_id: str) -> None:
+        """Give a runner that has to go nothing new; returns once its slots have ended."""
+        self._hear(ev.RunnerClosed(runner_id))
+        while runner_id in self._core.fleet.runners and self._core.fleet.on_runner(runner_id):
+            await asyncio.sleep(EMPTY_LOOK_S)
+
     # -- events and instructions ------------------------------------------------------------------
 
     def _now(self) -> float:
@@ -127,16 +146,16 @@ class SlotManager:
             case todo.DeleteSlot(slot_id=slot_id):
                 self._processes.delete(slot_id)
             case todo.StartRequest(request=request, slot_id=slot_id):
-                self._do(self._serve(request, slot_id))
+                self._background.start(self._serve(request, slot_id), f"request {request.request_id}")
             case todo.StopRequest(request_id=request_id, slot_id=slot_id):
-                self._do(self._stop(request_id, slot_id))
+                self._background.start(self._stop(request_id, slot_id), f"stopping request {request_id}")
             case todo.RequeueRequest(request=request, reason=reason):
                 self._give_up_what_has_begun(request, reason)
             case todo.RefuseRequest(request_id=request_id, refusal=refusal, reason=reason):
                 if waiting := self._waiting.get(request_id):
                     waiting.end(error_of(refusal, reason))
             case todo.AskRunner(runner_id=runner_id):
-                self._do(self._report(runner_id))
+                self._background.start(self._report(runner_id), f"asking runner {runner_id} for its slots")
             case todo.RaiseAlarm(text=text):
                 logger.warning(text)
 
@@ -210,7 +229,7 @@ class SlotManager:
 
     async def _report(self, runner_id: str) -> None:
         """Have a runner's agent look which of our processes are there. Those that are being started count."""
-        as_of, agent = self._now(), self._runners[runner_id].agent
+        as_of, agent = self._now(), self._runners.agent(runner_id)
         here = self._processes.on_runner(runner_id)
         known = {slot_id: each.process for slot_id, each in here.items() if each.process is not None}
         if agent is None:
@@ -219,8 +238,3 @@ class SlotManager:
             alive = await asyncio.wait_for(agent.alive.remote(known), REPORT_TIMEOUT_S)
             slots = {name: each.identity for name, each in here.items() if name not in known or name in alive}
             self._hear(ev.RunnerReported(runner_id, as_of, slots))
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -1,18 +1,17 @@
 """The processes of slots, from their creation to the confirmed end."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.slots.reserved_runner import ReservedRunner
+from iris_ray.actors.slots.runners import RunnerHere
 from iris_ray.actors.slots.slot_actor import ProcessIdentity, SlotActor
-from iris_ray.actors.slots.visible_devices import visible_devices
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.slots.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.instructions import CreateSlot
 from iris_ray.slots.models import SlotIdentity
@@ -47,20 +46,19 @@ class SlotProcesses:
     """Starts, watches and ends the processes of slots, and says what becomes of them.
 
     Attributes:
-        runners: by id.
+        runners: those that are there, by id.
         hear: takes the events.
         by_slot: those that may be there.
     """
 
-    runners: Mapping[str, ReservedRunner]
+    runners: Mapping[str, RunnerHere]
     hear: Callable[[Event], None]
     by_slot: dict[str, SlotProcess] = field(default_factory=dict)
-    _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
+    _background: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     def create(self, order: CreateSlot, pickled: bytes) -> None:
         """Start a process that loads a model."""
         runner = self.runners[order.allocation.runner_id]
-        of_host = runner.hosts.devices
         seats = order.spec.requests_at_a_time
         options = {
             "num_cpus": 0,
@@ -68,11 +66,11 @@ class SlotProcesses:
             "scheduling_strategy": runner.placement(),
             "name": f"slot {order.slot_id} of {order.spec.identity}",
         }
-        variables = visible_devices(order.spec.kind, order.allocation.devices, of_host)
+        variables = runner.variables_for(order.allocation.devices)
         actor = _SlotActor.options(**options).remote(variables, seats)
         made = self.by_slot[order.slot_id] = SlotProcess(order, actor)
-        self._do(self._load(made, pickled))
-        self._do(self._watch(made))
+        self._background.start(self._load(made, pickled), f"loading slot {order.slot_id}")
+        self._background.start(self._watch(made), f"watching slot {order.slot_id}")
 
     def delete(self, slot_id: str) -> None:
         """End a process; `SlotEnded` is said once it is gone."""
@@ -81,7 +79,7 @@ class SlotProcesses:
             asyncio.get_running_loop().call_soon(self.hear, SlotEnded(slot_id))
         elif not made.ending:
             made.ending = True
-            self._do(self._end(made))
+            self._background.start(self._end(made), f"ending slot {slot_id}")
 
     def on_runner(self, runner_id: str) -> dict[str, SlotProcess]:
         """Return the processes on a runner."""
@@ -105,12 +103,12 @@ class SlotProcesses:
         self.hear(SlotEnded(made.order.slot_id))
 
     async def _is_gone(self, made: SlotProcess) -> bool:
-        agent = self.runners[made.order.allocation.runner_id].agent
-        if made.process is None or agent is None:
+        runner = self.runners.get(made.order.allocation.runner_id)
+        if made.process is None or runner is None:
             return True  # it never ran user code, or its host is gone
         ray.kill(made.actor)  # Ray may only have lost sight of it
         try:
-            return bool(await agent.wait_gone.remote(made.process, GONE_S))
+            return bool(await runner.agent.wait_gone.remote(made.process, GONE_S))
         except RayError:
             return True
 
@@ -118,8 +116,3 @@ class SlotProcesses:
         with suppress(RayError, TimeoutError):
             await asyncio.wait_for(made.actor.unload.remote(), UNLOAD_S)
         ray.kill(made.actor)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

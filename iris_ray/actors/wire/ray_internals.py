@@ -53,6 +53,12 @@ def announce_end(node_id: str, message: str, deadline: float) -> str | None:
     return None if accepted else refusal
 
 
+def driver_lives(job_id: str) -> bool:
+    """Return whether the driver of a Ray job, by its id, is still connected."""
+    jobs = ray._private.state.state.job_table()
+    return any(job["JobID"] == job_id and not job["IsDead"] for job in jobs)
+
+
 def temp_dir() -> str:
     """Return Ray's own directory on this node, which is the same for all of its processes."""
     if RAY_VERSION < (2, 55):

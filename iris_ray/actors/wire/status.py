@@ -35,6 +35,7 @@ class JobStatus:
         step: how far it is, if it calls ``heartbeat(step)``.
         status: what it has last said of itself with ``report_status``.
         stragglers: tasks that make clearly fewer steps than the others while it runs, in words, the slowest first.
+        yields: whether it waits behind all others, and gives its hosts to any job that waits.
         heartbeat_at: when a task of it last called ``heartbeat``, seconds since the epoch; None if none has.
     """
 
@@ -63,12 +64,19 @@ class JobStatus:
     num_groups: tuple[int, ...] = ()
     spare_for: str | None = None
     stragglers: tuple[str, ...] = ()
+    yields: bool = False
 
     @property
     def starting(self) -> bool:
         """Whether it has its slices and no task of it runs yet."""
         there = {state for state, count in self.tasks.items() if count}
         return TaskState.ASSIGNED in there and not there & {TaskState.RUNNING, TaskState.PENDING}
+
+    @property
+    def how_far(self) -> str:
+        """How far it is by its own words, or an empty string."""
+        step = None if self.step is None else f"step {self.step}"
+        return ": ".join(filter(None, (step, self.status)))
 
     @property
     def explanation(self) -> str:
@@ -82,8 +90,9 @@ class JobStatus:
         if self.starting:
             return f"it does not wait: attempt {self.attempt} is being started{where}"
         if self.state is JobState.RUNNING:
-            evicted = f"; its hosts are to go: {self.gives_way[0]}" if self.gives_way else ""
-            return f"it does not wait: attempt {self.attempt} is running{where}{evicted}"
+            but = "; any job that waits may have its hosts" if self.yields else ""
+            but = f"; its hosts are to go: {self.gives_way[0]}" if self.gives_way else but
+            return f"it does not wait: attempt {self.attempt} is running{where}{but}"
         return "it will be looked at in a moment"
 
 

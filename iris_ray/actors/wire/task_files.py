@@ -91,6 +91,25 @@ class TaskFiles:
         """The seconds that the task has marked before its first step and since then, as JSON."""
         return Path(f"{self.prefix}.marked")
 
+    @property
+    def members(self) -> Path:
+        """Processes that belong to the task though it has not started them: a line of pid and start tick for each."""
+        return Path(f"{self.prefix}.members")
+
+    def add_member(self, pid: int, started: int) -> None:
+        """Have a process that began at that clock tick since boot end with the task."""
+        with open(self.members, "a", encoding="ascii") as file:
+            file.write(f"{pid} {started}\n")
+
+    def read_members(self) -> dict[int, int]:
+        """Return the processes that `add_member` has named, with their start ticks."""
+        try:
+            lines = self.members.read_text().splitlines()
+        except OSError:
+            return {}
+        found = (line.split() for line in lines)
+        return {int(words[0]): int(words[1]) for words in found if len(words) == 2}
+
     def write_notice(self, notice: Notice) -> None:
         """Leave a notice for the task, in place of an earlier one. A reader sees all of it or nothing."""
         content = {"kind": notice.kind.value, "reason": notice.reason, "deadline": notice.deadline}
@@ -116,5 +135,6 @@ class TaskFiles:
 
     def remove(self) -> None:
         """Remove all of them that exist, but the FIFO and the container's record, which goes with the container."""
-        for path in (self.started, self.notice, self.saved, self.heartbeat, self.status, self.first_steps, self.marked):
+        said = self.heartbeat, self.status, self.first_steps, self.marked
+        for path in (self.started, self.notice, self.saved, self.members, *said):
             path.unlink(missing_ok=True)

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
 from ray import cloudpickle
 
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.callers_error import callers_error
+from iris_ray.client.job_progress import results_of
 from iris_ray.client.modes.fault_schedule import LOSSES, PlannedFault
 from iris_ray.client.modes.local_process import end_with_parent
 from iris_ray.client.modes.simulated_run import outcome_file
@@ -91,7 +91,7 @@ def main(job_file: Path) -> None:
         results, _ = pool_of_this_process.submit(request)
         player = FaultPlayer(cluster, faults, request)
         try:
-            outcome = ray.get(results)
+            outcome = results_of(request.spec.job_id, results)
         except Exception as error:
             outcome = callers_error(error)
         finally:

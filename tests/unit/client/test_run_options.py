@@ -83,6 +83,12 @@ def test_unknown_option_is_refused_with_the_nearest_or_all_names(launch: Any, op
         launch(hello, "v4-16", num_slices=1, **{option: 1})
 
 
+@pytest.mark.parametrize(("option", "of_ray"), [("env", "runtime_env="), ("resources", "resources=")])
+def test_option_that_ray_has_for_functions_is_refused_with_how_the_function_says_it(option: str, of_ray: str) -> None:
+    with pytest.raises(TypeError, match=rf"'{option}'; the function carries it: @ray\.remote\({of_ray}"):
+        run_on_pod(hello, "v4-16", **dict[str, Any]({option: {}}))
+
+
 def test_retries_are_no_options_of_a_run_without_retries() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'max_retries_failure'"):
         run_on_pod_multislice(hello, "v4-16", 2, max_retries_failure=1)  # type: ignore[call-arg]

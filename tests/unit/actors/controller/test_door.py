@@ -176,6 +176,7 @@ def test_report_about_a_task_that_there_is_not_is_refused_by_name(world: Control
         ("taint", (["v4-16-0"], "spot", "why", "ann")),
         ("cancel", ("job", None, "ann")),
         ("cancel", ("job", "why", None)),
+        ("set_yielding", ({"job": "yes"}, "ann")),
         ("set_limits", ("ann", [0], None, False, "ann")),
         ("why", (None,)),
         ("evidence", ("node",)),

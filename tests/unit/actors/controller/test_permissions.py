@@ -68,6 +68,18 @@ def test_job_is_cancelled_by_its_user_and_by_operators_only(world: ControllerInP
     assert {world.state(job) for job in (mine, other)} == {JobState.KILLED}
 
 
+def test_only_its_user_and_operators_say_that_a_job_yields(world: ControllerInProcess) -> None:
+    mine = world.start("mine")
+    with pytest.raises(NotPermittedError, match="may say that it yields, and bob is neither"):
+        ask(world, "set_yielding", {mine: True}, "bob")
+    assert not world.status(mine).yields
+    ask(world, "set_yielding", {mine: True, "unknown": True}, "ann")
+    assert world.status(mine).yields
+    assert "any job that waits may have its hosts" in world.status(mine).explanation
+    ask(world, "set_yielding", {mine: False}, "olga")
+    assert not world.status(mine).yields
+
+
 @pytest.mark.parametrize(
     "command",
     [

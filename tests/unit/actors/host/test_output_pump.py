@@ -1,12 +1,17 @@
 """Real processes print into a pump's FIFO."""
 
+import itertools
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from iris_ray.actors.host import output_pump
 from iris_ray.actors.host.last_lines_report import LAST_BYTES, LastBytes
 from iris_ray.actors.host.log_files import AttemptLog, logs_directory
 from iris_ray.actors.host.output_pump import OutputPump
@@ -49,6 +54,30 @@ def test_pump_keeps_all_that_a_killed_process_wrote_and_closing_waits_for_it(pum
     assert piece is not None
     assert piece.data == b"x" * 3_000_000 + b"end"
     assert not pumped.pipe.exists()
+
+
+def test_all_that_was_printed_before_closing_is_kept_however_late_the_host_is(
+    pumped: Pumped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hours, has_printed = itertools.count(step=3600.0), threading.Event()
+    closer = threading.Thread(target=pumped.pump.close)
+    take = TaskOutput.take
+
+    def take_when_closing(output: TaskOutput, *arguments: Any) -> None:
+        has_printed.wait()
+        closer.join(0.2)
+        take(output, *arguments)
+
+    monkeypatch.setattr(TaskOutput, "take", take_when_closing)
+    monkeypatch.setattr(output_pump, "CHUNK_BYTES", 5000)
+    monkeypatch.setattr(time, "monotonic", lambda: next(hours))
+    assert pumped.run("print('x' * 29_999)").returncode == 0
+    closer.start()
+    has_printed.set()
+    closer.join()
+    piece = pumped.log.read(0, 10_000_000)
+    assert piece is not None
+    assert piece.end == 30_000
 
 
 def test_pump_reports_the_last_lines_while_it_goes_on_and_at_the_end(pumped: Pumped) -> None:

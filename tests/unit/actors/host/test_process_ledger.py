@@ -23,6 +23,20 @@ def test_ledger_ends_what_an_earlier_actor_left_running(nursery: Nursery, tmp_pa
     assert list(tmp_path.rglob("*.json")) == []
 
 
+def test_ledger_ends_processes_that_a_task_has_named_and_their_children(nursery: Nursery, tmp_path: Path) -> None:
+    """A model's process is started by Ray, not by the task that keeps the host for it."""
+    process, stranger = nursery.sleeper(), nursery.sleeper()
+    parent, (child,) = nursery.tree("child")
+    ProcessLedger(tmp_path).record(tree(process), TOKEN)
+    files = TaskFiles.of_process(tmp_path, process.pid)
+    files.add_member(parent.pid, tree(parent).started)
+    files.add_member(stranger.pid, tree(stranger).started + 1)  # another process had this pid
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, (process, parent, child)))
+    assert alive(stranger)
+    assert files.read_members() == {}
+
+
 @pytest.mark.parametrize("handler", ["lambda *_: (open(sys.argv[1], 'x'), sys.exit())", "signal.SIG_IGN"])
 def test_ledger_sends_sigterm_to_leftovers_before_it_kills_them(nursery: Nursery, tmp_path: Path, handler: str) -> None:
     asked = tmp_path / "asked"

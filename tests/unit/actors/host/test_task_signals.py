@@ -10,7 +10,7 @@ from iris_ray.actors.wire.task_files import TaskFiles
 from tests.support.task_children import NOTICE, Child, Make
 
 SAY_AND_EXIT = "signal.signal(signal.SIGTERM, lambda *_: (print('handler', flush=True), os._exit(7)))"
-WAIT = "print('waits', flush=True)\nsys.stdin.readline()\nprint('goes on', flush=True)"
+WAIT = "print('waits', flush=True)\nnext_start()\nprint('goes on', flush=True)"
 
 
 def terminate(child: Child, tmp_path: Path, with_notice: bool) -> None:
@@ -55,7 +55,7 @@ def test_sigterm_from_a_task_that_has_had_a_notice_still_ends_its_own_children(m
         worker.start()
         time.sleep(0.2)
         print("waits", flush=True)
-        sys.stdin.readline()
+        next_start()
         worker.terminate()
         worker.join(10)
         print(worker.exitcode is not None, flush=True)

@@ -14,10 +14,12 @@ import pytest
 import ray
 
 from iris_ray.actors.host import notice_delivery, task_watch
+from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
+from tests.support.processes import alive
 from tests.support.task_children import NOTICE, PATIENCE_S, Child, Make, started, watched
 
 SLEEP = "time.sleep(60)"
@@ -28,6 +30,22 @@ SAVE = """
     print(notice.kind.value, flush=True)
     notice.saved()
 """
+
+
+def test_host_ends_what_a_task_has_named_with_it(make: Make, tmp_path: Path) -> None:
+    other = make("while True: time.sleep(60)")
+
+    async def end(watch: TaskWatch) -> bool:
+        stat = stat_of(other.process.pid)
+        assert stat is not None
+        TaskFiles.of_process(tmp_path, child.process.pid).add_member(stat.pid, stat.started)
+        await watch.how_it_ended()
+        await watch.end("enough")
+        return other.process.poll() is None and alive(member)
+
+    child = make("")
+    member = psutil.Process(other.process.pid)
+    assert watched(child, tmp_path, started(child, end)) is False
 
 
 def test_host_tells_a_task_that_saves(make: Make, tmp_path: Path) -> None:

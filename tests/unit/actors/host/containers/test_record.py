@@ -32,6 +32,8 @@ def container_of(directory: Path, engine: StandIn, pid: int, *command: str) -> i
     client.wait()
     found = engine.pid(name)
     assert found is not None
+    if command == WITHOUT_TOKEN:  # it has the token until `env` has become `sleep`
+        wait_until(lambda: TOKEN_VARIABLE not in psutil.Process(found).environ())
     return found
 
 

@@ -1,0 +1,219 @@
+"""What the Controller is made of, how it starts, and what it watches."""
+
+import asyncio
+import gc
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import iris_ray
+from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
+from iris_ray.actors.controller.dispatcher import Dispatcher
+from iris_ray.actors.controller.event_processor import EventProcessor
+from iris_ray.actors.controller.eviction_settings import eviction_rules
+from iris_ray.actors.controller.goodput_views import chips_by_state, day_of
+from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.log_service import LogService
+from iris_ray.actors.controller.maintenance_service import MaintenanceService
+from iris_ray.actors.controller.measurements import Measurements
+from iris_ray.actors.controller.meter import Meter, RayMeter
+from iris_ray.actors.controller.node_diff import NodeDiff
+from iris_ray.actors.controller.node_table import NODE_POLL_S, NodeTable
+from iris_ray.actors.controller.overview import Overview
+from iris_ray.actors.controller.permissions import Permissions, operators_in
+from iris_ray.actors.controller.pool_registry import PoolRegistry
+from iris_ray.actors.controller.progress_board import ProgressBoard
+from iris_ray.actors.controller.recovery import come_back
+from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
+from iris_ray.cloud.demand import missing_slices, slices_in
+from iris_ray.cloud.provider_words import ProviderWords
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
+from iris_ray.model.jobs import Gang, Job
+from iris_ray.scheduler import Scheduler
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.scheduler.planner import Planner
+from iris_ray.state import ControllerState
+from iris_ray.state.events import MaintenanceCalledOffEvent
+
+logger = logging.getLogger(__name__)
+
+MOST_PLACED = 200
+"""Gangs that one plan places at most: others are answered between two plans."""
+
+MEASURE_S = 5.0
+"""How often it measures what there is."""
+COUNT_CHIPS_S = 10.0
+"""How often it looks what the chips of the cluster are in."""
+END_AFTER_S = 5.0
+"""So long a Controller that has failed says why. If the next one fails as well, they don't follow each other faster."""
+
+
+def end_process_soon() -> None:
+    """End this process, so that Ray starts the Controller anew; it goes on from its records."""
+    asyncio.get_running_loop().call_later(END_AFTER_S, os._exit, 1)
+
+
+class ControllerProcess:
+    """What the Controller is made of, its start and its watching. Subclasses say what may be asked of it.
+
+    Args:
+        read_nodes: reads Ray's node table; blocks.
+        end: ends this process, when only a new one helps.
+        find_demand: returns what tells Ray's autoscaler of missing slices; None if there is no autoscaler.
+        meter: makes what takes the measurements.
+    """
+
+    def __init__(
+        self,
+        read_nodes: Callable[[], NodeTable] = NodeTable.read,
+        end: Callable[[], object] = end_process_soon,
+        find_demand: Callable[[], AutoscalerDemand | None] = AutoscalerDemand.of_this_cluster,
+        meter: Callable[[], Meter] = RayMeter,
+    ) -> None:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        self._started_at = time.time()
+        self._read_nodes = read_nodes
+        self._end = end
+        self._find_demand = find_demand
+        self._demand: AutoscalerDemand | None = None
+        self._meter = meter
+        self._measurements: Measurements | None = None
+        self._state = ControllerState()
+        self._journal = Journal()
+        self._clock = self._journal.clock
+        self._background = BackgroundTasks(self._background_failed)
+        scheduler = Scheduler(evictions=eviction_rules(os.environ))
+        self._planner = Planner(self._state, NODE_POLL_S, scheduler, most_placed=MOST_PLACED)
+        self._events = EventProcessor(
+            self._state, self._planner, self._journal, self._background, self._end, self._measure_wait
+        )
+        self._pools = PoolRegistry(self._journal, self._state, self._events.apply, self._background)
+        self._logs = LogService()
+        self._progress = ProgressBoard()
+        self._dispatcher = Dispatcher(
+            self._state, self._journal, self._pools, self._logs, self._events.apply, self._background
+        )
+        self._nodes = NodeDiff(self._state, self._clock)
+        self._overview = Overview(self._state, self._planner, self._nodes, self._progress, self._clock)
+        self._permissions = Permissions(operators_in(os.environ), self._state, self._nodes)
+        self._maintenance = MaintenanceService(lambda node_id: self._events.apply([MaintenanceCalledOffEvent(node_id)]))
+        self._provider = ProviderWords.of(os.environ)
+        self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
+
+    async def versions(self) -> dict[str, Any]:
+        """What it is and speaks. Answers at once, whatever becomes of its start, and clients of all versions."""
+        return {"protocol": PROTOCOL_VERSION, "version": iris_ray.__version__}
+
+    async def ping(self) -> None:
+        """Answers as soon as the cluster's hosts are known, and what an earlier Controller has left.
+
+        Raises:
+            UnknownRecordError: another version of iris_ray has left it.
+            ControllerUnavailableError: it could not start for another reason, or has failed and is about to be
+                started anew.
+            DeposedError: another Controller has taken over.
+        """
+        if self._events.deposed:
+            raise DeposedError(self._events.deposed)
+        if self._events.failed:
+            raise ControllerUnavailableError(self._events.failed)
+        try:
+            await asyncio.shield(self._starting)
+        except IrisError:
+            raise
+        except Exception as error:
+            raise ControllerUnavailableError(
+                f"the Controller of iris_ray {iris_ray.__version__} can't start: {type(error).__name__}: {error}"
+            ) from error
+
+    async def _start(self) -> None:
+        gc.disable()  # next to nothing that is made now is garbage, and to look through it takes half of the time
+        try:
+            await come_back(
+                self._state,
+                self._journal,
+                self._pools,
+                self._nodes,
+                self._dispatcher,
+                self._events.aside,
+                self._read_nodes,
+            )
+        except IrisError:  # another process of this version would meet it, too
+            raise
+        except Exception as error:
+            self._events.fail(error)
+            raise
+        finally:
+            gc.enable()
+        gc.collect()
+        gc.freeze()  # the hosts stay; looking through them again and again would stop everything for a while
+        self._background.start(self._watch_nodes(), "watching Ray's node table")
+        self._background.start(self._count_chips(), "counting what the chips are in")
+        self._demand = self._find_demand()
+        if self._demand is not None:
+            self._background.start(self._watch_demand(self._demand), "telling Ray's autoscaler what is missing")
+        self._measurements = Measurements(self._state, self._meter(), self._clock.now())
+        self._background.start(self._watch_measurements(self._measurements), "measuring")
+        self._events.begin(self._dispatcher)
+
+    async def _watch_nodes(self) -> None:
+        while not self._events.deposed:
+            await asyncio.sleep(NODE_POLL_S)
+            self._clock.look()
+            try:
+                table = await asyncio.to_thread(self._read_nodes)
+                self._events.apply(self._nodes.events_of(table))
+                self._maintenance.look_at(self._state.workers, self._state.holders)
+            except Exception:
+                logger.exception("reading Ray's node table failed; trying again")
+
+    async def _count_chips(self) -> None:
+        at = self._clock.now()
+        while not self._events.deposed:
+            await asyncio.sleep(COUNT_CHIPS_S)
+            before, at = at, self._clock.now()
+            self._journal.fleet_times.add(day_of(self._clock.wall(at)), chips_by_state(self._state), at - before)
+
+    def _measure_wait(self, job: Job, gang: Gang, now: float) -> None:
+        try:
+            if self._measurements is not None:
+                self._measurements.placed(job, gang, now)
+        except Exception:  # what is only measured stops nobody
+            logger.exception("measuring failed")
+
+    async def _watch_measurements(self, measurements: Measurements) -> None:
+        while not self._events.deposed:
+            await asyncio.sleep(MEASURE_S)
+            try:
+                measurements.look(self._clock.now())
+            except Exception:
+                logger.exception("measuring failed; trying again")
+
+    async def _watch_demand(self, demand: AutoscalerDemand) -> None:
+        while not self._events.deposed:
+            try:
+                missing = {tpu_type: sum(gangs) for tpu_type, gangs in self._missing().items()}
+                await asyncio.to_thread(demand.update, missing, slices_in(self._state.fleet))
+            except Exception:
+                logger.exception("telling Ray's autoscaler what is missing failed; trying again")
+            await asyncio.sleep(NODE_POLL_S)
+
+    def _background_failed(self, error: BaseException) -> None:
+        if isinstance(error, DeposedError):
+            self._events.step_down(error)
+
+    def _missing(self) -> dict[str, list[int]]:
+        jobs = self._state.jobs
+        waits = [(jobs[job_id], why) for job_id, why in self._planner.pending_reasons.items() if job_id in jobs]
+        return missing_slices(waits, self._state.fleet)
+
+    def _waiting(self, job: Job) -> PendingReason | None:
+        """Why a job waits, and what the autoscaler is asked for; None if it does not wait, or no plan has come yet."""
+        waiting = self._planner.pending_reasons.get(job.spec.job_id)
+        if waiting is None or self._demand is None or job.spec.device is None:
+            return waiting
+        return replace(waiting, asked_for=self._demand.asked_for(job.spec.device))

@@ -1,0 +1,151 @@
+"""What pools ask of the Controller and tell it: jobs, reports, and what becomes of their hosts."""
+
+from dataclasses import replace
+
+from ray.actor import ActorHandle
+
+from iris_ray.actors.controller.controller_process import ControllerProcess
+from iris_ray.actors.controller.door import ReportedEvent, checked
+from iris_ray.actors.controller.status_views import job_status
+from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
+from iris_ray.actors.wire.pool_stub import PoolStub
+from iris_ray.actors.wire.task_log import LastLines
+from iris_ray.errors import DeposedError, InvalidJobError, JobCancelledError
+from iris_ray.model.ids import AttemptId
+from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.lifecycle import JobState
+from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.model.suggestions import unknown_number
+from iris_ray.state.events import (
+    Event,
+    JobSubmittedEvent,
+    TaskDispatchFailedEvent,
+    WorkerDrainedEvent,
+    WorkerSuspectedEvent,
+)
+
+TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
+"""Reports whose time is the Controller's: clocks of other hosts mean nothing here."""
+
+
+class PoolCalls(ControllerProcess):
+    """The actor's methods for pools."""
+
+    @checked
+    async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
+        """Take a job. Submitting the same one again changes nothing; how it stands.
+
+        Args:
+            spec: the job.
+            pool: who runs it.
+            incarnation: number of the pool's process; a larger one than before means that it was started anew.
+
+        Raises:
+            SupersededError: a newer process has taken this one's place.
+            InvalidJobError: there is another job of this id.
+            JobCancelledError: iris_ray could not handle it and has set it aside.
+            LimitReachedError: its user has too many jobs that wait, or too many tasks.
+        """
+        await self.ping()
+        if spec.owner not in self._pools:
+            self._pools.meet(spec.owner, PoolStub(pool), incarnation)
+        await self._pools.process_is(spec.owner, incarnation)
+        if spec.owner not in self._pools:
+            raise DeposedError("the pool that submits this job is gone")
+        known = self._state.jobs.get(spec.job_id)
+        if known is None:
+            self._state.limits.require_room(spec)
+        elif known.spec != spec:
+            raise InvalidJobError(f"there is a job {spec.job_id} already, of {known.spec.user}; choose another id")
+        await self._events.apply([JobSubmittedEvent(spec, self._clock.now())])
+        if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
+            raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")
+        return self._state.jobs[spec.job_id].state
+
+    @checked
+    async def report(
+        self, job_id: str | None, events: list[ReportedEvent], gang: int = 0, sender: PoolProcess | None = None
+    ) -> JobView | None:
+        """Take what a pool has to say, and answer how a gang of the job stands now.
+
+        Raises:
+            SupersededError: a newer process of the pool has taken the sender's place.
+            NotPermittedError: it is about what another pool has.
+        """
+        await self.ping()
+        if sender is not None:
+            self._pools.require_latest(sender)
+            self._permissions.require_pools_own(sender.owner, job_id or "")
+        events = self._permissions.of_pools_own(sender.owner if sender else "", events)
+        self._nodes.note_drains(events)
+        await self._events.apply(map(self._by_our_clock, events))
+        job = self._state.jobs.get(job_id or "")
+        if job is None:
+            return None
+        if not 0 <= gang < len(job.gangs):
+            raise unknown_number(f"gang of {job_id}", gang, range(len(job.gangs)))
+        found, state = job.gangs[gang], job.gang_state(gang)
+        counts = found.attempt, found.failures, found.preemptions, found.dispatch_failures
+        return JobView(state, *counts, found.error or job.error, job.state)
+
+    @checked
+    async def why(self, job_id: str) -> str:
+        """Why a job is not running, or not all of it, in a sentence."""
+        await self.ping()
+        job = self._state.jobs.get(job_id)
+        if job is None:
+            return "the Controller does not know it"
+        if not job.pending:
+            return f"it is being started on {', '.join(job_status(job, self._state, self._clock, None).groups)}"
+        return str(self._waiting(job) or "it will be looked at in a moment")
+
+    @checked
+    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
+        """What is known about these hosts."""
+        await self.ping()
+        return self._nodes.evidence(node_ids)
+
+    @checked
+    async def is_to_grow(self, attempt: AttemptId) -> bool:
+        """Whether the slices that an attempt's gang was told to move to are still there for it."""
+        await self.ping()
+        job = self._state.jobs.get(attempt.job_id)
+        return job is not None and job.gang.attempt == attempt.number and job.gang.is_to_grow
+
+    @checked
+    async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
+        """What the provider says about the slices of these hosts, which do not answer; nothing if it is not asked."""
+        await self.ping()
+        names = self._nodes.slices_of(node_ids)
+        words = await self._provider.about(set(names.values()))
+        return {node_id: words[name] for node_id, name in names.items() if name in words}
+
+    @checked
+    async def note_last_lines(self, batch: list[LastLines], sender: PoolProcess) -> None:
+        """Remember what tasks of a pool have printed last, in case that their hosts vanish.
+
+        Raises:
+            NotPermittedError: they are tasks of another pool.
+        """
+        for job_id in {last.job_id for last in batch}:
+            self._permissions.require_pools_own(sender.owner, job_id)
+        self._logs.note(batch)
+
+    @checked
+    async def note_progress(self, progress: GangProgress, sender: PoolProcess) -> None:
+        """Remember what the tasks of an attempt have said about themselves.
+
+        Raises:
+            NotPermittedError: they are tasks of another pool.
+        """
+        job_id = progress.attempt.job_id
+        self._permissions.require_pools_own(sender.owner, job_id)
+        if job_id in self._state.jobs:
+            self._progress.note(progress, self._clock.now(), self._state.jobs)
+            self._state.show_anew(job_id)
+
+    def _by_our_clock(self, event: ReportedEvent) -> Event:
+        """A pool's event with our time."""
+        if isinstance(event, TIMED):
+            return replace(event, now=self._clock.now())
+        return self._clock.heard(event) if isinstance(event, WorkerDrainedEvent) else event

@@ -1,0 +1,62 @@
+"""Tells the Controller which of the jobs that have hosts for slots it may give to others."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+from ray.exceptions import RayError
+
+from iris_ray.actors.slots.runners import RunnerHere
+from iris_ray.actors.wire.controller_connection import find_controller
+from iris_ray.slots.idle_runners import idle_runners, needs_room
+from iris_ray.slots.reconciler import Reconciler
+
+LOOK_S = 1.0
+"""How often it is looked which runners are idle."""
+ANSWER_S = 10.0
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Yielding:
+    """See the module.
+
+    Args:
+        core: knows which runners are idle.
+        runners: those that are there, by id.
+        jobs: ids of the jobs.
+        user: in whose name.
+    """
+
+    core: Reconciler
+    runners: Mapping[str, RunnerHere]
+    jobs: Collection[str]
+    user: str
+    _said: dict[str, bool] = field(default_factory=dict)
+
+    async def report(self, now: Callable[[], float]) -> None:
+        """Report what has changed, for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            found = self._found(now())
+            if changed := {job_id: yields for job_id, yields in found.items() if self._said.get(job_id) != yields}:
+                try:
+                    await asyncio.wait_for(self._tell(changed), ANSWER_S)
+                    self._said |= changed
+                except (RayError, TimeoutError) as error:  # it is said again
+                    logger.warning("the Controller could not be told which hosts of slots are idle: %s", error)
+
+    async def _tell(self, changed: Mapping[str, bool]) -> None:
+        controller = await asyncio.to_thread(find_controller)
+        if controller is None:
+            raise TimeoutError("no Controller runs; the next job starts one")
+        await controller.set_yielding.remote(changed, self.user)
+
+    def _found(self, now: float) -> dict[str, bool]:
+        """Return of each job whether it yields: all of its runners are idle; or it has none, and none is needed."""
+        if needs_room(self.core):
+            return dict.fromkeys(self.jobs, False)
+        busy_ids = self.runners.keys() - idle_runners(self.core, now)
+        busy = {self.runners[runner_id].job_id for runner_id in busy_ids}
+        return {job_id: job_id not in busy for job_id in self.jobs}

@@ -1,0 +1,102 @@
+"""How a job stands, in a live line of the terminal while this process waits for it."""
+
+import concurrent.futures
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.wire.status import JobStatus
+from iris_ray.client.job_words import job_in_words
+from iris_ray.errors import ControllerUnavailableError
+from iris_ray.scheduler.pending_reason import PendingReason
+from iris_ray.terminal import live_line
+from iris_ray.terminal.live_lines import PATIENCE_S
+
+LOOK_S = 0.2
+ASK_S = 1.0
+"""How often the Controller is asked."""
+REPEAT_S = 30.0
+"""Without a terminal: after how long it is said again why a job waits."""
+
+Wait = Callable[[float | None], bool]
+"""Waits for so many seconds, or for ever, for the end of a job; returns whether it has come."""
+
+
+def results_of(job_id: str, ref: "ray.ObjectRef[list[Any]]") -> list[Any]:
+    """Wait for a job's results, and show in a terminal how it stands. Raises what ``ray.get`` does."""
+    wait_visibly(job_id, lambda seconds: bool(ray.wait([ref], timeout=seconds)[0]))
+    results: list[Any] = ray.get(ref)
+    return results
+
+
+def wait_visibly(job_id: str, wait: Wait, says_why: bool = False) -> None:
+    """Wait for a job's end. If it takes longer than a moment, a terminal shows how it stands.
+
+    Args:
+        job_id: the job.
+        wait: waits for its end.
+        says_why: without a terminal, whether to print now and then why the job waits in the queue.
+    """
+    began = time.monotonic()
+    if wait(PATIENCE_S):
+        return
+    with live_line(job_id, began=began) as line:
+        if line.live:
+            line.show("asking the Controller how it stands")
+            watch = _StatusWatch(job_id)
+            while not wait(LOOK_S):
+                if (status := watch.latest()) is not None:
+                    line.show(job_in_words(status))
+            return
+    _wait_in_words(job_id, wait, says_why)
+
+
+def _wait_in_words(job_id: str, wait: Wait, says_why: bool) -> None:
+    while True:
+        why = _pending_reason(job_id) if says_why else None
+        if why is not None:
+            print(f"{job_id}: {why}", file=sys.stderr)
+        if wait(REPEAT_S if why is not None else PATIENCE_S if says_why else None):
+            return
+
+
+def _pending_reason(job_id: str) -> PendingReason | None:
+    """Return why the job waits; None if it does not, or if no Controller can tell now."""
+    try:
+        return ControllerConnection().job_status(job_id).waiting
+    except ControllerUnavailableError:
+        return None
+
+
+class _StatusWatch:
+    """Asks the Controller how a job stands, and waits neither for its answer nor for a Controller that is gone."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._controller: Any = None
+        self._answer: concurrent.futures.Future[JobStatus] | None = None
+        self._ask_at = 0.0
+        self._latest: JobStatus | None = None
+
+    def latest(self) -> JobStatus | None:
+        """Return the newest answer, which may be a moment old; None if there is none yet."""
+        if self._answer is not None and self._answer.done():
+            if self._answer.exception() is None:
+                self._latest = self._answer.result()
+            else:
+                self._controller = None  # perhaps there is another one by now
+            self._answer = None
+        now = time.monotonic()
+        if self._answer is None and now >= self._ask_at:
+            self._ask_at = now + ASK_S
+            with contextlib.suppress(RayError, AttributeError):  # the latter: a Controller of another version
+                self._controller = self._controller or find_controller()
+                if self._controller is not None:
+                    self._answer = self._controller.job_status.remote(self._job_id).future()
+        return self._latest

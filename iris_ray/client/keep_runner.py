@@ -1,0 +1,92 @@
+"""What the task of a runner's job does: it keeps its host for slots until somebody else is to have it."""
+
+import os
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util import get_current_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from iris_ray.actors.host.end_task import TOKEN_VARIABLE
+from iris_ray.actors.slots.runner_agent import RunnerAgent
+from iris_ray.actors.slots.runners import RunnerHere
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.constraints import Attributes, AttributeValue
+from iris_ray.model.workers import TPU
+from iris_ray.slots.devices import DeviceKind
+from iris_ray.task.job_info import get_job_info
+from iris_ray.task.preemption import POLL_S, PreemptionNotice, preemption_notice
+
+_Agent = ray.remote(RunnerAgent)
+
+
+def keep_runner(manager: ActorHandle, runner: str, kind: DeviceKind, devices: int, memory: int) -> None:
+    """Keep this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
+
+    At a notice the slots end first, with their requests; then the gang moves.
+
+    Args:
+        manager: the SlotManager.
+        runner: its name for the job. Each host of a slice is a runner, whose name has the host's number after a dot.
+        kind, devices, memory: what slots use here.
+
+    Raises:
+        RuntimeError: the host's agent is gone; the job is tried again.
+    """
+    here = _here(runner, kind, devices, memory)
+    kept, agent_gone = manager.keep_runner.remote(here), here.agent.watch.remote()
+    try:
+        while (notice := preemption_notice()) is None:
+            done, _ = ray.wait([kept, agent_gone], timeout=POLL_S)
+            if kept in done:
+                return
+            if agent_gone in done:
+                raise RuntimeError(f"the agent of runner {here.runner_id} is gone")
+        _leave(notice, manager, here, kept)
+    finally:
+        ray.kill(here.agent)  # Ray's worker does not exit before all calls that it has made have ended
+
+
+def _leave(notice: PreemptionNotice, manager: ActorHandle, here: RunnerHere, kept: Any) -> None:
+    print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
+    empty = manager.empty_runner.remote(here.runner_id)
+    done, _ = ray.wait([empty, kept])
+    if kept in done:
+        return
+    notice.saved()
+
+
+def _here(runner: str, kind: DeviceKind, devices: int, memory: int) -> RunnerHere:
+    me, group = get_job_info(), get_current_placement_group()
+    assert me is not None, "a runner is a task"
+    assert group is not None, "a task runs in a reservation"
+    is_slice = bool(me.slice_name)
+    bundle = me.worker_id if is_slice else 0
+    if is_slice:  # what the live nodes report wins over the rule for the type
+        devices = int(group.bundle_specs[bundle][TPU])
+    variables = {name: os.environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE)}
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+    agent = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy).remote(variables)
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
+    return RunnerHere(
+        runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 else runner,
+        job_id=me.job_id,
+        kind=kind,
+        devices=devices,
+        memory=memory,
+        attributes=_attributes(),
+        agent=agent,
+        group=group,
+        bundle=bundle,
+        gpus=tuple(filter(None, gpus.split(","))),
+        variables=variables,
+    )
+
+
+def _attributes() -> Attributes:
+    """Return the labels of this host, for the constraints of models."""
+    node_id = ray.get_runtime_context().get_node_id()
+    (labels,) = [node.get("Labels", {}) for node in ray.nodes() if node["NodeID"] == node_id]
+    facts = {**labels, "node-id": node_id}
+    return {name: AttributeValue(value) for name, value in facts.items()}

@@ -1,0 +1,147 @@
+"""Slots and other jobs on one cluster: one queue, one ledger, the same taints and notices for both."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from iris_ray import IrisClient, ResourceSpec, SlotClient, SlotHosts, run_on_pod_ray
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.slots.policy import IdleFor, Policy
+from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.testing import SimulatedCluster
+from tests.support.command_line import iris
+from tests.support.gangs import Trace, alive, result_of, the_controller
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.proof
+GB = 2**30
+EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
+PATIENT = ServingPolicy(placement=Policy(stale_at=IdleFor(600.0)))
+WHOLE_SLICE = SlotHosts(tpu_type="v4-16", memory=16 * GB)
+BATCH: dict[str, Any] = {"priority": PriorityBand.BATCH, "keep_warm": 0}
+
+
+class Sleeper:
+    async def __call__(self, seconds: float) -> int:
+        await asyncio.sleep(seconds)
+        return os.getpid()
+
+
+class Member:
+    """Says which process it is, and which one is the task that keeps its host."""
+
+    async def __call__(self, seconds: float) -> tuple[int, int]:
+        files = TaskFiles.of_this_task()
+        assert files is not None
+        await asyncio.sleep(seconds)
+        return os.getpid(), int(files.pid)
+
+
+@pytest.fixture
+def everywhere(cluster: SimulatedCluster) -> Iterator[SlotClient]:
+    """Slots on all three slices, which are idle as soon as nothing runs on them."""
+    with SlotClient([SlotHosts(3, tpu_type="v4-16", memory=16 * GB)], policy=EAGER) as client:
+        client.register(Sleeper, memory={4: GB})
+        wait_until(lambda: len(client.status().runners) == 6, 120)
+        yield client
+
+
+def yielding(client: SlotClient) -> list[bool]:
+    """Whether each job that has hosts for slots yields, as the Controller knows."""
+    return [job.yields for job in the_controller().list_jobs() if not job.state.finished and "slots" in job.job_id]
+
+
+def test_a_gang_of_the_same_band_gets_the_hosts_of_idle_slots_which_come_back_after_it(
+    everywhere: SlotClient, trace: Trace
+) -> None:
+    first = everywhere.submit("Sleeper", 0.0).result(60)
+    wait_until(lambda: yielding(everywhere) == [True] * 3)
+    gang = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=3, **BATCH)
+    trace.wait_for_tasks(6)
+    assert everywhere.status().runners == {}
+    assert not alive(first)
+    waits = everywhere.submit("Sleeper", 0.0)
+    trace.finish()
+    assert len(result_of(gang)) == 6
+    assert waits.result(120) != first
+    wait_until(lambda: len(everywhere.status().runners) == 6, 120)
+
+
+def test_busy_slots_keep_their_hosts_from_their_own_band_and_idle_ones_give_only_what_is_needed(
+    everywhere: SlotClient, trace: Trace
+) -> None:
+    wait_until(lambda: yielding(everywhere) == [True] * 3)
+    answers = [everywhere.submit("Sleeper", 15.0) for _ in range(3)]
+    wait_until(lambda: sum(slot.active for slot in everywhere.status().slots) == 3, 60)
+    wait_until(lambda: False in yielding(everywhere))
+    gang = run_on_pod_ray.remote(trace.gang(), "v4-16", **BATCH)
+    pids = {answer.result(90) for answer in answers}
+    trace.wait_for_tasks(2)
+    assert len(pids) == 3, "no request ran twice"
+    assert len(everywhere.status().runners) == 4
+    trace.finish()
+    assert len(result_of(gang)) == 2
+
+
+def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster: SimulatedCluster) -> None:
+    first, second, third = cluster.slice_names
+    iris(cluster, "controller", "start")
+    iris(cluster, "drain", first)
+    iris(cluster, "taint", second, "for-slots")
+    with SlotClient([SlotHosts(3, tpu_type="v4-16", memory=GB)], policy=EAGER) as client:
+        wait_until(lambda: len(client.status().runners) == 2, 60)
+        tolerant = SlotHosts(2, tpu_type="v4-16", memory=GB, tolerations=["for-slots"])
+        with SlotClient([tolerant], policy=EAGER) as other:
+            wait_until(lambda: len(other.status().runners) == 2, 60)
+            there = [name for job in the_controller().list_jobs() if not job.state.finished for name in job.groups]
+            assert sorted(there) == sorted([second, third])
+    iris(cluster, "undrain", first)
+    iris(cluster, "untaint", second, "for-slots")
+
+
+def test_a_notice_ends_the_slots_there_once_their_requests_are_answered(cluster: SimulatedCluster) -> None:
+    with SlotClient([WHOLE_SLICE], policy=EAGER) as client:
+        client.register(Sleeper, memory={4: GB})
+        wait_until(lambda: len(client.status().runners) == 2, 60)
+        answers = [client.submit("Sleeper", 6.0) for _ in range(2)]
+        wait_until(lambda: sum(slot.active for slot in client.status().slots) == 2, 60)
+        before = {slot.pid for slot in client.status().slots}
+        (doomed,) = (job.groups[0] for job in the_controller().list_jobs() if not job.state.finished)
+        preemption = cluster.preempt_slice(doomed, notice_s=40)
+        assert {answer.result(60) for answer in answers} == before, "none was cut off"
+        assert client.submit("Sleeper", 0.0).result(90) not in before
+        (now,) = (job.groups[0] for job in the_controller().list_jobs() if not job.state.finished)
+        assert now != doomed
+        assert preemption.wait(60)
+
+
+def test_a_killed_runner_takes_its_slots_along_and_comes_back(cluster: SimulatedCluster) -> None:
+    with SlotClient([SlotHosts(memory=GB)], policy=EAGER) as client:
+        client.register(Member, memory={1: GB})
+        slot, task = client.submit("Member", 0.0).result(60)
+        long = client.submit("Member", 3.0)
+        wait_until(lambda: any(slot.active for slot in client.status().slots))
+        os.kill(task, signal.SIGKILL)
+        assert {slot, task}.isdisjoint(long.result(90))
+        assert not alive(slot)
+
+
+def test_slots_and_tasks_never_use_a_host_together_beyond_what_it_has(cluster: SimulatedCluster, trace: Trace) -> None:
+    """All CPUs of one host are of slots; a task that needs one there waits until they are given back."""
+    iris(cluster, "controller", "start")
+    node = cluster.node_id(cluster.slice_names[0], 0)
+    there = [Constraint("ray.io/node-id", ConstraintOp.EQ, AttributeValue(node))]
+    cpus = int(next(w.resources["CPU"] for w in the_controller().list_workers() if w.node_id == node))
+    with SlotClient([SlotHosts(devices=cpus, memory=GB, constraints=there)], policy=PATIENT) as client:
+        client.register(Sleeper, memory={1: 1}, replicas=1)
+        client.submit("Sleeper", 0.0).result(60)
+        assert client.status().runners["cpu-0"] == (GB - 1,), "all CPUs are one device, with the host's memory"
+        task = IrisClient().submit(lambda: os.getpid(), resources=ResourceSpec(cpu=1), constraints=there)
+        wait_until(lambda: "slots" in the_controller().job_status(task.job_id).explanation)
+    assert len(task.results(60)) == 1

@@ -1,0 +1,49 @@
+"""What a live line says of a job."""
+
+from dataclasses import replace
+
+import pytest
+
+from iris_ray.actors.wire.status import JobStatus
+from iris_ray.client.job_words import job_in_words
+from iris_ray.model.lifecycle import JobState, TaskState
+from tests.unit.cli.test_tables import WAITING, job_status
+
+LOST = "host v4-16-0/1 was lost"
+RUNNING = job_status(state=JobState.RUNNING, tasks={TaskState.RUNNING: 4}, groups=("v4-16-0", "v4-16-1"))
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (job_status(waiting=WAITING, attempt=0), str(WAITING)),
+        (
+            job_status(waiting=WAITING, error=LOST),
+            f"{WAITING}; it restarts after: {LOST}",
+        ),
+        (
+            job_status(tasks={TaskState.ASSIGNED: 3, TaskState.RUNNING: 1}, groups=("v4-32-0",)),
+            "starting: 1 of 4 tasks run on v4-32-0",
+        ),
+        (
+            job_status(tasks={TaskState.ASSIGNED: 2}, groups=("v4-16-1",), attempt=2, error=LOST),
+            "starting: 0 of 2 tasks run on v4-16-1 (attempt 2, after: host v4-16-0/1 was lost)",
+        ),
+        (RUNNING, "running · 4 tasks · v4-16-0, v4-16-1"),
+        (
+            replace(RUNNING, step=120, status="loss 2.31", attempt=3),
+            "step 120: loss 2.31 · 4 tasks · v4-16-0, v4-16-1 · attempt 3",
+        ),
+        (
+            replace(RUNNING, gives_way=("prod takes its hosts", 12.0)),
+            "its hosts are to go: prod takes its hosts",
+        ),
+        (
+            replace(RUNNING, tasks={TaskState.RUNNING: 1, TaskState.SUCCEEDED: 3}),
+            "running · 3 of 4 tasks have returned · v4-16-0, v4-16-1",
+        ),
+        (replace(RUNNING, state=JobState.SUCCEEDED), "has ended: succeeded"),
+    ],
+)
+def test_live_line_says_how_a_job_stands(status: JobStatus, words: str) -> None:
+    assert job_in_words(status) == words
