@@ -9,6 +9,7 @@ import click
 
 from iris_ray.client.connection import AUTO, connect
 from iris_ray.errors import InvalidRequestError
+from iris_ray.terminal import live_line
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -72,7 +73,9 @@ def cluster(show_logs: bool = False, **options: Any) -> Iterator[None]:
         NoClusterError: there is none, or it can't be reached from here.
         InvalidRequestError: the address makes no sense.
     """
-    connect(chosen_address(), show_logs, **options)
+    with live_line("iris-ray") as line:
+        line.show(f"connecting to {'the cluster' if chosen_address() == AUTO else chosen_address()}")
+        connect(chosen_address(), show_logs, **options)
     import ray
 
     try:

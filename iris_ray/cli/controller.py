@@ -20,6 +20,7 @@ from iris_ray.cli.questions import confirm
 from iris_ray.cli.tables import print_facts
 from iris_ray.cli.words import counted, duration
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
+from iris_ray.terminal import live_line
 
 STOPPED = (
     "the Controller is stopped; jobs that run go on. The next job starts another one; so does a running job that has"
@@ -87,8 +88,10 @@ def upgrade(as_json: bool) -> None:
         old = ControllerConnection(any_version=True)
         protocol, version = old.versions()
         _require_successor(protocol, version)
-        old.end()
-        _start_in_place_of(version)
+        with live_line("iris-ray") as line:
+            line.show("replacing the Controller; jobs that run go on")
+            old.end()
+            _start_in_place_of(version)
         _, found = ControllerConnection(any_version=True).versions()
         if found != iris_ray.__version__:
             raise ControllerUnavailableError(

@@ -17,6 +17,7 @@ from iris_ray.cli.words import counted
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.ids import job_of
 from iris_ray.model.suggestions import unknown
+from iris_ray.terminal import live_line
 
 NOTICE_S = 30
 """What a spot VM gets."""
@@ -88,9 +89,11 @@ def _wait(jobs: Callable[[], list[str]], deadline: float, seconds: int) -> list[
     else:
         click.echo("no job has tasks there; no new ones will start")
         return []
-    while left and time.time() < deadline:
-        time.sleep(_LOOK_S)
-        left = jobs()
+    with live_line("iris-ray") as line:
+        while left and time.time() < deadline:
+            line.show(f"waiting for {', '.join(left)} to leave; {deadline - time.time():.0f} s are left")
+            time.sleep(_LOOK_S)
+            left = jobs()
     click.echo(f"still there: {', '.join(left)}" if left else "all tasks have left")
     return left
 

@@ -10,7 +10,7 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
 from iris_ray.cli.tables import print_table
-from iris_ray.cli.words import duration, how_far, state_in_words
+from iris_ray.cli.words import duration, state_in_words
 from iris_ray.model.lifecycle import JobState
 
 _HEADERS = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")
@@ -49,5 +49,5 @@ def listed(job: JobStatus) -> tuple[object, ...]:
     state, slices = state_in_words(job), job.groups or "-"
     age = duration(time.time() - job.submitted_at)
     gives_way = f"{job.gives_way[0]} within {max(0.0, job.gives_way[1] - time.time()):.0f} s" if job.gives_way else None
-    note = gives_way or job.waiting or (job.state is JobState.RUNNING and how_far(job)) or job.error or ""
+    note = gives_way or job.waiting or (job.state is JobState.RUNNING and job.how_far) or job.error or ""
     return job.job_id, job.user, state, job.device or "-", slices, job.attempt or "-", age, note

@@ -9,6 +9,7 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.words import counted
+from iris_ray.terminal import live_line
 
 _ENDINGS = {"flamegraph": "svg", "speedscope": "json", "raw": "txt"}
 LONGEST_S = 600
@@ -40,7 +41,9 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
         status = ControllerConnection().task_status(job, task)
         _, address = inspection.place_of(status)
         click.echo(f"iris-ray: watching task {task} on {address} for {counted(seconds, 'second')}", err=True)
-        found = inspection.profile(status, seconds, layout, idle)
+        with live_line("iris-ray") as line:
+            line.show(f"watching task {task} of {job}")
+            found = inspection.profile(status, seconds, layout, idle)
     if output == "-":
         sys.stdout.buffer.write(found)
         return

@@ -76,7 +76,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], options: Jo
     else:
         with cluster(show_logs=True, **options.for_ray()):
             ref, _ = pool_of_this_process.submit(request)
-            results = _wait(ref, name)
+            results = _wait(request.spec.job_id, ref, name)
     for index, result in enumerate(results):
         if result is not None:
             click.echo(f"task {index}: {_shortened(one_line(repr(result)))}")
@@ -172,15 +172,14 @@ def _require_fit(function: Callable[..., Any], name: str, arguments: Sequence[st
         ) from None
 
 
-def _wait(ref: Any, name: str) -> list[Any]:
+def _wait(job_id: str, ref: Any, name: str) -> list[Any]:
     """Return the results; end the command if there are none."""
-    import ray
+    from iris_ray.client.job_progress import results_of  # imports Ray
 
     while True:
         try:
             with _failure_told(name):
-                results: list[Any] = ray.get(ref)
-                return results
+                return results_of(job_id, ref)
         except KeyboardInterrupt:
             if not on_a_terminal() or really_cancel("go on waiting for it", default=True):
                 _cancel(ref)

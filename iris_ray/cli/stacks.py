@@ -9,6 +9,7 @@ from iris_ray.cli.exits import FAILED
 from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.terminal import live_line
 
 _NAMED = 12
 """So many tasks that do the same are named."""
@@ -36,7 +37,9 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
 
         controller = ControllerConnection()
         tasks = controller.list_tasks(job) if task is None else [controller.task_status(job, task)]
-        found = inspection.stacks(tasks)
+        with live_line("iris-ray") as line:
+            line.show(f"reading the stacks of {len(tasks)} tasks")
+            found = inspection.stacks(tasks)
     if as_json:
         print_json(found)
         return

@@ -11,7 +11,7 @@ from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
 from iris_ray.cli.ray_job import show_ray_job_status
 from iris_ray.cli.tables import print_facts
-from iris_ray.cli.words import duration, how_far, state_in_words
+from iris_ray.cli.words import duration, state_in_words
 
 
 @click.command()
@@ -49,7 +49,7 @@ def status(job: str, as_json: bool) -> None:
             "slices": ", ".join(found.groups),
             "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
             "attempt": found.attempt or "none yet",
-            "says": how_far(found),
+            "says": found.how_far,
             "slow": "; ".join(found.stragglers),
             "heartbeat": _ago(found.heartbeat_at),
             "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",

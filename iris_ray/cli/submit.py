@@ -21,6 +21,7 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.task.job_info import get_job_info
+from iris_ray.terminal import live_line
 
 
 @click.command(cls=ScriptCommand)
@@ -155,8 +156,8 @@ def _follow(job_id: str) -> None:
 
     controller = ControllerConnection()
     try:
-        with host_logs(controller) as logs:
-            for line in stream_logs(logs, job_id):
+        with host_logs(controller) as logs, live_line(job_id) as live:
+            for line in stream_logs(logs, job_id, live=live):
                 show(line, prefixed=True)
     except KeyboardInterrupt:
         if on_a_terminal() and really_cancel("leave it running", default=False):

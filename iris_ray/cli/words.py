@@ -25,11 +25,5 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def how_far(job: "JobStatus") -> str:
-    """Return how far a job is by its own words, or an empty string."""
-    step = None if job.step is None else f"step {job.step}"
-    return ": ".join(filter(None, (step, job.status)))
-
-
 def state_in_words(job: "JobStatus") -> str:
     return "starting" if job.starting else job.state.value

@@ -1,12 +1,17 @@
-"""When a run of Levanter in a gang saves: as its config says, at a notice, and once everything else is done."""
+"""When a run of Levanter in a gang saves: as its config says, at a notice, and once everything else is done.
 
+Saves and restores are marked, so that `iris-ray goodput` counts them by their kinds.
+"""
+
+import contextlib
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from iris_ray.task.jax import agreed_notice
-from iris_ray.task.progress import heartbeat
+from iris_ray.task.progress import heartbeat, unproductive
 
 
 class GangCheckpointer:
@@ -42,21 +47,53 @@ class GangCheckpointer:
         self._latest_step = step
         if notice := agreed_notice(step):
             self._checkpointer.save_interval = timedelta.resolution  # so a checkpoint is due, a temporary one
-        save(force=bool(notice) and step == 0)  # Levanter saves its first step only if it must
+        with unproductive("checkpoint_save"):
+            save(force=bool(notice) and step == 0)  # Levanter saves its first step only if it must
+            if notice:
+                self._checkpointer.wait_until_finished()
         if notice:
-            self._checkpointer.wait_until_finished()
             print(f"Step {step} is saved, because the gang moves: {notice.reason}", flush=True)
             self._before_leaving()
             notice.saved()
 
     def save_last_step(self) -> None:
         """Save the last step, if there was one, and wait until it is saved."""
-        if self._save_last_step is not None:
-            self._save_last_step(force=True)
-        self._checkpointer.wait_until_finished()
+        with unproductive("checkpoint_save"):
+            if self._save_last_step is not None:
+                self._save_last_step(force=True)
+            self._checkpointer.wait_until_finished()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._checkpointer, name)
+
+
+@contextlib.contextmanager
+def marked_restores() -> Iterator[None]:
+    """Have the time marked within the block for which Levanter loads a checkpoint."""
+    levanter = sys.modules.get("levanter.checkpoint")
+    if levanter is None:  # nothing of Levanter is used that could load one
+        yield
+        return
+    load = levanter.load_checkpoint
+    loading = False
+
+    @functools.wraps(load)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        nonlocal loading
+        if loading:  # some versions call it once more for another path
+            return load(*args, **kwargs)
+        loading = True
+        try:
+            with unproductive("checkpoint_restore"):
+                return load(*args, **kwargs)
+        finally:
+            loading = False
+
+    levanter.load_checkpoint = marked  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        levanter.load_checkpoint = load  # type: ignore[attr-defined]
 
 
 def is_complete(path: str, num_train_steps: int) -> bool:

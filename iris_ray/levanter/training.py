@@ -26,7 +26,8 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
 
     - The gang's processes are joined before Levanter touches JAX. Levanter does not join them again, and starts no Ray.
     - The run's id is the config's, else ``$RUN_ID``, else the job's id: each attempt finds the checkpoints of the run.
-    - Every step is a heartbeat. At a notice a checkpoint is saved, and the gang moves without losing a step.
+    - Every step is a heartbeat, and saves and restores are marked for ``iris-ray goodput``. At a notice a checkpoint is
+      saved, and the gang moves without losing a step.
     - Once ``main`` has returned, the last step is saved, and that is waited for. Then the run is complete: another
       attempt, or another job with the same id, does not call ``main``.
 
@@ -57,7 +58,7 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
         return main(config)
     _require_good_for_a_gang(given)
     _join()
-    from iris_ray.levanter.checkpointing import is_complete
+    from iris_ray.levanter.checkpointing import is_complete, marked_restores
 
     trainer = _in_a_gang(given, me)
     saved = trainer.checkpointer.expanded_path(trainer.id)
@@ -65,7 +66,8 @@ def run(main: Callable[[Config], Result], config: Config) -> Result | None:
         print(f"Run {trainer.id} is complete: its last step is in {saved}.", flush=True)
         return None
     checkpointers = _with_gang_checkpointers(trainer)
-    result = main(trainer if given is config else dataclasses.replace(config, trainer=trainer))  # type: ignore[type-var]
+    with marked_restores():
+        result = main(trainer if given is config else dataclasses.replace(config, trainer=trainer))  # type: ignore[type-var]
     for checkpointer in checkpointers:
         checkpointer.save_last_step()
     return result

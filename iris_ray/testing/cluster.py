@@ -64,7 +64,7 @@ class SimulatedCluster:
             some seconds more to start.
         persistent: Whether the cluster's state outlives its GCS (in RocksDB), so that the GCS can be killed and
             restarted: nodes, actors, placement groups and the key-value store.
-        quiet: Whether to print nothing. Otherwise a line for each step goes to stderr.
+        quiet: Whether to print nothing. Otherwise stderr tells each step; a terminal shows the start in one live line.
         networks: Whether every host is in a network namespace of its own, so that `cut_off` and `slow_down` work. That
             needs root and iproute2.
 
@@ -130,10 +130,10 @@ class SimulatedCluster:
                 )
             SimulatedCluster._active = self
         self._owner = os.getpid()
-        self._progress.begin()
         atexit.register(self.shutdown)
         try:
-            self._start()
+            with self._progress.starting():
+                self._start()
         except BaseException:  # Ctrl-C included
             self.shutdown()
             raise
@@ -352,7 +352,7 @@ class SimulatedCluster:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._progress.say("starting the head node")
+        self._progress.step("starting the head node")
         metadata = MetadataServers()
         self._open.callback(metadata.close)
         self._workspace = workspace = Workspace()
@@ -372,7 +372,7 @@ class SimulatedCluster:
         starter = HostStarter(head.ray, workspace, metadata, addresses, network, self._cpus, self._progress)
         self._parts = _Parts(head, network, starter, HostFaults(head.ray, end_watch, self._progress), end_watch)
         if self._connect:
-            self._progress.say("connecting the driver")  # before any TPU host joins, lest it be attached to one
+            self._progress.step("connecting the driver")  # before any TPU host joins, lest it be attached to one
             with interrupt_held_back():
                 ray.init(self.address, logging_level="WARNING")
         self._add_slices([config for config, number in self._initial for _ in range(number)])

@@ -72,14 +72,14 @@ class HostStarter:
         with self._planning:
             slices: list[list[Host]] = [[*self._plan_slice(config)] for config in configs]
         names = ", ".join(hosts[0].slice_name for hosts in slices)
-        self._progress.say(f"starting {sum(map(len, slices))} TPU hosts: {names}")
+        self._progress.step(f"starting {sum(map(len, slices))} TPU hosts: {names}")
         return self._start(slices, under)
 
     def start_plain_hosts(self, count: int, gpus: int, labels: Mapping[str, str]) -> list[RunningHost]:
         """Start hosts without TPU side by side, and wait until all have joined. Raises like `start_slices`."""
         with self._planning:
             hosts: list[list[Host]] = [[self._plan_plain_host(gpus, labels)] for _ in range(count)]
-        self._progress.say(f"starting {count} hosts: {', '.join(host.name for (host,) in hosts)}")
+        self._progress.step(f"starting {count} hosts: {', '.join(host.name for (host,) in hosts)}")
         return [running for (running,) in self._start(hosts)]
 
     def _start(self, slices: Sequence[Sequence[Host]], under: Sequence[str] = ()) -> list[list[RunningHost]]:
@@ -158,7 +158,7 @@ class HostStarter:
             for node_id in joined:
                 del missing[node_id]
             if joined:
-                self._progress.say(f"{len(machines) - len(missing)} of {len(machines)} hosts have joined")
+                self._progress.step(f"{len(machines) - len(missing)} of {len(machines)} hosts have joined")
                 continue
             for host in missing.values():
                 if not machines[host].running:

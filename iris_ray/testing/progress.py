@@ -1,11 +1,15 @@
 """Tells on stderr what a simulated cluster does."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
+
+from iris_ray.terminal import LiveLine, live_line
 
 
 class Progress:
-    """Prints a line for each step, with the seconds since the cluster began.
+    """Prints what happens, with the seconds since the cluster began. In a terminal a live line shows how it starts.
 
     Args:
         quiet: print nothing.
@@ -14,10 +18,28 @@ class Progress:
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._began = time.monotonic()
+        self._line: LiveLine | None = None
 
-    def begin(self) -> None:
-        """Count the seconds from now on."""
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """The cluster starts within the block."""
         self._began = time.monotonic()
+        if self._quiet:
+            yield
+            return
+        with live_line("simulated cluster", after_s=0.0) as line:
+            self._line = line if line.live else None
+            try:
+                yield
+            finally:
+                self._line = None
+
+    def step(self, text: str) -> None:
+        """Tell about a step of the start, which nobody needs to know of afterwards."""
+        if self._line is not None:
+            self._line.show(text)
+        else:
+            self.say(text)
 
     def say(self, text: str) -> None:
         if not self._quiet:

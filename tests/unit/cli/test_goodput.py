@@ -5,7 +5,7 @@ import io
 
 import pytest
 
-from iris_ray.actors.controller import controller, journal
+from iris_ray.actors.controller import controller_process, journal
 from iris_ray.actors.pool import progress_watch
 from iris_ray.cli.exits import USAGE
 from iris_ray.state import job_table
@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 def _look_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.05)
     monkeypatch.setattr(progress_watch, "LOOK_S", 0.05)
-    monkeypatch.setattr(controller, "COUNT_CHIPS_S", 0.05)
+    monkeypatch.setattr(controller_process, "COUNT_CHIPS_S", 0.05)
 
 
 def trained(world: ControllerInProcess, job: str) -> str:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from iris_ray.actors.controller import controller
+from iris_ray.actors.controller import user_calls
 from iris_ray.actors.wire import controller_connection
 from iris_ray.cli.exits import FAILED, INTERRUPTED, OK, USAGE
 from iris_ray.model.job_spec import PriorityBand
@@ -63,7 +63,7 @@ def test_what_a_job_says_of_itself_is_in_the_list_and_in_its_status(world: Contr
 def test_lists_are_whole_though_the_controller_gives_them_page_by_page(
     world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller, "PAGE", 2)
+    monkeypatch.setattr(user_calls, "PAGE", 2)
     monkeypatch.setattr(controller_connection, "PAGE", 2)
     first = world.start("train", slices=(3,))
     jobs = [first, *(world.submit(f"job-{number}") for number in range(4))]

@@ -118,7 +118,7 @@ def test_errors_name_the_nearest_job(world: ControllerInProcess, url: str) -> No
         assert "did you mean train" in json.loads(refused.value.read())["error"]
 
 
-def test_without_a_controller_the_pages_say_so(bare: ControllerInProcess) -> None:
+def test_without_a_controller_the_pages_say_so(bare_cluster: ControllerInProcess) -> None:
     with served() as url:
         wait_until(lambda: get(f"{url}/api/cluster"))
         assert "no Controller runs" in get(f"{url}/api/cluster")["now"]["trouble"]

@@ -1,7 +1,10 @@
 """When a run of Levanter in a gang saves."""
 
+import json
 import os
+import sys
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.levanter.checkpointing import GangCheckpointer, is_complete
+from iris_ray.levanter.checkpointing import GangCheckpointer, is_complete, marked_restores
 from tests.support.task_children import NOTICE
 from tests.support.waiting import wait_until
 
@@ -131,6 +134,34 @@ def test_last_step_of_data_that_ended_early_is_saved_too(files: TaskFiles) -> No
     checkpointer.on_step(Info(4))
     checkpointer.save_last_step()
     assert levanter.saves == [(4, "permanent")]
+
+
+def marked(files: TaskFiles) -> list[set[str]]:
+    """What the task has marked before its first step, and since."""
+    return [{name for name, seconds in part.items() if seconds > 0} for part in json.loads(files.marked.read_text())]
+
+
+@both_versions
+def test_saves_are_marked_for_goodput(files: TaskFiles, after: Callable[[GangCheckpointer, int], None]) -> None:
+    checkpointer = in_a_gang(Recording(save_interval=timedelta.resolution))
+    after(checkpointer, 3)
+    assert marked(files) == [set(), {"checkpoint_save"}]
+
+
+def test_restores_are_marked_once_and_only_while_the_run_lasts(
+    files: TaskFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levanter = types.ModuleType("levanter.checkpoint")
+
+    def load(path: str) -> str:
+        return path if path == "gs://run/step-3" else str(levanter.load_checkpoint("gs://run/step-3"))
+
+    monkeypatch.setattr(levanter, "load_checkpoint", load, raising=False)
+    monkeypatch.setitem(sys.modules, "levanter.checkpoint", levanter)
+    with marked_restores():
+        assert levanter.load_checkpoint("gs://run") == "gs://run/step-3"
+    assert marked(files) == [{"checkpoint_restore"}, set()]
+    assert levanter.load_checkpoint is load
 
 
 def test_run_without_a_step_saves_nothing_at_its_end() -> None:

@@ -65,7 +65,10 @@ def test_parameters_of_levanter_come_first_and_mean_the_same_and_the_others_go_b
 
 
 def test_recorded_signatures_are_those_of_the_levanter_that_is_installed() -> None:
-    theirs = pytest.importorskip("levanter.infra.ray_tpu", reason="needs Levanter: make levanter")
+    """Marin's Levanter has no such module any more, so this runs only where the older one is installed by hand."""
+    theirs = pytest.importorskip(
+        "levanter.infra.ray_tpu", reason="needs a Levanter from before Marin's: pip install levanter==1.2.dev1644"
+    )
     for name, recorded in SIGNATURES.items():
         function = getattr(theirs, name)
         shown = inspect.signature(getattr(function, "_function", function)).parameters.values()

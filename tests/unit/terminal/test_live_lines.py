@@ -1,0 +1,191 @@
+"""Live lines on a real terminal: a program draws them in a process of its own, and the test reads the screen."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import REPOSITORY
+from tests.support.terminal import Terminal, python
+
+BEGIN = """
+import logging, os, sys
+from iris_ray.terminal import live_line
+go_on = sys.stdin.readline
+"""
+PRINTS = (
+    BEGIN
+    + """
+logging.basicConfig(format="%(message)s")
+with live_line("train", 0.0) as line:
+    line.show("step 1")
+    go_on()
+    print("out " * 30)
+    print("error", file=sys.stderr)
+    logging.warning("logged")
+    sys.stdout.buffer.write(b"bytes\\n")
+    line.show("step 2")
+    go_on()
+print("after")
+"""
+)
+
+
+def test_line_shows_how_it_stands_and_leaves_nothing_behind():
+    with Terminal(python(PRINTS)) as terminal:
+        (line,) = terminal.wait_for_text("train step 1")
+        assert line.startswith("train step 1 0:0")
+        terminal.go_on()
+        screen = terminal.wait_for_text("train step 2")
+        assert screen[-1].startswith("train step 2 0:0")
+        terminal.go_on()
+        assert terminal.end() == [*screen[:-1], "after"]
+
+
+def test_what_is_printed_meanwhile_stands_above_the_line_as_it_was_printed():
+    with Terminal(python(PRINTS), columns=200) as terminal:
+        terminal.wait_for_text("train step 1")
+        terminal.go_on()
+        screen = terminal.wait_for_text("train step 2")
+        assert screen[:-1] == [("out " * 30).rstrip(), "error", "logged", "bytes"]
+
+
+def test_stdout_that_leads_into_a_file_stays_there(tmp_path: Path):
+    with (tmp_path / "out").open("wb") as out, Terminal(python(PRINTS), stdout=out.fileno()) as terminal:
+        terminal.wait_for_text("train step 1")
+        terminal.go_on()
+        screen = terminal.wait_for_text("train step 2")
+        assert screen[:-1] == ["error", "logged"]
+        terminal.go_on()
+        terminal.end()
+    text = (tmp_path / "out").read_text()
+    assert sorted(text.splitlines()) == sorted(["out " * 30, "bytes", "after"])
+
+
+def test_line_without_an_end_is_left_alone_until_it_has_one():
+    program = """
+with live_line("train", 0.0) as line:
+    line.show("step 1")
+    go_on()
+    print("a question? ", end="")
+    for _ in range(3):
+        line.show("step 2")
+        go_on()
+    print("answered")
+    go_on()
+"""
+    with Terminal(python(BEGIN + program)) as terminal:
+        terminal.wait_for_text("train step 1")
+        terminal.go_on()
+        assert terminal.wait_for_text("a question?") == ["a question?"]
+        for _ in range(3):
+            assert terminal.lines() == ["a question?"]
+            terminal.go_on()
+        assert terminal.wait_for_text("train step 2")[0] == "a question? answered"
+
+
+@pytest.mark.parametrize("columns", [12, 40])
+def test_narrow_terminal_shows_one_row_a_line(columns: int):
+    program = """
+with live_line("train-1a2b3c4d", 0.0) as line:
+    line.show("waiting for " + "日本 v4-16-0 " * 20)
+    go_on()
+    line.show("step 2")
+    go_on()
+"""
+    stale = {"COLUMNS": "200"}  # as a shell that was wider once has exported it
+    with Terminal(python(BEGIN + program), columns, stale) as terminal:
+        (line,) = terminal.wait_for_text("train")
+        assert "…" in line
+        terminal.go_on()
+        terminal.wait_for(lambda lines: len(lines) == 1 and ("step 2" in lines[0] or columns < 20))
+        terminal.go_on()
+        assert terminal.end() == []
+
+
+def test_many_lines_stand_below_each_other_and_the_rest_is_counted():
+    program = """
+import contextlib
+with contextlib.ExitStack() as stack:
+    for number in range(6):
+        stack.enter_context(live_line(f"job-{number}", 0.0)).show("runs")
+    go_on()
+    print("a word")
+    go_on()
+"""
+    with Terminal(python(BEGIN + program)) as terminal:
+        screen = terminal.wait_for_text("and 2 more")
+        assert [line.split()[0] for line in screen] == ["job-0", "job-1", "job-2", "job-3", "and"]
+        terminal.go_on()
+        terminal.wait_for(lambda lines: lines[0] == "a word" and lines[-1] == "and 2 more" and len(lines) == 6)
+        terminal.go_on()
+        assert terminal.end() == ["a word"]
+
+
+def test_ctrl_c_leaves_a_clean_screen_before_the_traceback():
+    program = """
+with live_line("train", 0.0) as line:
+    line.show("step 1")
+    go_on()
+"""
+    with Terminal(python(BEGIN + program)) as terminal:
+        terminal.wait_for_text("train step 1")
+        terminal.press_ctrl_c()
+        screen = terminal.end()
+        assert screen[0] == "Traceback (most recent call last):"
+        assert screen[-1] == "KeyboardInterrupt"
+        assert not any("step 1" in line and "show" not in line for line in screen)
+
+
+def test_text_cannot_move_the_cursor():
+    program = """
+with live_line("train", 0.0) as line:
+    line.show("a\\x1b[2Jb\\nc")
+    go_on()
+"""
+    with Terminal(python(BEGIN + program)) as terminal:
+        (line,) = terminal.wait_for_text("train")
+        assert line.startswith("train a?[2Jb c ")
+
+
+def test_forked_child_prints_without_the_lines_of_its_parent():
+    program = """
+with live_line("train", 0.0) as line:
+    line.show("step 1")
+    go_on()
+    if os.fork() == 0:
+        print("child", isinstance(sys.stdout, type(sys.__stdout__)), flush=True)
+        os._exit(0)
+    os.wait()
+    go_on()
+"""
+    with Terminal(python(BEGIN + "import warnings; warnings.simplefilter('ignore')" + program)) as terminal:
+        terminal.wait_for_text("train step 1")
+        terminal.go_on()
+        terminal.wait_for_text("child True")
+
+
+def test_dumb_terminal_gets_no_line():
+    with Terminal(python(PRINTS), columns=200, environment={"TERM": "dumb"}) as terminal:
+        terminal.go_on()
+        terminal.go_on()
+        assert terminal.end() == [("out " * 30).rstrip(), "error", "logged", "bytes", "after"]
+        assert b"\x1b" not in terminal.raw
+
+
+def test_without_a_terminal_nothing_is_drawn():
+    done = subprocess.run(
+        [sys.executable, "-c", PRINTS], input="\n\n", capture_output=True, text=True, cwd=REPOSITORY, timeout=60
+    )
+    assert sorted(done.stdout.splitlines()) == ["after", "bytes", "out " * 30]
+    assert done.stderr == "error\nlogged\n"
+
+
+def test_stdout_that_another_program_reads_keeps_the_lines_away():
+    with Terminal(["bash", "-c", f"{sys.executable} -c '{PRINTS}' | cat"], columns=200) as terminal:
+        terminal.go_on()
+        terminal.go_on()
+        terminal.end()
+        assert b"after" in terminal.raw
+        assert b"\x1b" not in terminal.raw
