@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.cluster.test_examples import RUN_HERE
+from tests.cluster.test_examples import RUN
 from tests.docs.pages import REPOSITORY, Block, blocks
 from tests.support.proofs import in_proofs
 
@@ -57,7 +57,7 @@ def test_block_is_a_part_of_an_example_that_is_run(block: Block) -> None:
     found = SAME_AS.fullmatch(block.how)
     assert found is not None
     assert block.text in (REPOSITORY / found["example"]).read_text()
-    assert Path(found["example"]).name in RUN_HERE
+    assert Path(found["example"]).name in RUN
 
 
 @pytest.mark.cluster

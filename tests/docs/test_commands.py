@@ -25,6 +25,14 @@ def shell_lines() -> Iterator[tuple[str, str]]:
                 yield str(block), line
 
 
+def lines_of_ours() -> Iterator[tuple[str, str]]:
+    """The same of blocks of text, of which only our commands can be told from the rest."""
+    for block in blocks("text", "yaml"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            if line.strip().startswith("iris-ray "):
+                yield str(block), line
+
+
 def options_of(command: click.Command) -> set[str]:
     found = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     if isinstance(command, click.Group):
@@ -62,6 +70,16 @@ def test_shell_line_is_a_command_that_exists(where: str, line: str) -> None:
         assert module.exists() or module.with_suffix(".py").exists()
     else:
         assert command in FOREIGN
+
+
+@pytest.mark.parametrize(("where", "line"), list(lines_of_ours()))
+def test_line_of_text_is_a_command_that_exists(
+    where: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "start.sh").touch()  # a reader's file that a command names
+    monkeypatch.chdir(tmp_path)
+    _, *rest = shlex.split(line, comments=True)
+    require_command(rest)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
