@@ -3,18 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 PINNED := $(if $(CI),requirements/ci.txt)  # the newest versions that pyproject.toml allows, but in CI
-# Levanter has one of its own, because it wants other versions.
-LEVANTER := .venv-levanter
-PINNED_LEVANTER := $(if $(CI),requirements/levanter.txt)
-# So does Fray, Marin's interface to jobs.
-FRAY := .venv-fray
-# And each older version of Ray.
+# The packages of Marin, Levanter and Fray among them, have one of their own, because they want other versions.
+MARIN := .venv-marin
+PINNED_MARIN := $(if $(CI),requirements/marin.txt)
+# So has each older version of Ray, the oldest first.
 OLDER_RAYS := 2.49.2 2.55.1
+QUIETLY := --quiet --disable-pip-version-check
 # In the order of collection: tests without a cluster come first, while no process is connected to one. A process that
 # crashes fails the run: with another in its place, pytest-xdist 3.8 may wait for ever.
 TWO_PROCESSES := -n 2 --no-loadscope-reorder --max-worker-restart=0
 
-.PHONY: demo test proofs check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard bench-slots chaos levanter fray ray-versions clean
+.PHONY: demo test proofs proofs-long check lint quick coverage bench bench-scheduling bench-controller bench-faults bench-progress bench-large-gang bench-dashboard bench-slots chaos marin ray-versions clean
 
 demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of them
 	$(BIN)/python examples/demo.py
@@ -22,8 +21,11 @@ demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of 
 test: $(READY)  ## every test, real Ray clusters included; about ten minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, loops of twenty kills, chaos; half an hour
+proofs: $(READY)  ## many random worlds and sequences, rare faults, short loops of kills; about twenty-five minutes
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
+
+proofs-long: $(READY)  ## loops of twenty kills, a minute of chaos, long waits; fifteen minutes
+	$(BIN)/python -m pytest --profile=long $(TWO_PROCESSES) $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute
 
@@ -55,8 +57,10 @@ bench-faults: $(READY)  ## how long a gang is away, by kind of fault, with a spa
 bench-progress: $(READY)  ## from the loss of a slice to the next training step, by phase; about two minutes
 	$(BIN)/python benchmarks/progress.py
 
-bench-slots: $(READY)  ## decisions a second of the allocator of slots; about a minute
+bench-slots: $(READY)  ## slots: decisions a second, loads beside the optimum, requests; about six minutes
 	$(BIN)/python benchmarks/slots.py
+	$(BIN)/python benchmarks/slot_traffic.py
+	$(BIN)/python benchmarks/slots_on_ray.py
 
 bench-large-gang: $(READY)  ## what 1,024 hosts cost the pool and its SliceActors; about five minutes
 	$(BIN)/python benchmarks/large_gang.py
@@ -67,36 +71,26 @@ bench-dashboard: $(READY)  ## what the dashboard costs on 5,008 hosts with 20 op
 chaos: $(READY)  ## ten minutes of faults in random order; more with: .venv/bin/python -m tests.proofs.chaos --minutes 30
 	$(BIN)/python -m tests.proofs.chaos
 
-levanter: $(LEVANTER)/.ready  ## Levanter really trains on simulated slices and loses some; three minutes, and 2 GB of packages
-	$(LEVANTER)/bin/python -m pytest -q tests/unit/levanter $(ARGS)
-	$(LEVANTER)/bin/python -m pytest --profile=proofs -k levanter tests/cluster/test_levanter.py tests/cluster/test_examples.py $(ARGS)
+marin: $(MARIN)/.ready  ## Levanter trains, and jobs of Fray's run, on simulated slices that are lost; ten minutes, and 2 GB of packages
+	$(MARIN)/bin/python -m pytest --profile=all tests/unit/levanter tests/unit/fray tests/cluster/marin $(ARGS)
 
-fray: $(FRAY)/.ready  ## jobs of Fray's, that is of Marin's, on simulated slices; ten minutes
-	$(FRAY)/bin/python -m pytest -q tests/unit/fray $(ARGS)
-	$(FRAY)/bin/python -m pytest --profile=proofs -k "fray or marin" tests/cluster/test_fray.py tests/cluster/test_examples.py $(ARGS)
-
-$(FRAY)/.ready: pyproject.toml $(PINNED_LEVANTER)
-	$(PYTHON) -m venv $(FRAY)
-	$(FRAY)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,fray,examples]' marin-zephyr
-	touch $@
-
-$(LEVANTER)/.ready: pyproject.toml $(PINNED_LEVANTER)
-	$(PYTHON) -m venv $(LEVANTER)
-	$(LEVANTER)/bin/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED_LEVANTER)) --editable '.[test,levanter]'
+$(MARIN)/.ready: pyproject.toml $(PINNED_MARIN)
+	$(PYTHON) -m venv $(MARIN)
+	$(MARIN)/bin/python -m pip install $(QUIETLY) $(addprefix --constraint ,$(PINNED_MARIN)) --editable '.[test,levanter,fray]' marin-zephyr
 	touch $@
 
 ray-versions: $(READY) $(OLDER_RAYS:%=.venv-ray-%/.ready)  ## the main paths on the oldest Ray that iris_ray takes, on one between, and on the newest; five minutes
-	$(BIN)/python -m pytest --profile=proofs tests/cluster/test_ray_versions.py $(ARGS)
+	$(BIN)/python -m pytest --profile=all tests/cluster/test_ray_versions.py $(ARGS)
 
 .venv-ray-%/.ready: pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default]==$*' --editable .
+	$(@D)/bin/python -m pip install $(QUIETLY) 'ray[default]==$*' --editable .
 	touch $@
 
 $(READY): pyproject.toml $(PINNED)
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "iris_ray needs Python 3.11 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(PINNED)) --editable '.[dev]'
+	$(BIN)/python -m pip install $(QUIETLY) $(addprefix --constraint ,$(PINNED)) --editable '.[dev]'
 	touch $(READY)
 
 .PHONY: site
@@ -105,4 +99,4 @@ site: $(READY)  ## the documentation as a site, in build/site; a warning fails i
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/zensical build --strict
 
 clean:
-	rm -rf .venv .venv-ray-* $(LEVANTER) $(FRAY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv .venv-ray-* $(MARIN) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

@@ -36,6 +36,7 @@ for _number, _default in ((signal.SIGINT, signal.default_int_handler), (signal.S
         signal.signal(_number, _default)
 
 
+PROFILES = ("test", "proofs", "long", "all")
 SHARED = ("cluster", "cloud_cluster")
 """Fixtures that are clusters which tests share, in the order in which their tests run."""
 OWN = "no_shared_cluster"
@@ -45,9 +46,10 @@ OWN = "no_shared_cluster"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--profile",
-        choices=("test", "proofs"),
+        choices=PROFILES,
         default="test",
-        help="test: every test, in its small size (the default); proofs: tests/proofs, and what is marked so, in full",
+        help="test: every test, in its small size (the default); proofs: tests/proofs, and what is marked so, in full; "
+        "long: what takes longer than a minute and finds less for it; all: the three of them",
     )
 
 
@@ -74,12 +76,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(CLUSTER_TESTS) or turn(item):
             item.add_marker(pytest.mark.cluster)
-    full = config.getoption("profile") == "proofs"
+    profile = config.getoption("profile")
     wanted: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
-        asked_for = (full and item.path.is_relative_to(PROOFS)) or is_proof(item) == full
-        (wanted if asked_for else left_out).append(item)
+        (wanted if profile in ("all", *profiles_of(item)) else left_out).append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
     of_module = Counter(item.path for item in wanted)
@@ -106,9 +107,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByFolder(config, log)
 
 
-def is_proof(item: pytest.Item) -> bool:
-    """Whether a test is left to `make proofs`."""
-    return item.get_closest_marker("proof") is not None
+def profiles_of(item: pytest.Item) -> list[str]:
+    """The profiles in which a test runs; those in tests/proofs that are not marked run in two sizes."""
+    if item.get_closest_marker("long"):
+        return ["long"]
+    if item.get_closest_marker("proof"):
+        return ["proofs"]
+    return ["test", "proofs"] if item.path.is_relative_to(PROOFS) else ["test"]
 
 
 def turn(item: pytest.Item) -> int:

@@ -66,6 +66,8 @@ def test_gang_waits_with_the_reason_and_runs_once_the_holder_is_gone(
         said = f"its chips are held by pid {stranger.pid} (python"
         # What an earlier test left behind may be in the way for some seconds.
         job = wait_until(lambda: (job := waiting_job()) and said in str(job.waiting) and job)
+        # The driver's terminal tells it, too, while it is so: what is over by the time it is asked for is not told.
+        wait_until(lambda: any(said in line for line in terminal.lines))
         assert alive(stranger.pid)
         assert ray.wait([ref], timeout=0) == ([], [ref])
     finally:
@@ -73,4 +75,3 @@ def test_gang_waits_with_the_reason_and_runs_once_the_holder_is_gone(
     assert set(result_of(ref)) == set(cluster.slice_names)
     view = job_view(job.job_id)
     assert (view.failures, view.preemptions) == (0, 0)
-    wait_until(lambda: any(said in line for line in terminal.lines), 10)  # the driver's terminal tells it, too

@@ -34,6 +34,8 @@ from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.command_line import address_of_nobody, command_line, environment, iris, iris_json
 from tests.support.gangs import Trace, controller_pid, free_chips, the_controller
+from tests.support.terminal import Terminal as LiveTerminal
+from tests.support.terminal import python
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -135,6 +137,20 @@ def test_shell_completes_jobs_of_a_cluster_that_answers(
     words = ["logs", "--address", cluster.address]
     found = ShellComplete(main, {}, "iris-ray", "").get_completions(words, running.job_id[:-2])
     assert [item.value for item in found] == [running.job_id]
+
+
+def test_terminal_shows_why_a_job_waits_and_is_clean_after_ctrl_c(cluster: SimulatedCluster, running: Job) -> None:
+    """A script that waits in `run_on_pod`, and `iris-ray submit --follow`."""
+    need = "num_slices=9" if len(cluster.slice_names) < 9 else "num_slices=99"
+    script = f"import ray, iris_ray; ray.init({cluster.address!r}); iris_ray.run_on_pod(print, 'v4-16', {need})"
+    with LiveTerminal(python(script), columns=160) as terminal:
+        why = re.compile(r"waiting for 9+ slices.*\d:\d\d$")
+        screen = terminal.wait_for(lambda lines: any(map(why.search, lines[-1:])))
+        assert screen[-1].startswith("print-")
+        terminal.press_ctrl_c()
+        screen = terminal.end()
+    assert "KeyboardInterrupt" in screen[-1]
+    assert not any(re.search(r"\d:\d\d$", line) for line in screen)
 
 
 # -- run and submit ----------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import Clusters
 from tests.support.containers import Podman, StandIn
 from tests.support.gangs import alive
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
@@ -46,7 +47,7 @@ def slices(clusters: Clusters, switch: Path) -> Iterator[SimulatedCluster]:
             yield cluster
 
 
-@pytest.fixture(scope="module", params=[StandIn, Podman])
+@pytest.fixture(scope="module", params=[*in_long(StandIn), Podman])
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Engine:
     engine: Engine = request.param(tmp_path_factory.mktemp("engine"))
     if isinstance(engine, Podman) and (problem := engine.problem()):
@@ -131,6 +132,7 @@ def pids(engine: Engine) -> list[int]:
     return [pid for name in engine.containers() if (pid := engine.pid(name))]
 
 
+@pytest.mark.way_in
 def test_programs_have_their_variables_and_print_for_their_tasks(engine: Engine, start: Start, tmp_path: Path) -> None:
     script = 'printf %s "$ODD" > {0}/odd-$IRIS_TASK_INDEX; echo "$MEGASCALE_SLICE_ID of $MEGASCALE_NUM_SLICES"'
     run = start(script, num_slices=2, env={"ODD": ODD, "TOKEN": SECRET})
@@ -190,6 +192,7 @@ def test_notice_reaches_the_programs_and_their_gang_moves(
     wait_until(lambda: engine.containers() == [])
 
 
+@pytest.mark.way_in
 def test_lost_slice_is_replaced_and_the_containers_of_its_peer_end(
     engine: Engine, start: Start, slices: SimulatedCluster, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 LEAST_RUN_S = 120.0
 
 
-@pytest.mark.proof
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_batch_job_saves_and_gives_its_slice_to_a_production_job_and_comes_back(
     cluster: SimulatedCluster, trace: Trace

@@ -41,6 +41,7 @@ def run(tmp_path: Path, body: str, mode: str = "") -> str:
 
 
 @pytest.mark.proof
+@pytest.mark.way_in
 @pytest.mark.usefixtures("no_shared_cluster")
 def test_simulated_run_loses_a_slice_by_schedule_and_the_new_one_takes_its_place(tmp_path: Path) -> None:
     output = run(tmp_path, "print(run_on_pod(train, 'v4-8', num_slices=2))", "simulate: kill slice 1 after 1s")

@@ -16,6 +16,7 @@ import ray
 from iris_ray import release, run_on_pod
 from iris_ray.errors import TaskOutOfMemoryError
 from tests.support.clusters import Clusters
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.proof, pytest.mark.usefixtures("no_shared_cluster", "small_host")]
@@ -97,7 +98,7 @@ def start_a_child_that_does() -> None:
     subprocess.run([sys.executable, "-c", code + "\ntime.sleep(600)"])
 
 
-@pytest.mark.parametrize("function", [use_up_memory, start_a_child_that_does])
+@pytest.mark.parametrize("function", [use_up_memory, *in_long(start_a_child_that_does)])
 def test_task_that_uses_up_memory_is_told_so_and_no_host_is_lost(function: object) -> None:
     """If a child has the memory, Ray kills all its own workers there, those of iris_ray included."""
     with pytest.raises(TaskOutOfMemoryError, match=r"by Ray, because|: Ray killed"):

@@ -13,6 +13,7 @@ from iris_ray.actors.wire.contact import HOST_UNASKED_S
 from iris_ray.errors import InvalidRequestError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, alive, job_view
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.proof, pytest.mark.skipif(os.geteuid() != 0, reason="only root may make networks")]
@@ -43,13 +44,14 @@ def cut_off_a_host_of_a_gang(cluster: SimulatedCluster, trace: Trace, worker_id:
     return int(first[worker_id]["pid"])
 
 
-@pytest.mark.parametrize("how", [{"from_head": False}, {"direction": "out"}, {"direction": "in"}], ids=str)
+@pytest.mark.parametrize("how", [{"from_head": False}, *in_long({"direction": "out"}, {"direction": "in"})], ids=str)
 def test_gang_goes_on_elsewhere_after_a_host_was_cut_off(
     wired: SimulatedCluster, trace: Trace, how: dict[str, Any]
 ) -> None:
     cut_off_a_host_of_a_gang(wired, trace, 1, **how)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("worker_id", "how"), [(0, {"from_hosts": False}), (1, {})], ids=str)
 def test_host_that_is_cut_off_ends_its_task_by_itself(
     wired: SimulatedCluster, trace: Trace, worker_id: int, how: dict[str, Any]

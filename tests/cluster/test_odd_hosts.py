@@ -16,6 +16,7 @@ from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, job_view, pids_of
 from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, clock_off_by
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.proof
@@ -76,7 +77,7 @@ def test_task_in_confinement_has_its_result_and_leaves_nothing(cluster: Simulate
         run_on_pod(lambda: os._exit(3), "v4-16", max_retries_failure=0)
 
 
-@pytest.mark.parametrize("seconds", [3600, -3600])
+@pytest.mark.parametrize("seconds", [3600, *in_long(-3600)])
 def test_host_whose_clock_is_an_hour_off_has_its_notice_in_time(
     cluster: SimulatedCluster, trace: Trace, tmp_path: Path, seconds: int
 ) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from iris_ray.cli.exits import FAILED, OK, USAGE
+from tests.support.proofs import in_long
 from tests.support.ray_head import RayHead, ray_head
 
 pytestmark = pytest.mark.proof
@@ -40,7 +41,7 @@ if __name__ == "__main__":
 SECRET = "a b'$c\""
 
 
-@pytest.fixture(scope="module", params=[None, TOKEN], ids=["open", "token"])
+@pytest.fixture(scope="module", params=[*in_long(None), TOKEN], ids=["open", "token"])
 def head(request: pytest.FixtureRequest) -> Iterator[RayHead]:
     with (
         tempfile.TemporaryDirectory(prefix="head", ignore_cleanup_errors=True) as directory,
@@ -68,6 +69,7 @@ def iris(head: RayHead, workspace: Path, *arguments: str, code: int = OK, **vari
     return output
 
 
+@pytest.mark.way_in
 def test_script_is_sent_runs_on_the_slice_and_its_jobs_are_known(head: RayHead, workspace: Path) -> None:
     submit = [
         "submit",
@@ -106,6 +108,7 @@ def test_job_that_is_stopped_gives_its_slice_back(head: RayHead, workspace: Path
     assert "results [('my-slice'" in iris(head, workspace, *again)
 
 
+@pytest.mark.way_in
 def test_plain_ray_job_submit_runs_the_same_script(head: RayHead, workspace: Path) -> None:
     environ = json.dumps({"env_vars": {"SECRET": SECRET}})
     command = [

@@ -13,7 +13,8 @@ from tests.support.command_line import REPOSITORY
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(900)]
 
-OLDER = ("2.49.2", "2.55.1")
+OLDEST = "2.49.2"
+OLDER = (OLDEST, "2.55.1")
 PATIENCE_S = 300.0
 EXPECTED = {
     "results come in the order of slices and hosts": True,
@@ -28,11 +29,13 @@ EXPECTED = {
 
 
 def pythons() -> list[object]:
-    found: list[object] = [pytest.param(Path(sys.executable), id="newest")]
+    found: list[object] = [pytest.param(Path(sys.executable), id="newest", marks=pytest.mark.long)]
     for version in OLDER:
         python = REPOSITORY / f".venv-ray-{version}" / "bin" / "python"
-        skip = pytest.mark.skipif(not python.exists(), reason=f"needs Ray {version}: make ray-versions")
-        found.append(pytest.param(python, id=version, marks=skip))
+        ready = python.parents[1] / ".ready"
+        skip = pytest.mark.skipif(not ready.exists(), reason=f"needs Ray {version}: make ray-versions")
+        marks = [skip, pytest.mark.way_in if version == OLDEST else pytest.mark.long]
+        found.append(pytest.param(python, id=version, marks=marks))
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Crowd, CrowdOfTasks, Trace, alive, controller_pid, job_view, kill_controller, result_of
-from tests.support.proofs import in_proofs
+from tests.support.proofs import in_long, in_proofs
 from tests.support.waiting import wait_until
 
 SEED = 20_261_121
@@ -46,9 +46,16 @@ def test_host_killed_at_any_moment_ends_in_the_right_results(
     wait_until(lambda: not any(alive(start["pid"]) for start in trace.starts()), 20)
 
 
-@pytest.mark.parametrize("crowd_types", [[Crowd], *in_proofs([Crowd, CrowdOfTasks])], ids=["gangs", "and tasks"])
+GANGS, AND_TASKS = (Crowd,), (Crowd, CrowdOfTasks)
+
+
+@pytest.mark.parametrize(
+    ("crowd_types", "kills"),
+    [(GANGS, 3), *in_proofs((AND_TASKS, 3)), *in_long((AND_TASKS, 20))],
+    ids=["gangs", "and tasks", "and tasks, long"],
+)
 def test_controller_killed_again_and_again_costs_no_job_anything(
-    cluster: SimulatedCluster, tmp_path: Path, crowd_types: list[type[Crowd]]
+    cluster: SimulatedCluster, tmp_path: Path, crowd_types: tuple[type[Crowd], ...], kills: int
 ) -> None:
     """Every job has the right result and counts; independent tasks are charged for their own failures alone."""
     for _ in range(2 if CrowdOfTasks in crowd_types else 0):
@@ -57,7 +64,7 @@ def test_controller_killed_again_and_again_costs_no_job_anything(
     for directory in directories:
         directory.mkdir()
     crowds = [crowd_type(directory) for crowd_type, directory in zip(crowd_types, directories, strict=True)]
-    for _ in range(20 if CrowdOfTasks in crowd_types else 3):
+    for _ in range(kills):
         for crowd in crowds:
             crowd.fill_up()
         time.sleep(crowds[0].chance.uniform(0.5, 4.0))
@@ -68,8 +75,10 @@ def test_controller_killed_again_and_again_costs_no_job_anything(
         crowd.check_all()
 
 
-@pytest.mark.proof
-def test_gcs_killed_again_and_again_costs_no_job_anything(cluster: SimulatedCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [*in_proofs(3), *in_long(20)])
+def test_gcs_killed_again_and_again_costs_no_job_anything(
+    cluster: SimulatedCluster, tmp_path: Path, kills: int
+) -> None:
     """Every job ends with the right result and the right counts.
 
     With every new GCS Ray begins anew with all actors that have not started yet: kills that come faster than processes
@@ -78,7 +87,7 @@ def test_gcs_killed_again_and_again_costs_no_job_anything(cluster: SimulatedClus
     """
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     crowd = Crowd(tmp_path)
-    for _ in range(20):
+    for _ in range(kills):
         crowd.keep_busy_until_a_task_starts()
         time.sleep(crowd.chance.uniform(0.0, 3.0))
         cluster.restart_gcs()  # kills it first

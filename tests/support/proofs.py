@@ -20,4 +20,13 @@ def a_seed(usual: int) -> int:
 
 def in_proofs(*values: Any) -> list[ParameterSet]:
     """Values of a parametrized test that run in `make proofs` alone; one of several names is a tuple."""
-    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.proof) for v in values]
+    return _marked(pytest.mark.proof, values)
+
+
+def in_long(*values: Any) -> list[ParameterSet]:
+    """Values that run in `make proofs-long` alone."""
+    return _marked(pytest.mark.long, values)
+
+
+def _marked(mark: pytest.MarkDecorator, values: tuple[Any, ...]) -> list[ParameterSet]:
+    return [pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=mark) for v in values]

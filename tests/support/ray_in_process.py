@@ -194,6 +194,7 @@ class RayInProcess:
             "shutdown": lambda: None,
             "is_initialized": lambda: True,
             "get": self.get,
+            "wait": self.wait,
             "kill": self.kill,
             "cancel": lambda reference: reference.future().cancel(),
             "get_actor": self.get_actor,
@@ -241,12 +242,23 @@ class RayInProcess:
 
     # -- what Ray's module has -------------------------------------------------------------------------------------
 
+    def wait(self, references: list[Reference], timeout: float | None = None) -> tuple[list[Any], list[Any]]:
+        (reference,) = references
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not reference.future().done() and (deadline is None or time.monotonic() < deadline):
+            self._hear_ctrl_c()
+            concurrent.futures.wait([reference.future()], 0.01)
+        return (references, []) if reference.future().done() else ([], references)
+
+    def _hear_ctrl_c(self) -> None:
+        if threading.current_thread() is threading.main_thread() and self.has_pressed_ctrl_c():
+            raise KeyboardInterrupt
+
     def get(self, reference: Reference, timeout: float | None = None) -> Any:
         deadline = None if timeout is None else time.monotonic() + timeout
         future = reference.future()
         while True:
-            if threading.current_thread() is threading.main_thread() and self.has_pressed_ctrl_c():
-                raise KeyboardInterrupt
+            self._hear_ctrl_c()
             try:
                 return future.result(0.01)
             except concurrent.futures.CancelledError:

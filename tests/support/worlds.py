@@ -125,7 +125,7 @@ class World:
             waiting,
             past=state.past_usage,
             running=running(state),
-            spares=state.spares(),
+            spares=[*state.spares(), *state.yielding()],
             limits=state.limits,
         )
 

@@ -142,7 +142,7 @@ def test_stranger_without_the_token_is_refused_before_anything_is_unpickled(
 
 
 def test_methods_run_in_the_context_in_which_the_actor_was_made(server: ActorServer) -> None:
-    current = pytest.importorskip("fray.current_client", reason="needs Fray: make fray")
+    current = pytest.importorskip("fray.current_client", reason="needs Fray: make marin")
 
     class Asks:
         def client(self) -> bool:
@@ -155,7 +155,7 @@ def test_methods_run_in_the_context_in_which_the_actor_was_made(server: ActorSer
 
 
 def test_actor_that_is_gone_is_unavailable(handle: ActorHandle, server: ActorServer) -> None:
-    pytest.importorskip("fray.actor", reason="needs Fray: make fray")
+    pytest.importorskip("fray.actor", reason="needs Fray: make marin")
     assert handle.add(1) == 1
     server.stop()
     with pytest.raises(RuntimeError, match="add of <ActorHandle counter> has no answer"):

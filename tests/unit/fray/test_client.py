@@ -34,7 +34,7 @@ def test_without_fray_it_is_said_what_to_install() -> None:
     [(Client, "client"), (JobHandle, "client"), (ActorGroup, "actor"), (ActorMethod, "actor"), (ActorFuture, "actor")],
 )
 def test_methods_take_what_frays_take(ours: type, module: str) -> None:
-    protocol = getattr(pytest.importorskip(f"fray.{module}", reason="needs Fray: make fray"), ours.__name__)
+    protocol = getattr(pytest.importorskip(f"fray.{module}", reason="needs Fray: make marin"), ours.__name__)
     assert not {name for name in vars(protocol) if not name.startswith("_")} - set(dir(ours))
     for name, method in vars(protocol).items():
         if (name == "__call__" or not name.startswith("_")) and inspect.isfunction(method):
@@ -45,7 +45,7 @@ def test_methods_take_what_frays_take(ours: type, module: str) -> None:
 
 
 def test_current_client_is_ours_in_new_threads_too_until_the_end() -> None:
-    current = pytest.importorskip("fray.current_client", reason="needs Fray: make fray")
+    current = pytest.importorskip("fray.current_client", reason="needs Fray: make marin")
     ours: Any = object()
     seen: list[Any] = []
     with as_current_client(ours):

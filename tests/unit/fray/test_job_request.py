@@ -14,7 +14,7 @@ from iris_ray.fray.entrypoint import Command, InTask
 from iris_ray.fray.job_request import band_of, fray_request
 from iris_ray.model.job_spec import PriorityBand
 
-types = pytest.importorskip("fray.types", reason="needs Fray: make fray")
+types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
 
 
 def job(**asked: Any) -> Any:

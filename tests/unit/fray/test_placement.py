@@ -27,7 +27,7 @@ def test_what_is_no_amount_of_memory_is_refused(text: Any) -> None:
 
 
 def resources(tpu: str | None = None, **asked: Any) -> Any:
-    types = pytest.importorskip("fray.types", reason="needs Fray: make fray")
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
     config = types.ResourceConfig
     return config(**asked) if tpu is None else config.with_tpu(tpu, **{"cpu": 2, "ram": "1g", **asked})
 
@@ -61,7 +61,7 @@ def test_tasks_on_slices_are_a_gang_unless_each_has_one_vm_and_they_may_be_apart
 
 
 def test_alternative_types_are_one_constraint_and_a_shape_is_another() -> None:
-    types = pytest.importorskip("fray.types", reason="needs Fray: make fray")
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
     asked = types.ResourceConfig.with_tpu(["v5p-16", "v4-16"], cpu=1)
     assert fray_placement(asked, 2, True).constraints == (
         Constraint(TPU_TOPOLOGY, ConstraintOp.IN, ["v5p-16", "v4-16"]),
@@ -71,7 +71,7 @@ def test_alternative_types_are_one_constraint_and_a_shape_is_another() -> None:
 
 
 def test_gpus_are_counted_and_their_type_is_a_constraint() -> None:
-    types = pytest.importorskip("fray.types", reason="needs Fray: make fray")
+    types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
     placed = fray_placement(types.ResourceConfig.with_gpu("H100", count=8), 2, True)
     assert (placed.resources["GPU"], placed.replicas) == (8.0, 2)
     assert placed.constraints == (Constraint("ray.io/accelerator-type", ConstraintOp.IN, ["H100"]),)

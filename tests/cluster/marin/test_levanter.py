@@ -11,13 +11,15 @@ import pytest
 import ray
 
 import iris_ray.levanter
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.goodput.kinds import TimeKind
 from iris_ray.testing import SimulatedCluster
+from tests.support.examples import EXAMPLES
 from tests.support.waiting import wait_until
 
-pytest.importorskip("levanter", reason="needs Levanter: make levanter")
+pytest.importorskip("levanter", reason="needs Levanter: make marin")
 pytestmark = pytest.mark.proof
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 STEPS = 60
 PATIENCE_S = 120.0
 
@@ -100,6 +102,11 @@ def test_run_goes_on_after_a_lost_slice_and_a_notice_with_the_losses_of_a_run_th
     assert {line["step"] for line in quiet} - {line["step"] for line in faults} == {second[-1] + 1}
     assert losses(faults).items() <= losses(quiet).items()
     assert first[-1] >= 24
+
+    goodput = max(ControllerConnection().list_goodput(), key=lambda job: job.attempts)
+    assert goodput.attempts == 3
+    for kind in (TimeKind.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME, TimeKind.UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME):
+        assert goodput.seconds[kind.value] > 0, goodput
 
     assert ray.get(start("faults")) == [None, None], "it is complete"
     assert steps(tmp_path / "faults") == faults

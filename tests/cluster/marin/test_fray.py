@@ -1,4 +1,4 @@
-"""Jobs and actors of Fray's on a simulated cluster, where Fray is installed: `make fray`."""
+"""Jobs and actors of Fray's on a simulated cluster, where Fray is installed: `make marin`."""
 
 import os
 import pickle
@@ -18,7 +18,7 @@ from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace
 from tests.support.waiting import wait_until
 
-types = pytest.importorskip("fray.types", reason="needs Fray: make fray")
+types = pytest.importorskip("fray.types", reason="needs Fray: make marin")
 fray_client = pytest.importorskip("fray.client")
 pytestmark = pytest.mark.proof
 
@@ -284,7 +284,7 @@ def words(line: str) -> list[tuple[str, int]]:
 
 def test_zephyr_counts_words_with_a_coordinator_and_workers_of_its_own(client: Client, tmp_path: Path) -> None:
     """Marin's data pipelines, as they are: a job that hosts an actor, submits a group of actors, and ends them."""
-    zephyr = pytest.importorskip("zephyr", reason="needs Zephyr: make fray")
+    zephyr = pytest.importorskip("zephyr", reason="needs Zephyr: make marin")
     context = zephyr.ZephyrContext(
         client,
         max_workers=2,
