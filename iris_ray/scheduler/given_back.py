@@ -48,14 +48,21 @@ class GivenBack:
         self._plan = plan
         self._leaving = leaving
         self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
+        self._yielding: set[str] = set()
         for spare in spares:
             if comes_last(spare):
+                if spare.yields:
+                    self._yielding.add(spare.spec.job_id)
                 held = (task.node_id for task in spare.gang.tasks if task.node_id in fleet.workers)
                 self._on |= {node_id: spare.spec.job_id for node_id in held if node_id is not None}
         self._is_first = True
 
     def choose(self, unplaced: Iterable[Unplaced]) -> list[str]:
-        """Return the ids of spares whose slices let jobs run, of as few as will do, for the first jobs in the queue."""
+        """Return the ids of spares whose slices let jobs run, of as few as will do, for the first jobs in the queue.
+
+        A spare whose slice is needed beside jobs that yield is given back only once these have left: it would get its
+        slice again, and again, while they leave.
+        """
         chosen: dict[str, None] = {}
         hopeless: set[_Kind] = set()
         for one in unplaced if self._on else ():
@@ -63,7 +70,8 @@ class GivenBack:
             if comes_last(one.job) or one.reason.taken_from or (kind in hopeless and not one.reason.kept):
                 continue
             found = self._for(one)
-            chosen |= dict.fromkeys(job_id for job_id in found if job_id not in self._leaving)
+            first = [job_id for job_id in found if job_id in self._yielding] or found
+            chosen |= dict.fromkeys(job_id for job_id in first if job_id not in self._leaving)
             self._on = {node_id: spare for node_id, spare in self._on.items() if spare not in found}
             if not found:
                 hopeless.add(kind)

@@ -71,15 +71,22 @@ class EvictionIndex(Index):
             self.put(key, self._bound(key))
 
     def _catch_up_runners(self, changed: set[DeviceKey]) -> None:
-        known = self._bounds
         for key in changed:
-            if key[0] in known:
-                known[key[0]][key[1]] = self._bound(key)
+            if key[0] in self._bounds:
+                self._bounds[key[0]][key[1]] = self._bound(key)
         for runner_id in {key[0] for key in changed}:
-            runner = self.usable(runner_id)
-            if runner is not None and runner_id not in known:
-                known[runner_id] = [self._bound((runner_id, device)) for device in range(len(runner.devices))]
-            self.put(runner_id, cheapest_bound(known.get(runner_id, ()), self.pool.degree))
+            self.put(runner_id, cheapest_bound(self._bounds_on(runner_id), self.pool.degree))
+
+    def _bounds_on(self, runner_id: str) -> list[Key | None]:
+        runner = self.usable(runner_id)
+        if runner is None:
+            return []
+        known = self._bounds.get(runner_id)
+        if known is None:
+            known = self._bounds[runner_id] = [
+                self._bound((runner_id, device)) for device in range(len(runner.devices))
+            ]
+        return known
 
     def _bound(self, key: DeviceKey) -> Key | None:
         """Return a key that no plan for the device is below, whoever needs it; None: nobody has room there."""
@@ -113,7 +120,7 @@ class EvictionIndex(Index):
 
     def _sets(self, runner: Runner, item: Item, bound: Key) -> Iterable[tuple[Key, DeviceSet]]:
         if isinstance(item, str):
-            return cheapest_sets(runner, self._bounds[item], self.pool.degree)
+            return cheapest_sets(runner, self._bounds_on(item), self.pool.degree)
         return [(bound, (item[1],))]
 
 

@@ -183,7 +183,7 @@ class RandomWorld(Simulation):
         what = self.chance.choice(FAULTS)
         self.counts[what] += 1
         self._struck = True
-        hosts = list(self.state.workers)
+        hosts = sorted(self.state.workers)  # the order of the table depends on the seed of hashes
         if hosts:
             self._strike(what, self.chance.choice(hosts))
 

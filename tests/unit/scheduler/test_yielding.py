@@ -175,3 +175,22 @@ def test_only_a_job_of_one_gang_can_yield(world: World) -> None:
     world.submit_tasks("many", 2)
     with pytest.raises(IllegalTransitionError, match="2 gangs"):
         world.do(JobYieldsEvent("many", True))
+
+
+def test_spare_is_not_given_back_before_the_jobs_that_yield_beside_it_have_left() -> None:
+    """Otherwise it got its slice again with each plan, until the job beside it had left."""
+    world = World()
+    for name in ("a", "b", "c"):
+        world.add_slice(name)
+    job = world.start("job", spares=1)
+    plan(world)
+    world.start("slots", may_evict=False, user="slots")
+    world.do(JobYieldsEvent("slots", True))
+    world.submit("other", slices=(2,), user="other")
+    for _ in range(3):
+        assert plan(world)[0] == []
+        world.now += 1.0
+    assert job.spares_made == 1
+    moves(world, "slots")
+    assert plan(world)[0] == ["other"]
+    world.check()

@@ -1,6 +1,7 @@
 """Where slots go, and what is evicted for them."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +11,7 @@ from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.slots.allocator import Allocator, decide, fleet_of, plan
 from iris_ray.slots.decisions import Decision, Full, Never, Place, Requirement, Snapshot
 from iris_ray.slots.devices import Device, DeviceKind, Runner
+from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.slot import Allocation, Slot, SlotState
@@ -271,6 +273,16 @@ def test_no_plan_is_better_than_the_one_that_is_chosen(data, snapshot: Snapshot,
         assert score_of(decision, snapshot, requirement, policy, NOW) == best
 
 
+def test_a_runner_that_is_expected_changes_nothing_for_those_that_are_there() -> None:
+    pair = Requirement(model("pair", memory={2: 30 * GB}))
+    fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
+    allocator = Allocator(fleet, DEFAULT)
+    first = allocator.decide(pair, NOW)
+    fleet.expect([gpus("b")])
+    assert allocator.decide(pair, NOW) == first
+    assert isinstance(first, Place) and first.evict
+
+
 @settings(max_examples=40 * EXAMPLES)
 @given(st.data(), snapshots())
 def test_an_allocator_that_remembers_decides_as_a_new_one(data, snapshot: Snapshot) -> None:
@@ -295,4 +307,19 @@ def test_an_allocator_that_remembers_decides_as_a_new_one(data, snapshot: Snapsh
                 fleet.end(each.slot_id)
             elif each.state is SlotState.PLANNED:
                 fleet.start(each.slot_id, now)
+        change_a_runner(data, fleet)
         fleet.check()
+
+
+def change_a_runner(data, fleet: SlotFleet) -> None:
+    """One is lost, closes, opens, comes or is expected, or nothing happens."""
+    runner = data.draw(st.sampled_from(list(fleet.runners.values())))
+    match data.draw(st.sampled_from(["nothing", "lose", "close", "open", "come", "expect"])):
+        case "lose" if len(fleet.runners) > 1:
+            fleet.remove_runner(runner.runner_id)
+        case "close" | "open" as what:
+            fleet.set_open(runner.runner_id, what == "open")
+        case "come":
+            fleet.add_runner(replace(runner, runner_id=f"runner {len(fleet.runners)} of {fleet.changes.end}"))
+        case "expect":
+            fleet.expect([replace(runner, runner_id="expected")])
