@@ -280,7 +280,8 @@ def test_a_runner_that_is_expected_changes_nothing_for_those_that_are_there() ->
     first = allocator.decide(pair, NOW)
     fleet.expect([gpus("b")])
     assert allocator.decide(pair, NOW) == first
-    assert isinstance(first, Place) and first.evict
+    assert isinstance(first, Place)
+    assert first.evict
 
 
 @settings(max_examples=40 * EXAMPLES)
