@@ -51,8 +51,9 @@ def wait_visibly(job_id: str, wait: Wait, says_why: bool = False) -> None:
             line.show("asking the Controller how it stands")
             watch = _StatusWatch(job_id)
             while not wait(LOOK_S):
-                if (status := watch.latest()) is not None:
-                    line.show(job_in_words(status))
+                with contextlib.suppress(Exception):  # what is only shown stops nobody, least of all the run
+                    if (status := watch.latest()) is not None:
+                        line.show(job_in_words(status))
             return
     _wait_in_words(job_id, wait, says_why)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -39,9 +40,9 @@ def keep_runner(manager: ActorHandle, runner: str, kind: DeviceKind, devices: in
     try:
         while (notice := preemption_notice()) is None:
             done, _ = ray.wait([kept, agent_gone], timeout=POLL_S)
-            if kept in done:
+            if kept in done and _is_unwanted(kept):
                 return
-            if agent_gone in done:
+            if done:
                 raise RuntimeError(f"the agent of runner {here.runner_id} is gone")
         _leave(notice, manager, here, kept)
     finally:
@@ -52,9 +53,17 @@ def _leave(notice: PreemptionNotice, manager: ActorHandle, here: RunnerHere, kep
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
     empty = manager.empty_runner.remote(here.runner_id)
     done, _ = ray.wait([empty, kept])
-    if kept in done:
+    if kept in done and _is_unwanted(kept):
         return
     notice.saved()
+
+
+def _is_unwanted(kept: Any) -> bool:
+    """Return whether the manager has no use for the host any more, or is gone; else the host's agent is."""
+    try:
+        return bool(ray.get(kept))
+    except RayError:
+        return True
 
 
 def _here(runner: str, kind: DeviceKind, devices: int, memory: int) -> RunnerHere:

@@ -38,7 +38,15 @@ def submit_runners(manager: ActorHandle, hosts: Sequence[SlotHosts], name: str |
         ControllerUnavailableError: the cluster's Controller could not be started or reached.
     """
     requests = list(_requests(manager, hosts, name or "slots"))
-    return tuple(launch(request, detached=False).job_id for request in requests)
+    launched: list[str] = []
+    try:
+        for request in requests:
+            handle = launch(request, detached=False)
+            launched.append(handle.job_id)
+    except BaseException:  # else they would hold hosts for a manager that nobody can reach
+        cancel_runners(launched)
+        raise
+    return tuple(launched)
 
 
 def cancel_runners(job_ids: Sequence[str]) -> None:

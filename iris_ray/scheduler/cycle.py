@@ -10,7 +10,7 @@ from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
-from iris_ray.scheduler.evictions import EvictionRules, Evictor, Running, Taking
+from iris_ray.scheduler.evictions import GRACE_S, EvictionRules, Evictor, Running, Taking
 from iris_ray.scheduler.explanation import Explainer, Unplaced, limited, not_looked_at, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage, comes_last
 from iris_ray.scheduler.given_back import GivenBack
@@ -44,6 +44,7 @@ class Cycle:
         most: the plan ends after so many gangs, or as much other work (`TASKS_PER_GANG`, `EVALUATIONS_PER_GANG`); None:
             at the queue's end.
         limits: of the users; None: there are none.
+        leaving: ids of jobs that yield and are about to give their hosts to those that wait.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Cycle:
         most: int | None,
         eviction: tuple[Running, EvictionRules] | None = None,
         limits: UserLimits | None = None,
+        leaving: Collection[str] = frozenset(),
     ) -> None:
         self._fleet = fleet
         self._most = most
@@ -77,7 +79,7 @@ class Cycle:
         self._evictor = (
             None if eviction is None else Evictor(*eviction, fleet, self._plan, self._allowances, deadlines.now)
         )
-        self._leaving = frozenset(() if self._evictor is None else self._evictor.yielded())
+        self._leaving = leaving
 
     def run(
         self, pending: list[Job], usage: Usage, past: PastUsage | None, spares: Iterable[Job] = ()
@@ -113,7 +115,7 @@ class Cycle:
         idle = (spare for job_id, spare in spares.items() if job_id not in going or job_id in self._leaving)
         parts = self._fleet, self._deadlines, self._allowances, self._plan, self._leaving
         chosen = GivenBack(idle, *parts).choose(self._unplaced)
-        deadline = self._deadlines.now + (self._evictor.grace_s if self._evictor is not None else 0.0)
+        deadline = self._deadlines.now + (self._evictor.grace_s if self._evictor is not None else GRACE_S)
         return [
             GivesWayEvent(job_id, deadline) if spares[job_id].spec.spare_for is None else SpareGivenBackEvent(job_id)
             for job_id in chosen

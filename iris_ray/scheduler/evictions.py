@@ -79,6 +79,11 @@ class Running:
     attempts: Mapping[PriorityBand, dict[AttemptId, None]]
     evicted: Collection[AttemptId] = ()
 
+    def leaving(self) -> frozenset[str]:
+        """Return the ids of the jobs that give their hosts to nobody in particular, but to those that wait."""
+        gangs = ((attempt.job_id, self.jobs[attempt.job_id].gangs[attempt.gang]) for attempt in self.evicted)
+        return frozenset(job_id for job_id, gang in gangs if gang.eviction is not None and not gang.eviction.job_id)
+
 
 @dataclass(frozen=True, slots=True)
 class Taking:
@@ -218,10 +223,6 @@ class Evictor:
     def gives_to(self, job: Job) -> bool:
         """Return whether something is about to give its hosts to a job."""
         return job.spec.job_id in self._going.values()
-
-    def yielded(self) -> list[str]:
-        """Return the ids of the jobs that give their hosts to nobody in particular, but to those that wait."""
-        return [attempt.job_id for attempt, taker in self._going.items() if not taker]
 
     def going(self) -> Iterable[AttemptId]:
         """Return the attempts that are about to give their hosts to other jobs."""

@@ -56,6 +56,7 @@ class GivenBack:
                 held = (task.node_id for task in spare.gang.tasks if task.node_id in fleet.workers)
                 self._on |= {node_id: spare.spec.job_id for node_id in held if node_id is not None}
         self._is_first = True
+        self._promised: set[str] = set()  # hosts about to be free that jobs before in the queue wait for
 
     def choose(self, unplaced: Iterable[Unplaced]) -> list[str]:
         """Return the ids of spares whose slices let jobs run, of as few as will do, for the first jobs in the queue.
@@ -70,11 +71,12 @@ class GivenBack:
             if comes_last(one.job) or one.reason.taken_from or (kind in hopeless and not one.reason.kept):
                 continue
             found = self._for(one)
+            if found is None:
+                hopeless.add(kind)
+                found = []
             first = [job_id for job_id in found if job_id in self._yielding] or found
             chosen |= dict.fromkeys(job_id for job_id in first if job_id not in self._leaving)
             self._on = {node_id: spare for node_id, spare in self._on.items() if spare not in found}
-            if not found:
-                hopeless.add(kind)
             if not self._on or len(hopeless) == KINDS_LOOKED_AT:
                 break
         return list(chosen)
@@ -90,23 +92,30 @@ class GivenBack:
             job.spec.priority,
         )
 
-    def _for(self, one: Unplaced) -> list[str]:
+    def _for(self, one: Unplaced) -> list[str] | None:
         """Return the spares with which a job has enough groups, those that leave already included.
 
-        None if they are too few, or it needs none.
+        Empty if what is about to be free will do; None if they are too few, or it needs none.
         """
         available = one.available
         available.catch_up()
         if self._hopes(one.job) and any(map(available.free_soon, buckets_for(one.job, available))):
-            return []  # it might leave alone what is given back
+            return None  # it might leave alone what is given back
         names, least = self._own(one), num_groups(one.job)[0]
         if self._is_first and len(names) < least:  # what is free is counted once
             names += best_free(least - len(names), available, buckets_for(one.job, available), ())
         room = list(islice(self._groups(one), max(0, least - len(names))))
-        names += room
-        if not room or len(names) < least or not self._allowances.may_take(one.job, most_chips_of(names, available)):
-            return []
+        soon: list[str] = []
+        if any(self._yields(node_id) for name in room for node_id in available.group(name).node_ids):
+            soon = list(islice(self._about_to_be_free(one, names), len(room)))  # rather than what is warm there
+            room = room[: len(room) - len(soon)]
+        names += soon + room
+        if not (soon or room) or len(names) < least:
+            return None
+        if not self._allowances.may_take(one.job, most_chips_of(names, available)):
+            return None
         self._is_first = False
+        self._promised.update(node_id for name in soon for node_id in available.group(name).node_ids)
         node_ids = (node_id for name in room for node_id in available.group(name).node_ids)
         return list(dict.fromkeys(self._on[node_id] for node_id in node_ids if node_id in self._on))
 
@@ -119,6 +128,22 @@ class GivenBack:
         evaluation, taken = one.available.evaluation, self._plan.taken.keys()
         free = (name for name in one.reason.kept if evaluation(name).status is Status.FREE)
         return [name for name in free if taken.isdisjoint(one.available.group(name).node_ids)]
+
+    def _about_to_be_free(self, one: Unplaced, names: Collection[str]) -> Iterator[str]:
+        """Yield the groups, but for these, that the job gets once the ends of all ended attempts are confirmed."""
+        available, need, plan = one.available, one.available.requirement, self._plan
+        for bucket in buckets_for(one.job, available):
+            for name in sorted(available.candidates.ending.get(bucket, ())):
+                node_ids = available.group(name).node_ids
+                kept_for = {plan.kept[node_id] for node_id in node_ids if node_id in plan.kept}
+                if name in names or available.is_free(name) or not kept_for <= {one.job.spec.job_id}:
+                    continue
+                hosts = (
+                    worker for worker in available.candidates.evaluations[name].eligible if not available.avoids(worker)
+                )
+                free = sum(need.has_room(worker, plan.taken.get(worker.node_id), soon=True) for worker in hosts)
+                if free >= available.tasks(name) and self._promised.isdisjoint(node_ids):
+                    yield name
 
     def _groups(self, one: Unplaced) -> Iterator[str]:
         """Yield the groups that would be free for a job without the spares there, those of its room first.
@@ -135,6 +160,9 @@ class GivenBack:
             kept_for = {kept[node_id] for node_id in available.group(name).node_ids if node_id in kept}
             if kept_for <= {one.job.spec.job_id} and available.suits(name) and self._is_enough(available, name):
                 yield name
+
+    def _yields(self, node_id: str) -> bool:
+        return self._stays(node_id) and self._on[node_id] in self._yielding
 
     def _stays(self, node_id: str) -> bool:
         return node_id in self._on and self._on[node_id] not in self._leaving

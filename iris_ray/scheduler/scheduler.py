@@ -88,7 +88,8 @@ class Scheduler:
             result = self._place_new(pending, fleet, usage, past, deadlines, pending_reasons, most, limits)
         if result is None:
             eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
-            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits)
+            leaving = frozenset() if running is None else running.leaving()
+            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving)
             result = cycle.run(pending, usage, past, spares)
         self._cache.trim()
         return result

@@ -33,7 +33,7 @@ class Allocator:
         self.policy = policy
         self.evictable = EvictableSlots(fleet, policy)
         self._busy_too = EvictableSlots(fleet, policy, busy_too=True)
-        self._hopeless: dict[SlotIdentity, tuple[int, ModelSpec, Never | None]] = {}
+        self._no_places: dict[SlotIdentity, tuple[int, ModelSpec, Full | Never]] = {}
         self._free: dict[Pool, FreeIndex] = {}
         self._evictions: dict[tuple[Pool, bool], EvictionIndexes] = {}
 
@@ -88,14 +88,18 @@ class Allocator:
 
     def fits_nowhere(self, spec: ModelSpec) -> Never | None:
         """Return why no runner could hold the model even if it were empty; None: one could, or one may come."""
-        changes = self.fleet.changes.runner_changes
-        known = self._hopeless.get(spec.identity)
-        if known is None or known[:2] != (changes, spec):
-            answer = self._no_place(spec)
-            known = self._hopeless[spec.identity] = (changes, spec, answer if isinstance(answer, Never) else None)
-        return known[2]
+        answer = self._no_place(spec)
+        return answer if isinstance(answer, Never) else None
 
     def _no_place(self, spec: ModelSpec) -> Full | Never:
+        """Return why there is no place. Looks at all runners only if some have come, gone, opened or closed."""
+        changes = self.fleet.changes.runner_changes
+        known = self._no_places.get(spec.identity)
+        if known is None or known[:2] != (changes, spec):
+            known = self._no_places[spec.identity] = (changes, spec, self._why_no_place(spec))
+        return known[2]
+
+    def _why_no_place(self, spec: ModelSpec) -> Full | Never:
         alike = [runner for runner in self.fleet.runners.values() if _suits(runner, spec)]
         to_come = [runner for runner in self.fleet.expected if runner.kind is spec.kind]
         if not alike and not to_come:

@@ -45,6 +45,7 @@ class Converger:
         """Yield all that is to be done now."""
         yield from self._refuse(self.queue.expired(now), Refusal.EXPIRED, "it did not begin before its deadline")
         yield from self._end_long_loads(now)
+        yield from self._cut_off(now)
         for identity in self.queue.identities():
             yield from self.active.dispatch(identity, now)
         for identity in self.queue.identities():
@@ -89,6 +90,8 @@ class Converger:
 
     def _prewarm(self, model: ServedModel, now: float) -> None:
         """Give new runners a slot of the model, if they have room without evicting."""
+        if not model.to_prewarm:
+            return
         runners = set(self.fleet.runners)
         open_now = model.to_prewarm & runners - self.fleet.closed
         for runner_id in sorted(open_now):
@@ -159,6 +162,13 @@ class Converger:
         for slot in self.fleet.in_state(SlotState.STARTING):
             if slot.started_at is not None and now - slot.started_at > self.policy.load_s:
                 yield from self.fail(slot, f"it did not load within {self.policy.load_s:g} s", now)
+
+    def _cut_off(self, now: float) -> Iterator[Instruction]:
+        """Have the requests of slots that have had long enough to end wait again, before slots are looked for."""
+        for slot_id, (since, reason) in self._ending.items():
+            slot = self.fleet.slots.get(slot_id)
+            if slot is not None and slot.active and now - since >= self.policy.drain_s:
+                yield from self.active.lose(slot, f"slot {slot_id} had to end: {reason}", now)
 
     def _delete(self, now: float) -> Iterator[Instruction]:
         """Order the end of slots that have no requests left, or have had long enough; again if it isn't confirmed."""

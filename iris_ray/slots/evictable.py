@@ -83,14 +83,18 @@ class EvictableSlots:
         self._views: dict[DeviceKey, DeviceView] = {}
         self._views_for: dict[DeviceKey, dict[SlotIdentity, DeviceView]] = {}
         self._times: list[tuple[float, DeviceKey]] = []
-        """When a slot on a device may become evictable though nothing happens."""
+        """When a slot on a device may become evictable though nothing happens: the first of each device."""
+        self._next: dict[DeviceKey, float] = {}
 
     def refresh(self, now: float) -> None:
         """Forget what has changed, by time as well."""
         self._now = max(now, self._now)
         changes = self._fleet.changes
         while self._times and self._times[0][0] <= self._now:
-            changes.add([heapq.heappop(self._times)[1]])
+            when, key = heapq.heappop(self._times)
+            if self._next.get(key) == when:
+                del self._next[key]
+            changes.add([key])
         changed = changes.since(self._read)
         self._read = changes.end
         for key in list(self._views) if changed is None else changed:
@@ -128,7 +132,8 @@ class EvictableSlots:
                 when = self.evictable_at(slot)
                 if when <= now:
                     yield slot
-                elif when < math.inf:
+                elif when < self._next.get(key, math.inf):
+                    self._next[key] = when
                     heapq.heappush(self._times, (when, key))
 
     def evictable_at(self, slot: Slot) -> float:

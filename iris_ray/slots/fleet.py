@@ -1,6 +1,6 @@
 """All runners and slots. Only the methods of `SlotFleet` change them, and the ledger with them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.errors import IllegalTransitionError
@@ -39,7 +39,7 @@ class SlotFleet:
 
     # -- looking ----------------------------------------------------------------------------------
 
-    def devices(self) -> Iterable[DeviceKey]:
+    def devices(self) -> Collection[DeviceKey]:
         """Return the keys of all devices."""
         return self._on_device.keys()
 

@@ -55,6 +55,10 @@ class Index:
         if changed is None:
             self.ranking.clear()
             changed = set(self.fleet.devices())
+        there = self.fleet.devices()
+        for key in [key for key in changed if key not in there]:  # its runner is gone, or is there again with fewer
+            self.ranking.drop(key if self.pool.degree == 1 else key[0])
+            changed.discard(key)
         return changed
 
     def forget_runners(self) -> None:

@@ -3,7 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from iris_ray.errors import InvalidSlotError, SlotQueueFullError
 from iris_ray.slots.models import SlotIdentity
@@ -114,6 +114,10 @@ class RequestQueue:
         insort(self._waiting.setdefault(request.identity, []), turn)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))
+            if len(self._deadlines) > 2 * len(self._requests) + 1000:  # most of those have left
+                found = ((each.deadline, each.request_id) for each in self._requests.values())
+                self._deadlines = [(when, request_id) for when, request_id in found if when is not None]
+                heapify(self._deadlines)
 
 
 def begun(request: Request) -> Request:

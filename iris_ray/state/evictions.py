@@ -75,8 +75,11 @@ class Evictions:
         while self._due and self._due[0][0] <= change.now:
             _, attempt = heapq.heappop(self._due)
             found = self._table.live(attempt)
-            if found is not None and (eviction := found[1].eviction) is not None and eviction.deadline <= change.now:
+            if found is None or (eviction := found[1].eviction) is None:
+                self._victims.pop(attempt, None)
+            elif eviction.deadline <= change.now:
                 self._ends.evicted(*found, change)
+                self._victims.pop(attempt, None)
 
     @property
     def attempts(self) -> list[AttemptId]:

@@ -215,6 +215,7 @@ class JobTable:
         """Forget a job that has not finished: a spare that is dropped."""
         self.all_changed(self.jobs.pop(job_id))
         self.pending.pop(job_id, None)
+        self.yielding.pop(job_id, None)
         self.stories.forget(job_id)
         self.queue_changed(job_id)
 

@@ -65,6 +65,7 @@ class LiveLines:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._switching = threading.RLock()  # taken before the other lock; logging has its own between the two
         self._lines: list[LiveLine] = []
         self._streams = RedirectedStreams(self._above)
         self._stream: Any = None
@@ -78,23 +79,26 @@ class LiveLines:
         return self._stream is not None
 
     def add(self, line: LiveLine) -> None:
-        with self._lock:
-            self._lines.append(line)
-            if len(self._lines) > 1 or (stream := _terminal()) is None:
-                return
-            self._stream = stream
-            self._mid_line = False
+        with self._switching:
+            with self._lock:
+                self._lines.append(line)
+                if len(self._lines) > 1 or (stream := _terminal()) is None:
+                    return
+                self._stream = stream
+                self._mid_line = False
             self._streams.begin()
             threading.Thread(target=self._draw_until_empty, args=(stream,), name="live lines", daemon=True).start()
 
     def remove(self, line: LiveLine) -> None:
-        with self._lock:
-            self._lines.remove(line)
-            self._clear()
-            if not self._lines and self._stream is not None:
+        with self._switching:
+            with self._lock:
+                self._lines.remove(line)
+                self._clear()
+                if is_last := not self._lines and self._stream is not None:
+                    self._stream = self._console = None
+                self._drawing.notify_all()
+            if is_last:  # waits for those who log, and they wait for the lock
                 self._streams.end()
-                self._stream = self._console = None
-            self._drawing.notify_all()
 
     def forget(self) -> None:
         """A forked child: the lines, and the thread that draws them, are its parent's."""

@@ -69,8 +69,8 @@ class Runners:
     by_id: dict[str, RunnerHere] = field(default_factory=dict)
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def keep(self, here: RunnerHere) -> None:
-        """Use a host until its agent is gone, or all hosts are given back."""
+    async def keep(self, here: RunnerHere) -> bool:
+        """Use a host until its agent is gone, or all hosts are given back; return whether they are."""
         self.by_id[here.runner_id] = here
         self.hear(RunnerJoined(here.runner()))
         waits = {asyncio.ensure_future(_until_gone(here.agent)), asyncio.ensure_future(self._closed.wait())}
@@ -82,6 +82,7 @@ class Runners:
             if self.by_id.get(here.runner_id) is here:  # else it is there again, in another attempt
                 del self.by_id[here.runner_id]
                 self.hear(RunnerLost(here.runner_id))
+        return self._closed.is_set()
 
     def agent(self, runner_id: str) -> ActorHandle | None:
         """Return the agent of a runner; None if the runner is gone."""

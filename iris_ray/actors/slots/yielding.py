@@ -39,13 +39,22 @@ class Yielding:
         """Report what has changed, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            found = self._found(now())
-            if changed := {job_id: yields for job_id, yields in found.items() if self._said.get(job_id) != yields}:
-                try:
-                    await asyncio.wait_for(self._tell(changed), ANSWER_S)
-                    self._said |= changed
-                except (RayError, TimeoutError) as error:  # it is said again
-                    logger.warning("the Controller could not be told which hosts of slots are idle: %s", error)
+            try:
+                await self.report_changes(now())
+            except (RayError, TimeoutError) as error:
+                logger.warning("the Controller could not be told which hosts of slots are idle: %s", error)
+            except Exception:  # a user's rule of when slots are stale may raise; other rules are looked at again
+                logger.exception("it can't be said which hosts of slots are idle; they stay where they are")
+
+    async def report_changes(self, now: float) -> None:
+        """Report what has changed. After an error all of it is said again: it may have arrived all the same."""
+        found = self._found(now)
+        changed = {job_id: yields for job_id, yields in found.items() if self._said.get(job_id) != yields}
+        for job_id in changed:
+            self._said.pop(job_id, None)
+        if changed:
+            await asyncio.wait_for(self._tell(changed), ANSWER_S)
+            self._said |= changed
 
     async def _tell(self, changed: Mapping[str, bool]) -> None:
         controller = await asyncio.to_thread(find_controller)

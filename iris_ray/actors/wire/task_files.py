@@ -104,11 +104,11 @@ class TaskFiles:
     def read_members(self) -> dict[int, int]:
         """Return the processes that `add_member` has named, with their start ticks."""
         try:
-            lines = self.members.read_text().splitlines()
+            lines = self.members.read_text(encoding="ascii", errors="replace").splitlines()
         except OSError:
             return {}
-        found = (line.split() for line in lines)
-        return {int(words[0]): int(words[1]) for words in found if len(words) == 2}
+        found = (line.split() for line in lines)  # a line may be torn: the machine has gone down, or the disk is full
+        return {int(words[0]): int(words[1]) for words in found if len(words) == 2 and all(map(str.isdecimal, words))}
 
     def write_notice(self, notice: Notice) -> None:
         """Leave a notice for the task, in place of an earlier one. A reader sees all of it or nothing."""

@@ -11,7 +11,14 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.scheduler.evictions import GRACE_S
 from iris_ray.scheduler.planner import Planner
-from iris_ray.state.events import GangMovedEvent, GivesWayEvent, JobYieldsEvent, TimePassedEvent
+from iris_ray.scheduler.scheduler import Scheduler
+from iris_ray.state.events import (
+    GangMovedEvent,
+    GivesWayEvent,
+    JobCancelledEvent,
+    JobYieldsEvent,
+    TimePassedEvent,
+)
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, cpu_host
 
@@ -194,3 +201,58 @@ def test_spare_is_not_given_back_before_the_jobs_that_yield_beside_it_have_left(
     moves(world, "slots")
     assert plan(world)[0] == ["other"]
     world.check()
+
+
+def three_that_yield() -> World:
+    world = World()
+    for name in ("one", "two", "three"):
+        world.do(cpu_host(name))
+        world.start_tasks(f"slots-{name}", 1, **SLOTS)
+        world.do(JobYieldsEvent(f"slots-{name}", True))
+    waiting(world)
+    return world
+
+
+@pytest.mark.parametrize("leaves", ["by itself", "at the deadline"])
+def test_host_that_is_about_to_be_free_counts_until_the_end_is_confirmed(leaves: str) -> None:
+    world = three_that_yield()
+    plan(world)
+    (attempt,) = world.state.evicted
+    if leaves == "by itself":
+        world.do(GangMovedEvent(attempt, "saved"))
+    else:
+        world.now += GRACE_S
+        world.do(TimePassedEvent(world.now))
+    for _ in range(3):  # its processes are being ended
+        world.now += 1.0
+        placed, instructions = plan(world)
+        assert (placed, instructions.notices) == ([], [])
+    world.confirm(world.state.jobs[attempt.job_id])
+    assert plan(world)[0] == ["other"]
+    world.check()
+
+
+def test_without_evictions_jobs_that_yield_have_their_grace_and_no_more_leave_than_are_needed() -> None:
+    world = three_that_yield()
+    planner = Planner(world.state, look_again_s=0.5, scheduler=Scheduler(evictions=None))
+    notices = []
+    for _ in range(3):
+        instructions = Instructions()
+        planner.plan(world.now, instructions)
+        notices += instructions.notices
+        world.now += 1.0
+    (told,) = notices
+    assert told.notice.deadline == world.now - 3.0 + GRACE_S
+
+
+def test_spare_that_yields_is_forgotten_with_its_job() -> None:
+    world = World()
+    for name in ("a", "b"):
+        world.add_slice(name)
+    world.start("job", spares=1)
+    world.schedule()
+    (spare,) = (job for job in world.state.jobs.values() if job.spec.spare_for)
+    world.do(JobYieldsEvent(spare.spec.job_id, True))
+    world.do(JobCancelledEvent("job", "enough"))
+    assert spare.spec.job_id not in world.state.jobs
+    assert list(world.state.yielding()) == []

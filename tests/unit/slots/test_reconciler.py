@@ -1,10 +1,12 @@
 """Requests come, slots are made, evicted, lost and made again."""
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
 
 from iris_ray.slots import events as ev
+from iris_ray.slots.devices import Runner
 from iris_ray.slots.instructions import AskRunner, DeleteSlot, RaiseAlarm, Refusal, StartRequest
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.policy import IdleFor, Policy
@@ -12,7 +14,7 @@ from iris_ray.slots.requests import Request
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.slots.slot import SlotState
 from tests.support.slot_world import SlotWorld
-from tests.support.slots import GB, gpus, model
+from tests.support.slots import GB, chips, gpus, model
 
 QUICK = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 
@@ -443,3 +445,33 @@ def test_what_is_due_is_done_though_events_leave_no_pause_for_a_tick() -> None:
         asked += w.reconciler.handle(arrived, w.now).count(AskRunner("a"))
     assert asked == 11  # every five seconds, and once before
     assert w.reconciler.models[A.identity].demand > 0
+
+
+@pytest.mark.parametrize("runner", [gpus, chips])
+def test_runner_that_comes_back_with_fewer_devices_is_used_as_it_is(runner: Callable[..., Runner]) -> None:
+    """A GPU has fallen off the bus; and nobody has looked between the two."""
+    spec = model("m", 10, kind=runner().kind)
+    w = world()
+    w.join(runner("again", 4))
+    w.hear(ev.ModelRegistered(spec))
+    for number in range(5):
+        w.ask(f"r{number}", spec.identity)
+    w.settle()
+    w.lose("again")
+    w.join(runner("again", 1))
+    w.ask("later", spec.identity)
+    w.settle()
+    assert w.answered["later"] == 1
+
+
+def test_request_that_is_cut_off_goes_to_a_warm_slot_at_once() -> None:
+    w = world(A, runners=2, replicas=2, policy=ServingPolicy(drain_s=1.0))
+    w.tick()
+    first, second = w.ready("a")
+    w.ask("r", A.identity)
+    (busy,) = (name for name in (first, second) if w.reconciler.fleet.slots[name].active)
+    w.hear(ev.SlotEviction(busy))
+    w.now += 1.5
+    w.hear(ev.Tick())
+    (free,) = {first, second} - {busy}
+    assert w.reconciler.fleet.slots[free].active == {"r"}

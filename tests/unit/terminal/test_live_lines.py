@@ -189,3 +189,29 @@ def test_stdout_that_another_program_reads_keeps_the_lines_away():
         terminal.end()
         assert b"after" in terminal.raw
         assert b"\x1b" not in terminal.raw
+
+
+COME_AND_GO = (
+    BEGIN
+    + """
+import threading
+log = logging.getLogger("busy")
+log.addHandler(logging.StreamHandler())
+log.propagate = False
+def write():
+    while True:
+        log.warning("logged")
+threading.Thread(target=write, daemon=True).start()
+for number in range(50):
+    with live_line("train", 0.0) as line:
+        line.show(str(number))
+log.handlers.clear()
+print("has come and gone")
+"""
+)
+
+
+def test_lines_come_and_go_while_another_thread_logs() -> None:
+    """The lock of the lines and the one of a handler of logs are taken in one order."""
+    with Terminal(python(COME_AND_GO), columns=200) as terminal:
+        assert "has come and gone" in "\n".join(terminal.end())

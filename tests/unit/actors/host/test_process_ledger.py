@@ -213,3 +213,15 @@ def test_ledger_and_a_notice_are_written_side_by_side(tmp_path: Path, nursery: N
         over.set()
         recording.join()
     assert ledger.owns(psutil.Process(process.pid))
+
+
+def test_torn_line_of_a_named_process_keeps_nobody_alive(nursery: Nursery, tmp_path: Path) -> None:
+    """Some file systems leave zeros of what was appended when the machine went down."""
+    process, named = nursery.sleeper(), nursery.sleeper()
+    ProcessLedger(tmp_path).record(tree(process), TOKEN)
+    files = TaskFiles.of_process(tmp_path, process.pid)
+    files.add_member(named.pid, tree(named).started)
+    with files.members.open("ab") as members:
+        members.write(b"\0\0\0 \0\0\n\xff 12\n12")
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, (process, named)))
