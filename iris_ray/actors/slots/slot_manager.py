@@ -116,9 +116,9 @@ class SlotManager:
 
     # -- what runners call ------------------------------------------------------------------------
 
-    async def keep_runner(self, here: RunnerHere) -> None:
-        """Use a host; returns once it is not wanted any more."""
-        await self._runners.keep(here)
+    async def keep_runner(self, here: RunnerHere) -> bool:
+        """Use a host; returns whether it is not wanted any more, else its agent is gone."""
+        return await self._runners.keep(here)
 
     async def empty_runner(self, runner_id: str) -> None:
         """Give a runner that has to go nothing new; returns once its slots have ended."""
