@@ -54,6 +54,7 @@ CONFIG: dict[str, Any] = {
 """A cluster that may have one slice, which is a node of the fake provider."""
 
 
+@pytest.mark.long
 def test_job_gets_its_slice_from_an_autoscaler_that_was_only_seen() -> None:
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         directory = Path(folder)

@@ -53,7 +53,7 @@ def test_gang_goes_to_another_slice_if_somebody_holds_the_chips_of_the_warm_one(
         stranger.end()
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_gang_waits_with_the_reason_and_runs_once_the_holder_is_gone(
     cluster: SimulatedCluster, terminal: Terminal
 ) -> None:

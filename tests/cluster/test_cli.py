@@ -245,7 +245,7 @@ def test_run_passes_the_scripts_arguments_on_and_its_end_is_the_commands(
     wait_until(lambda: free_chips() == 16.0)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_run_prints_what_its_tasks_return_and_ends_with_them(cluster: SimulatedCluster, running: Job) -> None:
     printed = iris(cluster, "run", "platform:system", "v4-16").stdout.splitlines()
     assert {"task 0: 'Linux'", "task 1: 'Linux'"} <= set(printed)
@@ -329,7 +329,7 @@ def test_controller_start_and_status(cluster: SimulatedCluster, running: Job) ->
     assert (status["jobs"]["running"], status["slices"], status["hosts"]) == (1, {"busy": 1, "free": 2}, 7)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_controller_stop_ends_one_that_does_not_answer(cluster: SimulatedCluster, running: Job) -> None:
     pid = controller_pid()
     os.kill(pid, signal.SIGSTOP)
@@ -362,7 +362,7 @@ def test_running_job_does_not_notice_an_upgrade_of_the_controller(cluster: Simul
     assert after["pid"] != before["pid"]
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_upgrade_to_a_broken_version_loses_no_job(
     cluster: SimulatedCluster, running: Job, trace: Trace, tmp_path: Path
 ) -> None:

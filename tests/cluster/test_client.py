@@ -123,7 +123,7 @@ def test_tasks_without_tpu_run_off_the_slices_with_their_environment(
     assert job.job_id.startswith("paint-")
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_tasks_go_where_other_ray_work_leaves_room(client: IrisClient, cluster: SimulatedCluster) -> None:
     """The head comes first by all other rules, and an actor has all of its CPUs."""
     head = next(node for node in ray.nodes() if node["Alive"] and "node:__internal_head__" in node["Resources"])
@@ -265,7 +265,7 @@ def test_wait_streams_what_the_tasks_print_and_the_log_stays(client: IrisClient,
         job.wait(1.0, stream_logs=True)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_controller_that_is_stopped_and_started_ends_neither_waits_nor_lookups_nor_logs(
     client: IrisClient, cluster: SimulatedCluster, tmp_path: Path, terminal: Terminal
 ) -> None:

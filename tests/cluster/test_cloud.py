@@ -22,7 +22,7 @@ from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.conftest import Terminal, shared
 from tests.support.clusters import Clusters, Shape
 from tests.support.gangs import Trace, job_view, result_of, the_controller
-from tests.support.proofs import in_proofs
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 HEAD = "TPU-v4-16-head"
@@ -72,7 +72,7 @@ def gang_demand() -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("state", "outcome"), in_proofs((NodeState.PREEMPTED, "TpuPreempted"), (NodeState.REPAIRING, "TpuFailed"))
+    ("state", "outcome"), in_long((NodeState.PREEMPTED, "TpuPreempted"), (NodeState.REPAIRING, "TpuFailed"))
 )
 def test_host_lost_without_notice_is_judged_by_the_providers_word(
     cloud_cluster: SimulatedCluster,

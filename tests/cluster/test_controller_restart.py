@@ -33,7 +33,7 @@ def test_running_gang_goes_on_while_the_controller_restarts(trace: Trace) -> Non
     assert len(trace.starts()) == 4
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_waiting_job_keeps_its_place_while_the_controller_restarts(trace: Trace, tmp_path: Path) -> None:
     """It was acknowledged, so it is not lost, and it is started once."""
     later = Trace(tmp_path / "later")

@@ -81,7 +81,7 @@ class Drivers:
             process.communicate()
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Drivers") -> None:
     """If they took slices one by one, each could hold one and wait for ever."""
     (drivers.directory / "finish").touch()
@@ -92,7 +92,7 @@ def test_two_drivers_that_each_want_two_of_three_slices_take_turns(drivers: "Dri
         assert "[0, 1, 2, 3]" in output
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_warm_slices_of_an_idle_driver_go_to_the_driver_that_needs_them(drivers: "Drivers") -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     (drivers.directory / "finish").touch()
@@ -183,7 +183,7 @@ def test_interrupt_at_the_end_of_a_script_ends_what_its_tasks_still_write(driver
     wait_until(lambda: not any(map(alive, pids)), 10)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_job_of_a_vanished_driver_makes_room_for_the_next(drivers: "Drivers") -> None:
     greedy = drivers.start("run_on_pod(linger, 'v4-16', num_slices=3)")
     drivers.task_pids(6)

@@ -27,7 +27,7 @@ def test_docker_prints_from_every_container(tmp_path: Path, monkeypatch: pytest.
         assert engine.containers() == []
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     rows = [line.split() for line in run("three_users.py").splitlines() if line.startswith("train-")]
     meanwhile, afterwards = rows[:3], rows[3:]
@@ -83,6 +83,6 @@ def test_more_models_are_served_than_fit() -> None:
     assert 1 <= len(loaded.split(", ")) <= 2
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_preempted_gang_returns_results_of_its_second_attempt() -> None:
     assert "[2, 2, 2, 2]" in run("preempt.py").splitlines()

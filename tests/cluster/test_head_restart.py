@@ -37,7 +37,7 @@ def headless(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
         yield running
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_detached_jobs_go_on_after_the_head_has_come_back(headless: SimulatedCluster, tmp_path: Path) -> None:
     """The Controller and what keeps the jobs were on it. The one that ran begins again, the other one waits on."""
 

@@ -59,7 +59,7 @@ def only_task(index: int, function: Callable[[int], Any]) -> Callable[[], Any]:
     return alone
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_every_attempt_can_be_read_whatever_ended_it_and_with_all_of_its_job_gone() -> None:
     def dies(attempt: int) -> None:
         import ctypes
@@ -264,7 +264,7 @@ def test_values_of_the_users_variables_are_in_no_log_and_no_mark(cluster: Simula
     assert not [key for key, value in put_down.items() if b"swordfish" in value]
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_command_prints_follows_through_attempts_and_names_what_is_there(
     cluster: SimulatedCluster, trace: Trace, tmp_path: Path
 ) -> None:

@@ -96,7 +96,7 @@ def test_host_whose_watcher_dies_under_a_printing_task_counts_as_lost(cluster: S
     assert len(trace.starts()) == 4
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_frozen_host_is_noticed_and_replaced(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0)
     first = trace.wait_for_tasks(2)

@@ -79,7 +79,7 @@ def text_of(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.proof
+@pytest.mark.long
 @pytest.mark.usefixtures("no_shared_cluster")
 def test_three_users_share_a_cluster(tmp_path: Path) -> None:
     """Ann has both slices. Bob's batch job came before Carl's urgent one, and gets a slice after it; Bob is killed.

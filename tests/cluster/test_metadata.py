@@ -81,7 +81,7 @@ def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: Simu
     cluster.preempt_slice(name)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
     first = trace.wait_for_tasks(2)[0]
@@ -104,7 +104,7 @@ def test_host_whose_maintenance_is_called_off_takes_gangs_again(cluster: Simulat
     assert unavailable(name) == [None, None]
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_calling_off_is_heard_after_the_gang_has_moved_away(cluster: SimulatedCluster, trace: Trace) -> None:
     """Its pool has given the slice back, and listens no more."""
     directory = trace.directory

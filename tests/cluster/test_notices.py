@@ -107,7 +107,7 @@ def test_callback_and_sigterm_tell_it_too_and_a_process_without_a_handler_lives_
     preemption.cancel()
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:
@@ -153,7 +153,7 @@ def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedClust
     wait_until(lambda: not [job for job in the_controller().list_jobs() if "/spare" in job.job_id])
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluster, trace: Trace) -> None:
     """Somebody outside iris_ray uses the CPUs. The Controller learns of it, and waits until they are free."""
     release()
@@ -185,7 +185,7 @@ def test_spare_that_ray_does_not_reserve_is_tried_again(cluster: SimulatedCluste
     ray.get(ref)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_gang_grows_back_when_a_slice_comes_and_may_save_before(cluster: SimulatedCluster, trace: Trace) -> None:
     directory = trace.directory
 

@@ -41,6 +41,7 @@ def sleepers(seconds: str) -> list[int]:
     return [p.pid for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", seconds]]
 
 
+@pytest.mark.long
 def test_gang_goes_on_elsewhere_after_a_raylet_was_killed(cluster: SimulatedCluster, trace: Trace) -> None:
     """What it ran goes with it, daemons too."""
     marker = f"{3000 + os.getpid()}"
@@ -77,6 +78,7 @@ def test_task_in_confinement_has_its_result_and_leaves_nothing(cluster: Simulate
         run_on_pod(lambda: os._exit(3), "v4-16", max_retries_failure=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seconds", [3600, *in_long(-3600)])
 def test_host_whose_clock_is_an_hour_off_has_its_notice_in_time(
     cluster: SimulatedCluster, trace: Trace, tmp_path: Path, seconds: int

@@ -92,6 +92,7 @@ def test_script_is_sent_runs_on_the_slice_and_its_jobs_are_known(head: RayHead, 
     assert f"iris_ray: job {job}" in iris(head, workspace, "logs", "mine")
 
 
+@pytest.mark.long
 def test_script_that_fails_is_a_failure_and_its_name_gets_a_number(head: RayHead, workspace: Path) -> None:
     submit = ["submit", "--ray-job", "--run-id", "fails", "--env-file", "variables", "-f", "train.py", "--", "fail"]
     assert "ValueError: as asked" in iris(head, workspace, *submit, code=FAILED)

@@ -20,6 +20,7 @@ def selftest(cluster: SimulatedCluster, *options: str) -> tuple[int, dict[str, d
     return done.returncode, {finding["check"]: finding for finding in json.loads(done.stdout)}
 
 
+@pytest.mark.long
 def test_every_step_finds_what_it_can_without_chips(cluster: SimulatedCluster) -> None:
     code, found = selftest(cluster, "--tpu", "v4-16", "--slices", "2")
     assert code == OK, found

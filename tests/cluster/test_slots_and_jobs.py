@@ -73,6 +73,7 @@ def test_a_gang_of_the_same_band_gets_the_hosts_of_idle_slots_which_come_back_af
     wait_until(lambda: len(everywhere.status().runners) == 6, 120)
 
 
+@pytest.mark.long
 def test_busy_slots_keep_their_hosts_from_their_own_band_and_idle_ones_give_only_what_is_needed(
     everywhere: SlotClient, trace: Trace
 ) -> None:
@@ -89,6 +90,7 @@ def test_busy_slots_keep_their_hosts_from_their_own_band_and_idle_ones_give_only
     assert len(result_of(gang)) == 2
 
 
+@pytest.mark.long
 def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster: SimulatedCluster) -> None:
     first, second, third = cluster.slice_names
     iris(cluster, "controller", "start")
@@ -132,6 +134,7 @@ def test_a_killed_runner_takes_its_slots_along_and_comes_back(cluster: Simulated
         assert not alive(slot)
 
 
+@pytest.mark.long
 def test_slots_and_tasks_never_use_a_host_together_beyond_what_it_has(cluster: SimulatedCluster, trace: Trace) -> None:
     """All CPUs of one host are of slots; a task that needs one there waits until they are given back."""
     iris(cluster, "controller", "start")

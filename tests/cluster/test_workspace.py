@@ -31,7 +31,7 @@ def script(cluster: SimulatedCluster, body: str, *arguments: object, **variables
     )
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_workspace_of_a_client_is_where_its_tasks_work(cluster: SimulatedCluster, workspace: Path) -> None:
     body = """
         import sys
@@ -81,7 +81,7 @@ def test_workspace_over_rays_limit_is_refused_with_the_limit_and_what_to_do(
     assert "maximum size of 2.00MiB" in done.stderr
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_working_dir_of_the_command_line_travels(cluster: SimulatedCluster, workspace: Path) -> None:
     done = run(cluster, workspace)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def run(cluster: SimulatedCluster, workspace: Path, **variables: str) -> Done:
     return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd="/", env=variables)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_local_client_has_a_simulated_cluster_of_its_own_and_ends_it(cluster: SimulatedCluster) -> None:
     body = """
         import ray
