@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from iris_ray.slots.fleet import SlotFleet
-from iris_ray.slots.instructions import Instruction, Refusal, RefuseRequest, RequeueRequest, StartRequest
+from iris_ray.slots.instructions import Instruction, Refusal, RefuseRequest, RequeueRequest, StartRequest, StopRequest
 from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.request_queue import RequestQueue, Turn, begun
 from iris_ray.slots.requests import Request
@@ -14,12 +14,27 @@ from iris_ray.slots.warm_slots import choose_warm_slot, requests_on_runner
 
 @dataclass(slots=True)
 class Active:
-    """One request that a slot serves."""
+    """One request that a slot serves.
+
+    Attributes:
+        request: the request, or session.
+        turn: where it was in the queue.
+        slot_id: the slot.
+        begun_at: when the slot got it.
+        used_at: of a session: when it was last used.
+        heard_at: of a session: when its client was last heard of.
+        granted: of a session: whether its client has it, so that it is not begun again.
+        stopped: why it was told to stop, or "".
+    """
 
     request: Request
     turn: Turn
     slot_id: str
-    cancelled: bool = False
+    begun_at: float
+    used_at: float
+    heard_at: float
+    granted: bool = False
+    stopped: str = ""
 
 
 @dataclass(slots=True)
@@ -46,8 +61,13 @@ class ActiveRequests:
             request, turn = self.queue.take(identity)
             request = begun(request)
             self.fleet.begin_request(slot.slot_id, request.request_id, now)
-            self.by_id[request.request_id] = Active(request, turn, slot.slot_id)
+            self.by_id[request.request_id] = Active(request, turn, slot.slot_id, now, now, now)
             yield StartRequest(request, slot.slot_id)
+
+    def stop(self, active: Active, reason: str) -> Instruction:
+        """Have a slot stop what it serves. It has its seat until it has ended."""
+        active.stopped = active.stopped or reason
+        return StopRequest(active.request.request_id, active.slot_id, active.stopped)
 
     def end(self, request_id: str, slot_id: str, now: float) -> bool:
         """Note that a request is over; return False if that is no news."""
@@ -63,11 +83,13 @@ class ActiveRequests:
         for request_id in sorted(slot.active):
             active = self.by_id.pop(request_id)
             slot.active.discard(request_id)
-            if not active.cancelled:
+            if not active.stopped:
                 yield self._after_loss(active, reason, now)
 
     def _after_loss(self, active: Active, reason: str, now: float) -> Instruction:
         request = active.request
+        if active.granted:
+            return RefuseRequest(request.request_id, Refusal.LOST, reason)
         if not request.retriable:
             why = f"{reason}; it may have run in part, and must not be repeated"
         elif request.attempt >= self.most_attempts:

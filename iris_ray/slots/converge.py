@@ -13,6 +13,7 @@ from iris_ray.slots.request_queue import RequestQueue
 from iris_ray.slots.requests import Request
 from iris_ray.slots.served_models import ServedModel
 from iris_ray.slots.serving_policy import CONVERGE_S, ServingPolicy
+from iris_ray.slots.sessions import Sessions
 from iris_ray.slots.slot import Slot, SlotState
 from iris_ray.slots.warm_slots import seats, slots_wanted
 
@@ -24,7 +25,7 @@ class Converger:
     policy: ServingPolicy
     new_id: Callable[[], str]
     models: Mapping[SlotIdentity, ServedModel]
-    active: ActiveRequests
+    sessions: Sessions
     allocator: Allocator
     _ending: dict[str, tuple[float, str]] = field(default_factory=dict)
     """When slots began to end, and why."""
@@ -35,6 +36,11 @@ class Converger:
     def fleet(self) -> SlotFleet:
         """All slots."""
         return self.allocator.fleet
+
+    @property
+    def active(self) -> ActiveRequests:
+        """The requests and sessions that slots serve."""
+        return self.sessions.active
 
     @property
     def queue(self) -> RequestQueue:
@@ -77,6 +83,8 @@ class Converger:
             if not self._add_slot(model, Requirement(model.spec, model.avoids(now) | late, starving), now):
                 break
             starving = False
+        if starving:
+            yield from self.sessions.call_back(identity, now)
 
     def _keep_replicas(self, model: ServedModel, now: float) -> None:
         slots = [slot for slot in self.fleet.of_identity(model.spec.identity) if slot.wanted]
@@ -177,7 +185,9 @@ class Converger:
             if slot is None:
                 del self._ending[slot_id]
                 self._ordered.pop(slot_id, None)
-            elif not slot.active or now - since >= self.policy.drain_s:
+                continue
+            yield from self.sessions.stop_on(slot, reason)
+            if not slot.active or now - since >= self.policy.drain_s:
                 yield from self.active.lose(slot, f"slot {slot_id} had to end: {reason}", now)
                 if now - self._ordered.get(slot_id, float("-inf")) >= CONVERGE_S:
                     self._ordered[slot_id] = now

@@ -87,6 +87,17 @@ class RequestEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionsRenewed:
+    """A client has these sessions, and is there.
+
+    Attributes:
+        used: when each was last used, by id. One of which a call runs, or which the client has just got: now.
+    """
+
+    used: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class SlotReady:
     """A slot has loaded its model."""
 
@@ -147,6 +158,7 @@ Event = (
     | RequestArrived
     | RequestCancelled
     | RequestEnded
+    | SessionsRenewed
     | SlotReady
     | SlotFailed
     | SlotEnded

@@ -48,10 +48,14 @@ class StartRequest:
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """Have a slot stop serving a request; nobody waits for it. Say `RequestEnded` when it has."""
+    """Have a slot stop serving a request; nobody waits for it. Say `RequestEnded` when it has.
+
+    A session takes no more calls, and has ended once those that it has have.
+    """
 
     request_id: str
     slot_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from iris_ray.slots.instructions import (
     RaiseAlarm,
     Refusal,
     RefuseRequest,
-    StopRequest,
 )
 from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.reports import mismatches, strangers, vanished
@@ -30,6 +29,7 @@ from iris_ray.slots.request_queue import RequestQueue
 from iris_ray.slots.requests import Request
 from iris_ray.slots.served_models import ServedModel
 from iris_ray.slots.serving_policy import ACTIVITY_S, CONVERGE_S, REPORT_S, ServingPolicy
+from iris_ray.slots.sessions import CLOSED, Sessions
 from iris_ray.slots.slot import Slot, SlotState
 
 
@@ -48,6 +48,7 @@ class Reconciler:
     models: dict[SlotIdentity, ServedModel] = field(default_factory=dict)
     queue: RequestQueue = field(init=False)
     active: ActiveRequests = field(init=False)
+    sessions: Sessions = field(init=False)
     allocator: Allocator = field(init=False)
     _converger: Converger = field(init=False)
     _drained: set[str] = field(default_factory=set)
@@ -61,7 +62,8 @@ class Reconciler:
         self.queue = RequestQueue(self.policy.most_waiting)
         self.active = ActiveRequests(self.fleet, self.queue, self.policy.most_attempts)
         self.allocator = Allocator(self.fleet, self.policy.placement)
-        self._converger = Converger(self.policy, self.new_id, self.models, self.active, self.allocator)
+        self.sessions = Sessions(self.active, self.policy)
+        self._converger = Converger(self.policy, self.new_id, self.models, self.sessions, self.allocator)
 
     def handle(self, event: ev.Event, now: float) -> list[Instruction]:
         """Take in an event, and return what is to be done. ``now`` must not go backwards."""
@@ -199,14 +201,17 @@ class Reconciler:
         if event.request_id in self.queue:
             self.queue.remove(event.request_id)
         elif active := self.active.by_id.get(event.request_id):
-            active.cancelled = True
-            yield StopRequest(event.request_id, active.slot_id)
+            yield self.active.stop(active, CLOSED if active.request.is_session else "nobody waits for it")
 
     def _request_ended(self, event: ev.RequestEnded, now: float) -> Iterator[Instruction]:
         if self.active.end(event.request_id, event.slot_id, now):
             model = self.models.get(self.fleet.slots[event.slot_id].identity)
             if model is not None:
                 model.succeed()
+        yield from ()
+
+    def _sessions_renewed(self, event: ev.SessionsRenewed, now: float) -> Iterator[Instruction]:
+        self.sessions.renew(event.used, now)
         yield from ()
 
     # -- slots ------------------------------------------------------------------------------------
@@ -254,6 +259,7 @@ class Reconciler:
         if now >= self._asked_at + REPORT_S:
             self._asked_at = now
             yield from map(AskRunner, self.fleet.runners)
+            yield from self.sessions.stop_unused(now)
         if now >= self._aged_at + ACTIVITY_S:
             self._aged_at = now
             for model in self.models.values():
@@ -273,6 +279,7 @@ _HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction]]]
     ev.RequestArrived: Reconciler._request_arrived,
     ev.RequestCancelled: Reconciler._request_cancelled,
     ev.RequestEnded: Reconciler._request_ended,
+    ev.SessionsRenewed: Reconciler._sessions_renewed,
     ev.SlotReady: Reconciler._slot_ready,
     ev.SlotFailed: Reconciler._slot_failed,
     ev.SlotEnded: Reconciler._slot_ended,

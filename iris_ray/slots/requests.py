@@ -9,7 +9,7 @@ from iris_ray.slots.models import SlotIdentity
 
 
 class WorkloadKind(Enum):
-    """An inference is one question and its answer. A session keeps its seat until whoever began it ends it."""
+    """An inference is one question and its answer. A session keeps its seat for many, until it is stopped."""
 
     INFERENCE = "inference"
     SESSION = "session"
@@ -27,6 +27,7 @@ class Request:
         deadline: when it is given up if it has not begun, or None.
         retriable: whether it may be run again if its runner is lost and nobody knows how far it got.
         kind: inference or session.
+        idle_s: of a session: how long it keeps its seat without being used.
         attempt: how often it has been given to a slot, this time included; 0 while it waits for the first. From 2 on, a
             slot may have run it before, in part or whole.
     """
@@ -38,6 +39,7 @@ class Request:
     deadline: float | None = None
     retriable: bool = True
     kind: WorkloadKind = WorkloadKind.INFERENCE
+    idle_s: float | None = None
     attempt: int = 0
 
     def __post_init__(self) -> None:
@@ -45,3 +47,10 @@ class Request:
             raise InvalidSlotError(f"a request's id is {self.request_id!r}; give a str that is not empty")
         if self.deadline is not None and math.isnan(self.deadline):
             raise InvalidSlotError(f"request {self.request_id}: its deadline is not a number; give a time, or None")
+        if self.is_session and not (isinstance(self.idle_s, int | float) and 0 < self.idle_s < math.inf):
+            raise InvalidSlotError(f"session {self.request_id}: idle_s is {self.idle_s!r}; give seconds above 0")
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it keeps its seat until it is stopped."""
+        return self.kind is WorkloadKind.SESSION

@@ -22,7 +22,8 @@ class ServingPolicy:
     Args:
         placement: where slots go, and which may be evicted.
         most_waiting: requests that may wait at once.
-        ageing_s: how long a request waits before a slot of another model takes no more requests for its sake.
+        ageing_s: how long a request waits before a slot of another model takes no more requests for its sake, or a
+            session that has had its seat for as long gives it back.
         drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again.
         load_s: how long a model may load before the load counts as failed.
         late_factor: a load that takes so many times as long as the last one is late: it no longer keeps others from
@@ -33,6 +34,7 @@ class ServingPolicy:
         most_attempts: how often a request may be given to slots that are lost.
         longest_pause_s: between loads that fail.
         avoid_runner_s: how long a runner gets no slot of a model that failed to load there.
+        silence_s: how long nothing may be heard of a session's client before the session ends.
     """
 
     placement: Policy = field(default_factory=Policy)
@@ -47,6 +49,7 @@ class ServingPolicy:
     most_attempts: int = 4
     longest_pause_s: float = 60.0
     avoid_runner_s: float = 120.0
+    silence_s: float = 30.0
 
     def pause_after(self, failures: int) -> float:
         """Return how long to wait after so many failed loads: 1, 2, 4, … seconds."""

@@ -1,5 +1,5 @@
-"""Requests, loads, losses and reports in random order, late and doubled: no device is over-committed after any step,
-nobody is forgotten, and everybody is answered once the storm is over."""
+"""Requests, sessions, loads, losses and reports in random order, late and doubled: no device is over-committed after
+any step, nobody is forgotten, and everybody is answered once the storm is over."""
 
 import pytest
 from hypothesis import settings
@@ -33,6 +33,7 @@ POLICY = ServingPolicy(
     most_attempts=50,
     longest_pause_s=4.0,
     avoid_runner_s=10.0,
+    silence_s=15.0,
 )
 SPECS = st.sampled_from(MODELS)
 ANY = st.integers(0, 99)
@@ -48,11 +49,16 @@ class SlotStorm(RuleBasedStateMachine):
         self.cancelled: set[str] = set()
         self.joined = 0
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(sessions=st.lists(SPECS, max_size=4))
+    def begin(self, sessions) -> None:
         self.join(2)
         for spec in MODELS:
             self.world.hear(ev.ModelRegistered(spec))
+        for spec in sessions:
+            self.open(spec, 20.0, None)
+        self.world.settle()
+        for session_id in self.world.open_sessions():
+            self.world.begin_call(session_id)
 
     @rule(count=st.sampled_from([1, 2, 4]))
     def join(self, count: int) -> None:
@@ -67,6 +73,28 @@ class SlotStorm(RuleBasedStateMachine):
         self.asked.add(name)
         deadline = None if patience is None else self.world.now + patience
         self.world.ask(name, spec.identity, priority=priority, deadline=deadline)
+
+    @rule(spec=SPECS, idle_s=st.sampled_from([3.0, 20.0, 1000.0]), patience=st.sampled_from([None, 20.0]))
+    def open(self, spec, idle_s: float, patience: float | None) -> None:
+        name = f"s{len(self.asked)}"
+        self.asked.add(name)
+        deadline = None if patience is None else self.world.now + patience
+        self.world.open(name, spec.identity, idle_s, deadline=deadline)
+
+    @rule(n=ANY, ago=st.sampled_from([0.0, 2.0, 10.0]))
+    def renew(self, n: int, ago: float) -> None:
+        sessions = sorted(self.world.open_sessions())
+        self.world.renew(*sessions[n % (len(sessions) + 1) :], ago=ago)
+
+    @rule(n=ANY)
+    def call(self, n: int) -> None:
+        if sessions := sorted(self.world.open_sessions()):
+            self.world.begin_call(sessions[n % len(sessions)])
+
+    @rule(n=ANY)
+    def end_call(self, n: int) -> None:
+        if calls := sorted(name for each in self.world.processes.values() for name in each.calls):
+            self.world.end_call(calls[n % len(calls)])
 
     @rule(n=ANY)
     def cancel(self, n: int) -> None:
@@ -128,7 +156,8 @@ class SlotStorm(RuleBasedStateMachine):
     def nobody_is_forgotten(self) -> None:
         core = self.world.reconciler
         waiting = {request.request_id for request in core.queue}
-        known = waiting | set(core.active.by_id) | set(self.world.answered) | set(self.world.refused) | self.cancelled
+        told = set(self.world.answered) | set(self.world.refused) | set(self.world.ended)
+        known = waiting | set(core.active.by_id) | told | self.cancelled
         assert known >= self.asked, self.asked - known
 
     def teardown(self) -> None:
@@ -140,8 +169,11 @@ class SlotStorm(RuleBasedStateMachine):
             world.hear(ev.ModelRegistered(spec))
         world.join(gpus("last", 2))
         world.join(chips("last chips", 4))
-        world.run(120)
-        missing = self.asked - set(world.answered) - set(world.refused) - self.cancelled
+        for process in list(world.processes.values()):
+            for session_id in sorted(process.calls):
+                world.end_call(session_id)
+        world.run(160)
+        missing = self.asked - set(world.answered) - set(world.refused) - set(world.ended) - self.cancelled
         assert not missing, missing
         assert len(world.reconciler.queue) == 0
         assert not world.reconciler.active.by_id

@@ -23,22 +23,30 @@ from iris_ray.slots.instructions import (
 )
 from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.reconciler import Reconciler
-from iris_ray.slots.requests import Request
+from iris_ray.slots.requests import Request, WorkloadKind
 from iris_ray.slots.serving_policy import ServingPolicy
-from iris_ray.slots.slot import Allocation
+from iris_ray.slots.slot import Allocation, SlotState
 
 Order = CreateSlot | DeleteSlot | StartRequest | StopRequest | tuple[AskRunner, float]
 
 
 @dataclass
 class Process:
-    """A process that holds a slot's memory. ``ready``: whether its model is loaded."""
+    """A process that holds a slot's memory. ``ready``: whether its model is loaded.
+
+    ``sessions``: those that have a seat. ``calls``: those of which a call runs. ``stopped``: those that may call no
+    more.
+    """
 
     slot_id: str
     identity: SlotIdentity
     allocation: Allocation
+    seats: int
     ready: bool = False
     requests: set[str] = field(default_factory=set)
+    sessions: set[str] = field(default_factory=set)
+    calls: set[str] = field(default_factory=set)
+    stopped: set[str] = field(default_factory=set)
 
 
 class SlotWorld:
@@ -56,6 +64,9 @@ class SlotWorld:
         self.requeued: list[Request] = []
         self.created: list[str] = []
         self.deleted: list[tuple[str, str]] = []
+        self.ended: dict[str, str] = {}
+        """Why sessions were told to stop."""
+        self.stopped_at: dict[str, float] = {}
         self.stuck: set[str] = set()
         """Runners on which no model ever loads."""
 
@@ -67,6 +78,7 @@ class SlotWorld:
             self._hand_out(instruction)
         self.reconciler.check()
         self.check_devices()
+        self.check_seats()
 
     def join(self, runner: Runner) -> None:
         self.runners[runner.runner_id] = runner
@@ -81,6 +93,28 @@ class SlotWorld:
     def ask(self, request_id: str, identity: SlotIdentity, **kw) -> None:
         self.hear(ev.RequestArrived(Request(request_id, identity, self.now, **kw)))
 
+    def open(self, session_id: str, identity: SlotIdentity, idle_s: float = 60.0, **kw) -> None:
+        self.ask(session_id, identity, kind=WorkloadKind.SESSION, idle_s=idle_s, **kw)
+
+    def open_sessions(self) -> dict[str, Process]:
+        """The sessions that may be used, and where."""
+        return {name: each for each in self.processes.values() for name in each.sessions - each.stopped}
+
+    def renew(self, *session_ids: str, ago: float = 0.0) -> None:
+        """Let a client say that it has these sessions, and when it used them."""
+        self.hear(ev.SessionsRenewed(dict.fromkeys(session_ids, self.now - ago)))
+
+    def begin_call(self, session_id: str) -> None:
+        self.open_sessions()[session_id].calls.add(session_id)
+
+    def end_call(self, session_id: str) -> None:
+        """A session that was stopped ends with its last call."""
+        for process in list(self.processes.values()):
+            if session_id in process.calls:
+                process.calls.discard(session_id)
+                if session_id in process.stopped:
+                    self._end_session(session_id, process)
+
     def tick(self, seconds: float = 0.0) -> None:
         self.now += seconds
         self.hear(ev.Tick())
@@ -90,7 +124,7 @@ class SlotWorld:
         order = self.orders[runner_id].popleft()
         match order:
             case CreateSlot(slot_id, spec, allocation):
-                self.processes[slot_id] = Process(slot_id, spec.identity, allocation)
+                self.processes[slot_id] = Process(slot_id, spec.identity, allocation, spec.requests_at_a_time)
                 self.created.append(slot_id)
             case DeleteSlot(slot_id, _, reason):
                 gone = self.processes.pop(slot_id, None)
@@ -98,9 +132,9 @@ class SlotWorld:
                 self.hear(ev.SlotEnded(slot_id))
             case StartRequest(request, slot_id):
                 if slot_id in self.processes:
-                    self.processes[slot_id].requests.add(request.request_id)
-            case StopRequest(request_id, slot_id):
-                self.end_request(request_id, slot_id, answered=False)
+                    self._begin(request, self.processes[slot_id])
+            case StopRequest(request_id, slot_id, _):
+                self._stop(request_id, slot_id)
             case (AskRunner(), as_of):
                 here = [each for each in self.processes.values() if each.allocation.runner_id == runner_id]
                 self.hear(ev.RunnerReported(runner_id, as_of, {each.slot_id: each.identity for each in here}))
@@ -120,24 +154,49 @@ class SlotWorld:
     def settle(self, serve: bool = True) -> None:
         """Let everything happen that can without time passing. ``serve``: whether requests are answered, too."""
         for _ in range(1000):
-            busy = [runner_id for runner_id, orders in self.orders.items() if orders]
-            loading = [p for p in self.processes.values() if not p.ready and p.allocation.runner_id not in self.stuck]
-            running = [(r, p.slot_id) for p in self.processes.values() for r in sorted(p.requests) if serve]
-            if busy:
-                self.carry_out(busy[0])
-            elif loading:
-                self.load(loading[0].slot_id)
-            elif running:
-                self.end_request(*running[0])
-            else:
+            if not self.settle_one(serve):
                 return
         raise AssertionError("it goes on and on")
+
+    def settle_one(self, serve: bool = True) -> bool:
+        """Let one thing happen; return whether there was one."""
+        busy = [runner_id for runner_id, orders in self.orders.items() if orders]
+        loading = [p for p in self.processes.values() if not p.ready and p.allocation.runner_id not in self.stuck]
+        running = [(r, p.slot_id) for p in self.processes.values() for r in sorted(p.requests) if serve]
+        if busy:
+            self.carry_out(busy[0])
+        elif loading:
+            self.load(loading[0].slot_id)
+        elif running:
+            self.end_request(*running[0])
+        return bool(busy or loading or running)
 
     def run(self, seconds: float, serve: bool = True) -> None:
         """Let time pass, second by second, with everything that can happen."""
         for _ in range(round(seconds)):
             self.tick(1.0)
             self.settle(serve)
+
+    def _begin(self, request: Request, process: Process) -> None:
+        if request.is_session:
+            process.sessions.add(request.request_id)
+            self.renew(request.request_id)
+        else:
+            process.requests.add(request.request_id)
+
+    def _stop(self, request_id: str, slot_id: str) -> None:
+        process = self.processes.get(slot_id)
+        if process is None or request_id not in process.sessions:
+            self.end_request(request_id, slot_id, answered=False)
+            return
+        process.stopped.add(request_id)
+        if request_id not in process.calls:
+            self._end_session(request_id, process)
+
+    def _end_session(self, session_id: str, process: Process) -> None:
+        process.sessions.discard(session_id)
+        process.stopped.discard(session_id)
+        self.hear(ev.RequestEnded(session_id, process.slot_id))
 
     # -- what there is ----------------------------------------------------------------------------
 
@@ -155,13 +214,30 @@ class SlotWorld:
         for (runner_id, device), need in used.items():
             assert need <= self.runners[runner_id].devices[device].memory, f"{runner_id}: {device} has {need:,} bytes"
 
+    def check_seats(self) -> None:
+        """No process serves more at a time than it may."""
+        for process in self.processes.values():
+            assert len(process.requests) + len(process.sessions) <= process.seats, process
+
+    def check_cut_off(self, slot_id: str) -> None:
+        """A slot that ends in order cuts no call of a session off before the session has had its time."""
+        slot, process = self.reconciler.fleet.slots.get(slot_id), self.processes.get(slot_id)
+        if slot is None or process is None or slot.state is not SlotState.DRAINING:
+            return
+        for session_id in process.calls:
+            assert self.now - self.stopped_at[session_id] >= self.reconciler.policy.drain_s, session_id
+
     def _hand_out(self, instruction: Instruction) -> None:
         match instruction:
             case CreateSlot(_, _, allocation):
                 self._order(allocation.runner_id, instruction)
-            case DeleteSlot(_, runner_id, _):
+            case DeleteSlot(slot_id, runner_id, _):
+                self.check_cut_off(slot_id)
                 self._order(runner_id, instruction)
-            case StartRequest(_, slot_id) | StopRequest(_, slot_id):
+            case StartRequest(_, slot_id) | StopRequest(_, slot_id, _):
+                if isinstance(instruction, StopRequest) and instruction.request_id not in self.stopped_at:
+                    self.stopped_at[instruction.request_id] = self.now
+                    self.ended[instruction.request_id] = instruction.reason
                 self._order(self.reconciler.fleet.slots[slot_id].allocation.runner_id, instruction)
             case AskRunner(runner_id):
                 self._order(runner_id, (instruction, self.now))
