@@ -127,11 +127,13 @@ def warm(actors: Actors) -> None:
     bare = actors.start()
     ray.get(bare.call.remote(""))
     with SlotClient([hosts()]) as client:
-        client.register(Shout, memory={1: CHIP})
+        client.register(Shout, memory={1: CHIP}, concurrency=2)
         client.submit("Shout", "").result()
+        session = client.session("Shout").open()
         actions: dict[str, Callable[[], object]] = {
             "a bare actor": lambda: ray.get(bare.call.remote("words")),
-            "a slot": lambda: client.submit("Shout", "words").result(),
+            "a request": lambda: client.submit("Shout", "words").result(),
+            "a call of a session": lambda: session.submit("words").result(),
         }
         if WITH_SERVE:
             handle = serve_handle(["Shout"], 2, 0.0).options(multiplexed_model_id="Shout")

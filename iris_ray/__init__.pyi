@@ -13,6 +13,7 @@ from .client.run_on_pod import (
     run_on_pod_ray,
     run_on_pod_resumable,
 )
+from .client.session import Session
 from .client.slot_client import SlotClient
 from .errors import IrisError
 from .model.constraints import AttributeValue, Constraint, ConstraintOp
@@ -49,6 +50,7 @@ __all__ = [
     "RayJobStatus",
     "RayJobs",
     "ResourceSpec",
+    "Session",
     "SlotClient",
     "SlotHosts",
     "TPUConfig",

@@ -40,6 +40,7 @@
     ├── SlotQueueFullError (RuntimeError)    so many requests for models wait that no more are taken
     ├── RequestExpiredError (TimeoutError)   a request for a model did not begin before its deadline
     ├── RequestLostError (RuntimeError)      what ran a request is gone, and the request may not be repeated
+    ├── SessionEndedError (RuntimeError)     a session with a model is over; the call that raises it has not run
     ├── ModelUnavailableError (RuntimeError) a model could not be loaded, again and again
     ├── UnknownRecordError (RuntimeError)    the cluster's job records are of another version
     ├── CorruptRecordError (RuntimeError)    a job record that no version can read
@@ -207,6 +208,10 @@ class RequestExpiredError(IrisError, TimeoutError):
 
 class RequestLostError(IrisError, RuntimeError):
     """The process that ran a request is gone, and the request may not be repeated, or not once more."""
+
+
+class SessionEndedError(IrisError, RuntimeError):
+    """A session with a model is over; the message says why. The call that raises this has not run. Open it again."""
 
 
 class ModelUnavailableError(IrisError, RuntimeError):

@@ -12,7 +12,7 @@ from iris_ray.cli.words import duration
 from iris_ray.client.slot_client import SlotClient
 from iris_ray.model.suggestions import unknown
 
-_SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "REQUESTS", "IDLE", "PID")
+_SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
 _MODELS = ("MODEL", "SLOTS", "STARTING", "WAITING", "REPLICAS", "LOADS IN", "NOTE")
 
 
@@ -112,7 +112,8 @@ def _reason(row: ModelRow) -> str:
 def _slot(row: SlotRow) -> tuple[object, ...]:
     megabytes = f"{row.memory / 10**6:,.0f}"
     devices = ",".join(map(str, row.devices))
-    return row.slot_id, row.model, row.runner, devices, megabytes, row.state, row.active, duration(row.idle_s), row.pid
+    served = row.active, row.sessions, duration(row.idle_s)
+    return row.slot_id, row.model, row.runner, devices, megabytes, row.state, *served, row.pid
 
 
 def _model(row: ModelRow) -> tuple[object, ...]:

@@ -15,6 +15,8 @@ from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatu
 from iris_ray.actors.slots.pieces import packed
 from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.client.identity import current_user
+from iris_ray.client.session import Session
+from iris_ray.client.session_keeper import SessionKeeper
 from iris_ray.client.slot_runners import cancel_runners, submit_runners
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError, UnknownNameError
 from iris_ray.slots.devices import DeviceKind
@@ -56,6 +58,7 @@ class SlotClient:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here, **named}
         self._manager = _SlotManager.options(**options).remote(policy or ServingPolicy())
+        self._keeper = SessionKeeper(self._manager)
         if ray.get(self._manager.is_first.remote()):
             jobs = submit_runners(self._manager, hosts, name)
             ray.get(self._manager.start.remote(tuple(hosts), jobs, current_user()))
@@ -74,6 +77,7 @@ class SlotClient:
         made._kind = DeviceKind.GPU
         try:
             made._manager = ray.get_actor(name, namespace=NAMESPACE)
+            made._keeper = SessionKeeper(made._manager)
         except ValueError:
             raise UnknownNameError(
                 f"nobody serves models under the name {name!r}; they are served while the process runs that made "
@@ -155,6 +159,23 @@ class SlotClient:
         """As `stream`, for an event loop."""
         async for reference in self._pieces(_ask(model, payload, request_id, how)):
             yield (await reference).open()
+
+    def session(
+        self, model: str, *, idle_s: float = 300.0, timeout_s: float | None = None, priority: bool = False
+    ) -> Session:
+        """Return a session, to be opened: a seat on one slot of a model, for many calls that go there directly.
+
+        Args:
+            model: its name.
+            idle_s: how long it keeps its seat without a call.
+            timeout_s: how long it waits for a seat.
+            priority: whether it goes before requests and sessions that have none.
+
+        Example:
+            >>> with client.session("Echo") as session:
+            ...     session.submit("hello").result()
+        """
+        return Session(self._manager, self._keeper, model, idle_s=idle_s, timeout_s=timeout_s, priority=priority)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request: it leaves the queue, or its slot if the model is a coroutine."""

@@ -3,12 +3,15 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ray.actor import ActorHandle
+
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.slots.devices import Device, DeviceKind, Runner
 from iris_ray.slots.models import ModelSpec
+from iris_ray.slots.requests import WorkloadKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class Ask:
         timeout_s: seconds until it is given up if it has not begun.
         priority: whether it goes before those that have none.
         retriable: whether it may run again if its process is lost.
+        kind: one request, or a session.
+        idle_s: of a session: how long it keeps its seat without being used.
     """
 
     request_id: str
@@ -99,6 +104,32 @@ class Ask:
     timeout_s: float | None = None
     priority: bool = False
     retriable: bool = True
+    kind: WorkloadKind = WorkloadKind.INFERENCE
+    idle_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a client gets that has asked for a session: a slot that takes its calls.
+
+    Attributes:
+        slot_id: the slot's id.
+        actor: its `SlotActor`.
+    """
+
+    slot_id: str
+    actor: ActorHandle
+
+
+@dataclass(frozen=True, slots=True)
+class NotHeld:
+    """What a slot answers to a call of a session that has no seat there any more. The call has not run.
+
+    Attributes:
+        reason: why.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +143,8 @@ class SlotRow:
         devices: numbers of its devices.
         memory: bytes on all of them.
         state: such as "ready".
-        active: requests that run on it.
+        active: requests and sessions that have a seat.
+        sessions: how many of these are sessions.
         idle_s: seconds since a request last began or ended.
         pid: of its process; 0 before it has started.
     """
@@ -124,6 +156,7 @@ class SlotRow:
     memory: int
     state: str
     active: int
+    sessions: int
     idle_s: float
     pid: int
 
@@ -136,7 +169,7 @@ class ModelRow:
         model: its name.
         slots: how many are ready.
         starting: how many are about to be.
-        waiting: requests in the queue.
+        waiting: requests and sessions in the queue.
         replicas: slots that are kept.
         load_s: how long loading took, last.
         failures: loads that failed since a request was served.

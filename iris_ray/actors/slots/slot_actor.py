@@ -1,21 +1,20 @@
-"""The process of one slot: it loads a user's model and runs requests on it."""
+"""The process of one slot: it loads a user's model, and runs requests and the calls of sessions on it."""
 
 import asyncio
-import inspect
 import os
-from collections.abc import AsyncIterator, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import psutil
 from ray import cloudpickle
 
 from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.slots.held_sessions import HeldSessions
+from iris_ray.actors.slots.loaded_model import LoadedModel
+from iris_ray.actors.slots.messages import NotHeld
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.wire.task_files import TaskFiles
-
-_END: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +35,17 @@ def join_task() -> None:
 class SlotActor:
     """Holds one instance of the user's class. Ray runs its methods in one event loop.
 
-    The class may have ``load()`` and ``unload()``, and must have ``__call__(payload)``: a function, a coroutine, or a
-    generator of either kind. What isn't a coroutine runs in threads, as many as the slot takes requests at a time.
-
     Args:
         variables: environment variables to set first, such as those that name its devices.
-        seats: requests at a time.
+        seats: requests and sessions at a time.
     """
 
     def __init__(self, variables: Mapping[str, str], seats: int) -> None:
         os.environ.update(variables)
         join_task()
-        self._threads = ThreadPoolExecutor(seats, thread_name_prefix="request")
-        self._model: Any = None
+        self._model = LoadedModel(seats)
         self._calls: dict[str, asyncio.Task[None]] = {}
+        self._sessions = HeldSessions()
 
     async def identity(self) -> ProcessIdentity:
         """Return which process this is."""
@@ -61,19 +57,19 @@ class SlotActor:
 
     async def load(self, pickled: bytes) -> str | None:
         """Make an instance of the user's class and load it. Return why that failed, or None."""
-        try:
-            made, keywords = cloudpickle.loads(pickled)
-            self._model = await self._run(lambda: made(**keywords))
-            if hasattr(self._model, "load"):
-                await self._run(self._model.load)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-        return None
+        return await self._model.load(pickled)
 
     async def unload(self) -> None:
         """Let the user's object tidy up."""
-        if hasattr(self._model, "unload"):
-            await self._run(self._model.unload)
+        await self._model.unload()
+
+    async def stop(self, request_id: str, reason: str) -> None:
+        """Stop serving a request, or a session. What runs in a thread goes on, but nobody waits for it."""
+        self._sessions.stop(request_id, reason)
+        if call := self._calls.get(request_id):
+            call.cancel()
+
+    # -- requests, which the SlotManager passes on ------------------------------------------------
 
     async def serve(self, request_id: str, payload: bytes) -> Piece | None:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
@@ -89,11 +85,6 @@ class SlotActor:
         while (piece := await pieces.get()) is not None:
             yield piece
 
-    async def stop(self, request_id: str) -> None:
-        """Stop serving a request. What runs in a thread goes on, but nobody waits for it."""
-        if call := self._calls.get(request_id):
-            call.cancel()
-
     async def _until_stopped(self, request_id: str, work: Any) -> None:
         call = self._calls[request_id] = asyncio.ensure_future(work)
         try:
@@ -103,42 +94,47 @@ class SlotActor:
 
     async def _answer(self, payload: bytes, found: list[Piece]) -> None:
         try:
-            answer = await self._begin(payload)
-            found.append(packed([each async for each in self._pieces(answer)] if _in_pieces(answer) else answer))
+            found.append(packed(await self._model.answer(cloudpickle.loads(payload))))
         except Exception as error:
             found.append(packed_error(error))
 
     async def _feed(self, payload: bytes, pieces: "asyncio.Queue[Piece | None]") -> None:
         try:
-            answer = await self._begin(payload)
-            if _in_pieces(answer):
-                async for piece in self._pieces(answer):
-                    await pieces.put(packed(piece))
-            else:
-                await pieces.put(packed(answer))
+            async for piece in self._model.pieces(cloudpickle.loads(payload)):
+                await pieces.put(packed(piece))
         except Exception as error:
             await pieces.put(packed_error(error))
 
-    async def _begin(self, payload: bytes) -> Any:
-        call, value = self._model.__call__, cloudpickle.loads(payload)
-        if inspect.iscoroutinefunction(call):
-            return await call(value)
-        if inspect.isasyncgenfunction(call):
-            return call(value)
-        return await self._run(lambda: call(value))
+    # -- sessions, whose clients call directly ----------------------------------------------------
 
-    async def _pieces(self, answer: Any) -> AsyncIterator[Any]:
-        if isinstance(answer, AsyncIterator):
-            async for piece in answer:
-                yield piece
-        else:
-            while (piece := await self._run(lambda: next(answer, _END))) is not _END:
-                yield piece
+    async def open_session(self, session_id: str) -> None:
+        """Take calls of a session from now on."""
+        self._sessions.open(session_id)
 
-    async def _run(self, function: Any) -> Any:
-        result = await asyncio.get_running_loop().run_in_executor(self._threads, function)
-        return await result if inspect.iscoroutine(result) else result
+    async def session_over(self, session_id: str) -> None:
+        """Return once a session that was stopped has no call left."""
+        await self._sessions.wait_over(session_id)
 
+    async def call(self, session_id: str, payload: Any) -> Any:
+        """Return the answer to a call of a session: the value, `NotHeld`, or a `Piece` with what the model raised."""
+        session = self._sessions.get(session_id)
+        if isinstance(session, NotHeld):
+            return session
+        async with session:
+            try:
+                return await self._model.answer(payload)
+            except Exception as error:
+                return packed_error(error)
 
-def _in_pieces(answer: Any) -> bool:
-    return isinstance(answer, AsyncIterator | Iterator)
+    async def call_in_pieces(self, session_id: str, payload: Any) -> AsyncIterator[Any]:
+        """As `call`, piece by piece."""
+        session = self._sessions.get(session_id)
+        if isinstance(session, NotHeld):
+            yield session
+            return
+        async with session:
+            try:
+                async for piece in self._model.pieces(payload):
+                    yield piece
+            except Exception as error:
+                yield packed_error(error)

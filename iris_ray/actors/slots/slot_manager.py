@@ -3,14 +3,16 @@
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
-from iris_ray.actors.slots.pieces import Piece, packed_error
+from iris_ray.actors.slots.messages import Ask, Grant, ModelOrder, SlotHosts, SlotStatus
+from iris_ray.actors.slots.pieces import Piece, packed, packed_error
+from iris_ray.actors.slots.reasons import Reasons
 from iris_ray.actors.slots.runners import RunnerHere, Runners
 from iris_ray.actors.slots.slot_processes import SlotProcesses
 from iris_ray.actors.slots.status import status_of
@@ -47,6 +49,7 @@ class SlotManager:
         self._runners = Runners(self._hear)
         self._processes = SlotProcesses(self._runners.by_id, self._hear)
         self._jobs: tuple[str, ...] | None = None
+        self._reasons = Reasons()
 
     # -- what clients call ------------------------------------------------------------------------
 
@@ -98,6 +101,13 @@ class SlotManager:
             waiting.end(cancelled(request_id))
         self._hear(ev.RequestCancelled(request_id))
 
+    async def renew_sessions(self, idle: Mapping[str, float]) -> Mapping[str, str]:
+        """Note that a client has sessions, and for how many seconds each was not used. Return why some are over."""
+        now, active = self._now(), self._core.active.by_id
+        self._hear(ev.SessionsRenewed({session_id: now - seconds for session_id, seconds in idle.items()}))
+        over = (each for each in idle if each not in active or active[each].stopped)
+        return {session_id: self._reasons.of(session_id) for session_id in over}
+
     async def evict(self, slot_id: str) -> None:
         """Have a slot end once its requests have."""
         if slot_id not in self._core.fleet.slots:
@@ -147,11 +157,13 @@ class SlotManager:
                 self._processes.delete(slot_id)
             case todo.StartRequest(request=request, slot_id=slot_id):
                 self._background.start(self._serve(request, slot_id), f"request {request.request_id}")
-            case todo.StopRequest(request_id=request_id, slot_id=slot_id):
-                self._background.start(self._stop(request_id, slot_id), f"stopping request {request_id}")
+            case todo.StopRequest(request_id=request_id, slot_id=slot_id, reason=reason):
+                self._note_end(request_id, reason)
+                self._background.start(self._stop(request_id, slot_id, reason), f"stopping request {request_id}")
             case todo.RequeueRequest(request=request, reason=reason):
                 self._give_up_what_has_begun(request, reason)
             case todo.RefuseRequest(request_id=request_id, refusal=refusal, reason=reason):
+                self._note_end(request_id, reason)
                 if waiting := self._waiting.get(request_id):
                     waiting.end(error_of(refusal, reason))
             case todo.AskRunner(runner_id=runner_id):
@@ -176,8 +188,9 @@ class SlotManager:
             raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
         identity, now = self._identity(ask.model), self._now()
         deadline = None if ask.timeout_s is None else now + ask.timeout_s
+        how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s
+        request = Request(ask.request_id, identity, now, *how)
         waiting = self._waiting[ask.request_id] = Waiting(ask, streams)
-        request = Request(ask.request_id, identity, now, ask.priority, deadline, ask.retriable)
         self._hear(ev.RequestArrived(request))
         return waiting
 
@@ -192,7 +205,9 @@ class SlotManager:
         if made is None:
             return  # its end is about to be heard
         try:
-            if waiting is not None:
+            if waiting is not None and request.is_session:
+                await self._have_held(waiting, slot_id, made.actor)
+            elif waiting is not None:
                 await self._have_answered(waiting, made.actor)
         except RayError as error:
             self._hear(ev.SlotFailed(slot_id, f"slot {slot_id} can't be reached: {type(error).__name__}"))
@@ -208,6 +223,19 @@ class SlotManager:
             waiting.give(answer)
         waiting.end()
 
+    async def _have_held(self, waiting: Waiting, slot_id: str, actor: ActorHandle) -> None:
+        session_id = waiting.ask.request_id
+        await actor.open_session.remote(session_id)
+        self._hear(ev.SessionsRenewed({session_id: self._now()}))
+        waiting.give(packed(Grant(slot_id, actor)))
+        waiting.end()
+        await actor.session_over.remote(session_id)
+
+    def _note_end(self, request_id: str, reason: str) -> None:
+        """Keep why a session is over for its client, which asks. Whoever waits for an answer is told at once."""
+        if request_id not in self._waiting:
+            self._reasons.note(request_id, reason)
+
     def _end(self, request_id: str, slot_id: str) -> None:
         self._hear(ev.RequestEnded(request_id, slot_id))
         if request_id in self._core.queue or request_id in self._core.active.by_id:
@@ -222,10 +250,10 @@ class SlotManager:
         if waiting is not None and waiting.begun:
             waiting.end(RequestLostError(f"request {request.request_id} was cut off: {reason}"))
 
-    async def _stop(self, request_id: str, slot_id: str) -> None:
+    async def _stop(self, request_id: str, slot_id: str, reason: str) -> None:
         if made := self._processes.by_slot.get(slot_id):
             with suppress(RayError):
-                await made.actor.stop.remote(request_id)
+                await made.actor.stop.remote(request_id, reason)
 
     async def _report(self, runner_id: str) -> None:
         """Have a runner's agent look which of our processes are there. Those that are being started count."""

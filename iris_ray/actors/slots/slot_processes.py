@@ -20,8 +20,8 @@ UNLOAD_S = 5.0
 """How long a user's ``unload`` may take."""
 GONE_S = 10.0
 """How long to wait for a killed process to be gone before looking again."""
-BESIDE_REQUESTS = 8
-"""Calls of ours that an actor takes beside its requests."""
+MOST_CALLS = 10_000
+"""That an actor takes at once. What runs is limited by seats."""
 
 _SlotActor = ray.remote(SlotActor)
 
@@ -62,7 +62,7 @@ class SlotProcesses:
         seats = order.spec.requests_at_a_time
         options = {
             "num_cpus": 0,
-            "max_concurrency": seats + BESIDE_REQUESTS,
+            "max_concurrency": MOST_CALLS,
             "scheduling_strategy": runner.placement(),
             "name": f"slot {order.slot_id} of {order.spec.identity}",
         }

@@ -12,11 +12,11 @@ from iris_ray.slots.slot import Slot, SlotState
 def status_of(core: Reconciler, processes: Mapping[str, SlotProcess], now: float) -> SlotStatus:
     """Return runners, slots and models."""
     runners = {runner_id: tuple(core.fleet.ledger.free_now(runner_id)) for runner_id in core.fleet.runners}
-    slots = tuple(_slot_row(slot, processes.get(slot.slot_id), now) for slot in core.fleet.slots.values())
+    slots = tuple(_slot_row(core, slot, processes.get(slot.slot_id), now) for slot in core.fleet.slots.values())
     return SlotStatus(runners, slots, tuple(_model_row(core, model) for model in core.models.values()))
 
 
-def _slot_row(slot: Slot, made: SlotProcess | None, now: float) -> SlotRow:
+def _slot_row(core: Reconciler, slot: Slot, made: SlotProcess | None, now: float) -> SlotRow:
     return SlotRow(
         slot_id=slot.slot_id,
         model=str(slot.identity),
@@ -25,6 +25,7 @@ def _slot_row(slot: Slot, made: SlotProcess | None, now: float) -> SlotRow:
         memory=slot.allocation.total,
         state=slot.state.value,
         active=len(slot.active),
+        sessions=len(core.sessions.on(slot)),
         idle_s=0.0 if slot.active else now - slot.last_activity,
         pid=made.process.pid if made and made.process else 0,
     )

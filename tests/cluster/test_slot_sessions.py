@@ -1,0 +1,165 @@
+"""Sessions on real Ray nodes: calls go to the slot itself, and every end of a session is said in words."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray import Session, SlotClient, SlotHosts
+from iris_ray.errors import InvalidSlotError, RequestExpiredError, RequestLostError, SessionEndedError
+from iris_ray.slots.policy import IdleFor, Policy
+from iris_ray.slots.serving_policy import ServingPolicy
+from iris_ray.testing import SimulatedCluster
+from tests.support.command_line import iris_json
+from tests.support.waiting import wait_until
+
+MB = 2**20
+EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0), ageing_s=5.0, silence_s=8.0)
+LARGE = {1: 600 * MB}
+
+
+class Echo:
+    """Answers with the payload and its process, after a while if it is told so."""
+
+    def __call__(self, payload: Any) -> tuple[Any, int]:
+        if isinstance(payload, Exception):
+            raise payload
+        if isinstance(payload, float):
+            time.sleep(payload)
+        return payload, os.getpid()
+
+
+class Counter:
+    """Counts, slowly, in pieces, and notes when it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped = 0
+
+    async def __call__(self, pieces: int):
+        if pieces < 0:
+            yield self.stopped
+        try:
+            for number in range(pieces):
+                await asyncio.sleep(0.02)
+                yield number
+        except (asyncio.CancelledError, GeneratorExit):
+            self.stopped += 1
+            raise
+
+
+@pytest.fixture(scope="module")
+def client(cluster: SimulatedCluster) -> Iterator[SlotClient]:
+    """One host with room for one large model."""
+    with SlotClient([SlotHosts(memory=1000 * MB)], name="slots", policy=EAGER) as client:
+        client.register(Echo, memory=LARGE)
+        client.register(Counter, memory=LARGE, concurrency=4)
+        yield client
+
+
+def test_a_session_answers_streams_raises_and_keeps_its_slot_until_it_is_closed(
+    cluster: SimulatedCluster, client: SlotClient
+) -> None:
+    with client.session("Echo") as session:
+        answers = [session.submit(number) for number in range(20)]
+        assert [answer.result(60)[0] for answer in answers] == list(range(20))
+        with pytest.raises(ZeroDivisionError, match="mine"):
+            session.submit(ZeroDivisionError("mine")).result(60)
+        (row,) = client.status().slots
+        assert (row.slot_id, row.active, row.sessions) == (session.slot_id, 1, 1)
+        assert [each["sessions"] for each in iris_json(cluster, "slots", "ls")] == [1]
+        with pytest.raises(RequestExpiredError):
+            client.submit("Counter", 1, timeout_s=1.0).result(60)
+        with pytest.raises(InvalidSlotError, match="is open"):
+            session.open()
+        assert list(session.stream(1)) == [(1, row.pid)]
+    assert session.over == "it was closed"
+    with pytest.raises(SessionEndedError, match="it was closed"):
+        session.submit(1)
+    assert client.submit("Counter", 2).result(60) == [0, 1]
+
+
+@pytest.mark.proof
+def test_coroutines_have_sessions_too_and_what_is_given_up_is_stopped(client: SlotClient) -> None:
+    async def use() -> None:
+        async with client.session("Counter") as session:
+            assert await session.generate(3) == [0, 1, 2]
+            assert [piece async for piece in session.astream(3)] == [0, 1, 2]
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(session.generate(500), 0.5)
+            async for piece in (pieces := session.astream(500)):
+                if piece == 3:
+                    break
+            await pieces.aclose()
+            assert await asyncio.wait_for(session.generate(-1), 5.0) == [2]
+
+    asyncio.run(use())
+    with client.session("Counter") as session:
+        pieces = session.stream(500)
+        assert next(pieces) == 0
+        pieces.close()
+        assert session.submit(-1).result(5.0) == [3]
+
+
+@pytest.mark.proof
+def test_a_killed_slot_cuts_its_calls_off_and_the_session_may_be_opened_again(client: SlotClient) -> None:
+    session = client.session("Echo").open()
+    pid = session.submit(0).result(60)[1]
+    long = session.submit(30.0)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RequestLostError, match="may have run in part"):
+        long.result(60)
+    with pytest.raises(SessionEndedError, match=r"is gone.*open the session again"):
+        session.submit(0)
+    with session:
+        assert session.submit(0).result(60)[1] != pid
+
+
+@pytest.mark.proof
+def test_sessions_end_when_they_are_idle_or_others_have_waited_or_their_slot_goes(client: SlotClient) -> None:
+    idle = client.session("Echo", idle_s=1.0).open()
+    wait_until(lambda: idle.over == "it was not used for 1 s", 20)
+    with client.session("Echo") as session:
+        waiting = client.submit("Echo", 1)
+        wait_until(lambda: used(session, "others have waited for Echo for 5 s"), 30)
+        assert waiting.result(60)[0] == 1
+    with client.session("Echo") as session:
+        other = client.submit("Counter", 1)
+        wait_until(lambda: used(session, f"slot {session.slot_id} has to end: its memory is needed for Counter"), 30)
+        assert other.result(60) == [0]
+    with client.session("Counter") as session:
+        pieces = session.stream(100)
+        assert next(pieces) == 0
+        client.evict(session.slot_id)
+        assert list(pieces) == list(range(1, 100)), "what runs is not cut off"
+        assert "it is wanted no more" in refusal(session)
+
+
+@pytest.mark.proof
+def test_a_client_that_dies_loses_its_session(client: SlotClient) -> None:
+    class Owner:
+        def open(self) -> int:
+            self.session = SlotClient.connect("slots").session("Echo").open()
+            return int(self.session.submit(0).result()[1])
+
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    assert ray.get(owner.open.remote())
+    ray.kill(owner)
+    assert client.submit("Counter", 1).result(60) == [0]
+
+
+def used(session: Session, reason: str) -> bool:
+    """Use a session until it is over; return whether it is for this reason."""
+    return reason in refusal(session)
+
+
+def refusal(session: Session) -> str:
+    try:
+        session.submit(1).result(60)
+    except SessionEndedError as error:
+        return str(error)
+    return ""

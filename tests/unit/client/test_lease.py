@@ -1,0 +1,62 @@
+"""What a session's client knows of its seat."""
+
+import time
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from iris_ray.actors.slots.messages import Grant, NotHeld
+from iris_ray.actors.slots.pieces import packed_error
+from iris_ray.client.lease import MOST_CALLS, Lease
+from iris_ray.errors import RequestLostError, SessionEndedError, SlotQueueFullError
+
+
+def lease() -> Lease:
+    actor: Any = None
+    return Lease("session-1", "llama", Grant("slot-1", actor))
+
+
+def test_it_is_idle_from_the_end_of_its_last_call() -> None:
+    seat = lease()
+    with seat.calling():
+        time.sleep(0.02)
+        assert seat.idle_s() == 0.0
+    assert 0.0 < seat.idle_s() < 10.0
+
+
+def test_answers_are_opened_and_what_a_model_raised_is_raised_as_it_was() -> None:
+    seat = lease()
+    assert seat.opened([1, 2]) == [1, 2]
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        seat.opened(packed_error(ZeroDivisionError("mine")))
+    assert seat.over == ""
+
+
+def test_a_call_that_comes_too_late_has_not_run_and_says_what_to_do() -> None:
+    seat = lease()
+    with pytest.raises(
+        SessionEndedError, match=r"over: its runner goes. This call has not run; open the session again"
+    ):
+        seat.opened(NotHeld("its runner goes"))
+    seat.end("a later reason")
+    with pytest.raises(SessionEndedError, match="its runner goes"), seat.calling():
+        raise AssertionError("it is not made")
+
+
+def test_a_call_whose_slot_is_gone_may_have_run() -> None:
+    seat = lease()
+    with pytest.raises(RequestLostError, match=r"may have run in part.*repeat the call if"), seat.calling():
+        raise ActorDiedError()
+    assert seat.over == "slot slot-1 is gone"
+    assert seat.idle_s() > 0.0
+
+
+def test_so_many_calls_may_wait_and_no_more() -> None:
+    seat = lease()
+    for _ in range(MOST_CALLS):
+        seat.begin_call()
+    with pytest.raises(SlotQueueFullError, match="open more sessions"):
+        seat.begin_call()
+    seat.end_call()
+    seat.begin_call()
