@@ -133,7 +133,7 @@ def warm(actors: Actors) -> None:
         actions: dict[str, Callable[[], object]] = {
             "a bare actor": lambda: ray.get(bare.call.remote("words")),
             "a request": lambda: client.submit("Shout", "words").result(),
-            "a call of a session": lambda: session.submit("words").result(),
+            "a call of a session": lambda: session.call("words"),
         }
         if WITH_SERVE:
             handle = serve_handle(["Shout"], 2, 0.0).options(multiplexed_model_id="Shout")

@@ -1,8 +1,12 @@
 """The seat that a session has: how it is called, whether it is in use, and why it is over."""
 
+import asyncio
 import threading
 import time
+import uuid
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +19,19 @@ from iris_ray.errors import RequestLostError, SessionEndedError, SlotQueueFullEr
 
 MOST_CALLS = 32
 """Of one session that have not been answered. They run one after the other."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """The place of a call in the line of its session's calls.
+
+    Attributes:
+        call_id: what the call is named.
+        came: done when the call may be made.
+    """
+
+    call_id: str
+    came: "Future[None]" = field(default_factory=Future)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,12 +49,12 @@ class Lease:
     model: str
     grant: Grant
     over: str = ""
-    _calls: int = 0
+    _line: deque["Turn"] = field(default_factory=deque)
     _used_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def begin_call(self) -> None:
-        """Count a call that is about to be made.
+    def line_up(self) -> "Turn":
+        """Take a place in the line of calls.
 
         Raises:
             SessionEndedError: it is over.
@@ -46,34 +63,43 @@ class Lease:
         with self._lock:
             if self.over:
                 raise SessionEndedError(self._words())
-            if self._calls >= MOST_CALLS:
+            if len(self._line) >= MOST_CALLS:
                 raise SlotQueueFullError(
-                    f"{self._calls} calls of this session with {self.model} have no answer yet, which is the limit; "
+                    f"{MOST_CALLS} calls of this session with {self.model} have no answer yet, which is the limit; "
                     f"wait for some, or open more sessions"
                 )
-            self._calls += 1
-
-    def end_call(self) -> None:
-        """Note that a call has an answer, or will have none."""
-        with self._lock:
-            self._calls -= 1
-            self._used_at = time.monotonic()
+            turn = Turn(uuid.uuid4().hex)
+            turn.came.set_running_or_notify_cancel()  # whoever gives up does not end it
+            self._line.append(turn)
+            if self._line[0] is turn:
+                turn.came.set_result(None)
+            return turn
 
     @contextmanager
-    def calling(self) -> Iterator[None]:
-        """Make a call, and have Ray's words for a lost actor put into ours."""
-        self.begin_call()
+    def calling(self, turn: "Turn") -> Iterator[None]:
+        """Make a call, or wait for its turn. What is given up is stopped. Ray's words for a lost slot become ours."""
         try:
             yield
         except RayActorError:
             raise self.lost() from None
+        except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+            self.grant.actor.stop.remote(turn.call_id)
+            raise
         finally:
-            self.end_call()
+            self._leave(turn)
+
+    def _leave(self, turn: "Turn") -> None:
+        with self._lock:
+            self._line.remove(turn)
+            self._used_at = time.monotonic()
+            following = self._line[0] if self._line else None
+            if following is not None and not following.came.done():
+                following.came.set_result(None)
 
     def idle_s(self) -> float:
         """Return for how many seconds no call has been running."""
         with self._lock:
-            return 0.0 if self._calls else time.monotonic() - self._used_at
+            return 0.0 if self._line else time.monotonic() - self._used_at
 
     def end(self, reason: str) -> None:
         """Take no more calls. The first reason counts."""

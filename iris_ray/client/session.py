@@ -3,7 +3,6 @@
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Generator
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self
 
@@ -12,7 +11,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from iris_ray.actors.slots.messages import Ask
-from iris_ray.client.lease import Lease
+from iris_ray.client.lease import Lease, Turn
 from iris_ray.client.session_keeper import SessionKeeper
 from iris_ray.errors import InvalidSlotError, SessionEndedError
 from iris_ray.slots.requests import WorkloadKind
@@ -92,53 +91,35 @@ class Session:
             with suppress(RayActorError):
                 await self._manager.cancel.remote(lease.session_id)
 
-    def submit(self, payload: Any) -> "Future[Any]":
-        """Call the model. Returns a future of its answer; one that comes in pieces is a list."""
-        lease, answer = self._held(), Future[Any]()
-        answer.set_running_or_notify_cancel()
-        lease.begin_call()
-        try:
-            arrived = lease.grant.actor.call.remote(lease.session_id, payload).future()
-        except BaseException:
-            lease.end_call()
-            raise
-        arrived.add_done_callback(lambda done: _settle(lease, done, answer))
-        return answer
+    def call(self, payload: Any) -> Any:
+        """Call the model and return its answer; one that comes in pieces is a list."""
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            turn.came.result()
+            return lease.opened(ray.get(lease.grant.actor.call.remote(lease.session_id, turn.call_id, payload)))
 
     async def generate(self, payload: Any) -> Any:
-        """Call the model and wait for the answer. A coroutine of a model is cancelled with this one."""
-        lease = self._held()
-        with lease.calling():
-            reference = lease.grant.actor.call.remote(lease.session_id, payload)
-            try:
-                return lease.opened(await reference)
-            except asyncio.CancelledError:
-                ray.cancel(reference)
-                raise
+        """As `call`, for an event loop."""
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            await asyncio.wrap_future(turn.came)
+            return lease.opened(await lease.grant.actor.call.remote(lease.session_id, turn.call_id, payload))
 
     def stream(self, payload: Any) -> Generator[Any, None, None]:
         """Call the model, and yield the pieces of its answer as they come. Who stops early stops the model, too."""
-        lease = self._held()
-        with lease.calling():
-            references = self._pieces(lease, payload)
-            try:
-                for reference in references:
-                    yield lease.opened(ray.get(reference))
-            except GeneratorExit:
-                ray.cancel(references)
-                raise
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            turn.came.result()
+            for reference in self._pieces(lease, turn, payload):
+                yield lease.opened(ray.get(reference))
 
     async def astream(self, payload: Any) -> AsyncGenerator[Any, None]:
         """As `stream`, for an event loop."""
-        lease = self._held()
-        with lease.calling():
-            references = self._pieces(lease, payload)
-            try:
-                async for reference in references:
-                    yield lease.opened(await reference)
-            except (GeneratorExit, asyncio.CancelledError):
-                ray.cancel(references)
-                raise
+        lease, turn = self._line_up()
+        with lease.calling(turn):
+            await asyncio.wrap_future(turn.came)
+            async for reference in self._pieces(lease, turn, payload):
+                yield lease.opened(await reference)
 
     def __enter__(self) -> Self:
         return self.open()
@@ -167,22 +148,12 @@ class Session:
             lease.end(CLOSED)
         return lease
 
-    def _held(self) -> Lease:
+    def _line_up(self) -> tuple[Lease, Turn]:
         if self._lease is None:
             raise SessionEndedError(f"the session with {self._model} is not open; open() it, or use it with `with`")
-        return self._lease
+        return self._lease, self._lease.line_up()
 
     @staticmethod
-    def _pieces(lease: Lease, payload: Any) -> Any:
+    def _pieces(lease: Lease, turn: Turn, payload: Any) -> Any:
         call = lease.grant.actor.call_in_pieces.options(num_returns="streaming")
-        return call.remote(lease.session_id, payload)
-
-
-def _settle(lease: Lease, done: "Future[Any]", answer: "Future[Any]") -> None:
-    lease.end_call()
-    try:
-        answer.set_result(lease.opened(done.result()))
-    except RayActorError:
-        answer.set_exception(lease.lost())
-    except BaseException as error:
-        answer.set_exception(error)
+        return call.remote(lease.session_id, turn.call_id, payload)

@@ -173,7 +173,7 @@ class SlotClient:
 
         Example:
             >>> with client.session("Echo") as session:
-            ...     session.submit("hello").result()
+            ...     session.call("hello")
         """
         return Session(self._manager, self._keeper, model, idle_s=idle_s, timeout_s=timeout_s, priority=priority)
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -65,10 +66,10 @@ def test_a_session_answers_streams_raises_and_keeps_its_slot_until_it_is_closed(
     cluster: SimulatedCluster, client: SlotClient
 ) -> None:
     with client.session("Echo") as session:
-        answers = [session.submit(number) for number in range(20)]
-        assert [answer.result(60)[0] for answer in answers] == list(range(20))
+        with ThreadPoolExecutor(8) as threads:
+            assert [answer for answer, _ in threads.map(session.call, range(20))] == list(range(20))
         with pytest.raises(ZeroDivisionError, match="mine"):
-            session.submit(ZeroDivisionError("mine")).result(60)
+            session.call(ZeroDivisionError("mine"))
         (row,) = client.status().slots
         assert (row.slot_id, row.active, row.sessions) == (session.slot_id, 1, 1)
         assert [each["sessions"] for each in iris_json(cluster, "slots", "ls")] == [1]
@@ -79,7 +80,7 @@ def test_a_session_answers_streams_raises_and_keeps_its_slot_until_it_is_closed(
         assert list(session.stream(1)) == [(1, row.pid)]
     assert session.over == "it was closed"
     with pytest.raises(SessionEndedError, match="it was closed"):
-        session.submit(1)
+        session.call(1)
     assert client.submit("Counter", 2).result(60) == [0, 1]
 
 
@@ -102,21 +103,23 @@ def test_coroutines_have_sessions_too_and_what_is_given_up_is_stopped(client: Sl
         pieces = session.stream(500)
         assert next(pieces) == 0
         pieces.close()
-        assert session.submit(-1).result(5.0) == [3]
+        assert session.call(-1) == [3]
 
 
 @pytest.mark.proof
 def test_a_killed_slot_cuts_its_calls_off_and_the_session_may_be_opened_again(client: SlotClient) -> None:
     session = client.session("Echo").open()
-    pid = session.submit(0).result(60)[1]
-    long = session.submit(30.0)
-    os.kill(pid, signal.SIGKILL)
-    with pytest.raises(RequestLostError, match="may have run in part"):
-        long.result(60)
+    pid = session.call(0)[1]
+    with ThreadPoolExecutor(1) as thread:
+        long = thread.submit(session.call, 30.0)
+        time.sleep(0.2)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RequestLostError, match="may have run in part"):
+            long.result(60)
     with pytest.raises(SessionEndedError, match=r"is gone.*open the session again"):
-        session.submit(0)
+        session.call(0)
     with session:
-        assert session.submit(0).result(60)[1] != pid
+        assert session.call(0)[1] != pid
 
 
 @pytest.mark.proof
@@ -144,7 +147,7 @@ def test_a_client_that_dies_loses_its_session(client: SlotClient) -> None:
     class Owner:
         def open(self) -> int:
             self.session = SlotClient.connect("slots").session("Echo").open()
-            return int(self.session.submit(0).result()[1])
+            return int(self.session.call(0)[1])
 
     owner = ray.remote(num_cpus=0)(Owner).remote()
     assert ray.get(owner.open.remote())
@@ -159,7 +162,7 @@ def used(session: Session, reason: str) -> bool:
 
 def refusal(session: Session) -> str:
     try:
-        session.submit(1).result(60)
+        session.call(1)
     except SessionEndedError as error:
         return str(error)
     return ""

@@ -1,20 +1,31 @@
 """The process of one slot: it loads a user's model, and runs requests and the calls of sessions on it."""
 
-import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, ParamSpec, TypeVar
 
 import psutil
+import ray
 from ray import cloudpickle
 
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.slots.held_sessions import HeldSessions
 from iris_ray.actors.slots.loaded_model import LoadedModel
-from iris_ray.actors.slots.messages import NotHeld
+from iris_ray.actors.slots.model_call import RunningCalls, StoppedError
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.wire.task_files import TaskFiles
+
+P = ParamSpec("P")
+T = TypeVar("T")
+CALLS: Final = "calls"
+"""The concurrency group of what runs user code."""
+
+
+def _runs_user_code(method: Callable[P, T]) -> Callable[P, T]:
+    found: Callable[P, T] = ray.method(concurrency_group=CALLS)(method)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,108 +44,103 @@ def join_task() -> None:
 
 
 class SlotActor:
-    """Holds one instance of the user's class. Ray runs its methods in one event loop.
+    """Holds one instance of the user's class.
+
+    All methods are functions, which Ray runs in threads: a call takes less time than one of an asynchronous actor. One
+    coroutine among them would make it such an actor. What runs user code shares the threads of `CALLS`, as many as
+    there are seats, so that a model with one seat is loaded and called in one thread.
 
     Args:
         variables: environment variables to set first, such as those that name its devices.
-        seats: requests and sessions at a time.
     """
 
-    def __init__(self, variables: Mapping[str, str], seats: int) -> None:
+    def __init__(self, variables: Mapping[str, str]) -> None:
         os.environ.update(variables)
         join_task()
-        self._model = LoadedModel(seats)
-        self._calls: dict[str, asyncio.Task[None]] = {}
+        self._model = LoadedModel()
+        self._calls = RunningCalls(self._model.loop)
         self._sessions = HeldSessions()
 
-    async def identity(self) -> ProcessIdentity:
+    def identity(self) -> ProcessIdentity:
         """Return which process this is."""
         return ProcessIdentity(os.getpid(), psutil.Process().create_time())
 
-    async def watch(self) -> None:
+    def watch(self) -> None:
         """Never return: the call fails when this process is gone."""
-        await asyncio.Event().wait()
+        threading.Event().wait()
 
-    async def load(self, pickled: bytes) -> str | None:
+    @_runs_user_code
+    def load(self, pickled: bytes) -> str | None:
         """Make an instance of the user's class and load it. Return why that failed, or None."""
-        return await self._model.load(pickled)
+        return self._model.load(pickled)
 
-    async def unload(self) -> None:
+    @_runs_user_code
+    def unload(self) -> None:
         """Let the user's object tidy up."""
-        await self._model.unload()
-
-    async def stop(self, request_id: str, reason: str) -> None:
-        """Stop serving a request, or a session. What runs in a thread goes on, but nobody waits for it."""
-        self._sessions.stop(request_id, reason)
-        if call := self._calls.get(request_id):
-            call.cancel()
+        self._model.unload()
 
     # -- requests, which the SlotManager passes on ------------------------------------------------
 
-    async def serve(self, request_id: str, payload: bytes) -> Piece | None:
+    @_runs_user_code
+    def serve(self, request_id: str, payload: bytes) -> Piece | None:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
-        answer: list[Piece] = []
-        await self._until_stopped(request_id, self._answer(payload, answer))
-        return answer[0] if answer else None
-
-    async def stream(self, request_id: str, payload: bytes) -> AsyncIterator[Piece]:
-        """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
-        pieces: asyncio.Queue[Piece | None] = asyncio.Queue(maxsize=16)
-        feeding = asyncio.ensure_future(self._until_stopped(request_id, self._feed(payload, pieces)))
-        feeding.add_done_callback(lambda _: asyncio.ensure_future(pieces.put(None)))
-        while (piece := await pieces.get()) is not None:
-            yield piece
-
-    async def _until_stopped(self, request_id: str, work: Any) -> None:
-        call = self._calls[request_id] = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait([call])
-        finally:
-            del self._calls[request_id]
-
-    async def _answer(self, payload: bytes, found: list[Piece]) -> None:
-        try:
-            found.append(packed(await self._model.answer(cloudpickle.loads(payload))))
-        except Exception as error:
-            found.append(packed_error(error))
-
-    async def _feed(self, payload: bytes, pieces: "asyncio.Queue[Piece | None]") -> None:
-        try:
-            async for piece in self._model.pieces(cloudpickle.loads(payload)):
-                await pieces.put(packed(piece))
-        except Exception as error:
-            await pieces.put(packed_error(error))
-
-    # -- sessions, whose clients call directly ----------------------------------------------------
-
-    async def open_session(self, session_id: str) -> None:
-        """Take calls of a session from now on."""
-        self._sessions.open(session_id)
-
-    async def session_over(self, session_id: str) -> None:
-        """Return once a session that was stopped has no call left."""
-        await self._sessions.wait_over(session_id)
-
-    async def call(self, session_id: str, payload: Any) -> Any:
-        """Return the answer to a call of a session: the value, `NotHeld`, or a `Piece` with what the model raised."""
-        session = self._sessions.get(session_id)
-        if isinstance(session, NotHeld):
-            return session
-        async with session:
+        with self._calls.running(request_id) as call:
             try:
-                return await self._model.answer(payload)
+                return packed(self._model.answer(cloudpickle.loads(payload), call))
+            except StoppedError:
+                return None
             except Exception as error:
                 return packed_error(error)
 
-    async def call_in_pieces(self, session_id: str, payload: Any) -> AsyncIterator[Any]:
-        """As `call`, piece by piece."""
-        session = self._sessions.get(session_id)
-        if isinstance(session, NotHeld):
-            yield session
-            return
-        async with session:
+    @_runs_user_code
+    def stream(self, request_id: str, payload: bytes) -> Iterator[Piece]:
+        """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
+        with self._calls.running(request_id) as call:
             try:
-                async for piece in self._model.pieces(payload):
-                    yield piece
+                for piece in self._model.pieces(cloudpickle.loads(payload), call):
+                    yield packed(piece)
+            except StoppedError:
+                return
             except Exception as error:
                 yield packed_error(error)
+
+    def stop(self, call_id: str) -> None:
+        """Stop serving a request, or a call of a session. What is no coroutine can't be stopped, and goes on."""
+        self._calls.stop(call_id)
+
+    # -- sessions, whose clients call directly ----------------------------------------------------
+
+    def open_session(self, session_id: str) -> None:
+        """Take calls of a session from now on."""
+        self._sessions.open(session_id)
+
+    def end_session(self, session_id: str, reason: str) -> None:
+        """Take no more calls of a session; return once those that it has have ended."""
+        self._sessions.stop(session_id, reason)
+
+    @_runs_user_code
+    def call(self, session_id: str, call_id: str, payload: Any) -> Any:
+        """Return the answer to a call of a session: the value, `NotHeld`, or a `Piece` with what the model raised."""
+        if (refused := self._sessions.begin_call(session_id)) is not None:
+            return refused
+        try:
+            with self._calls.running(call_id) as call:
+                return self._model.answer(payload, call)
+        except Exception as error:
+            return packed_error(error)
+        finally:
+            self._sessions.end_call(session_id)
+
+    @_runs_user_code
+    def call_in_pieces(self, session_id: str, call_id: str, payload: Any) -> Iterator[Any]:
+        """As `call`, piece by piece."""
+        if (refused := self._sessions.begin_call(session_id)) is not None:
+            yield refused
+            return
+        try:
+            with self._calls.running(call_id) as call:
+                yield from self._model.pieces(payload, call)
+        except Exception as error:
+            yield packed_error(error)
+        finally:
+            self._sessions.end_call(session_id)

@@ -157,9 +157,11 @@ class SlotManager:
                 self._processes.delete(slot_id)
             case todo.StartRequest(request=request, slot_id=slot_id):
                 self._background.start(self._serve(request, slot_id), f"request {request.request_id}")
-            case todo.StopRequest(request_id=request_id, slot_id=slot_id, reason=reason):
-                self._note_end(request_id, reason)
-                self._background.start(self._stop(request_id, slot_id, reason), f"stopping request {request_id}")
+            case todo.StopRequest(request_id=request_id):
+                self._note_end(request_id, instruction.reason)
+                is_session = self._core.active.by_id[request_id].request.is_session
+                stop = self._end_session(instruction) if is_session else self._stop(instruction)
+                self._background.start(stop, f"stopping request {request_id}")
             case todo.RequeueRequest(request=request, reason=reason):
                 self._give_up_what_has_begun(request, reason)
             case todo.RefuseRequest(request_id=request_id, refusal=refusal, reason=reason):
@@ -206,11 +208,12 @@ class SlotManager:
             return  # its end is about to be heard
         try:
             if waiting is not None and request.is_session:
-                await self._have_held(waiting, slot_id, made.actor)
-            elif waiting is not None:
+                await self._grant(waiting, slot_id, made.actor)
+                return
+            if waiting is not None:
                 await self._have_answered(waiting, made.actor)
         except RayError as error:
-            self._hear(ev.SlotFailed(slot_id, f"slot {slot_id} can't be reached: {type(error).__name__}"))
+            self._hear(ev.SlotFailed(slot_id, _unreachable(slot_id, error)))
         else:
             self._end(request.request_id, slot_id)
 
@@ -223,13 +226,21 @@ class SlotManager:
             waiting.give(answer)
         waiting.end()
 
-    async def _have_held(self, waiting: Waiting, slot_id: str, actor: ActorHandle) -> None:
+    async def _grant(self, waiting: Waiting, slot_id: str, actor: ActorHandle) -> None:
         session_id = waiting.ask.request_id
         await actor.open_session.remote(session_id)
         self._hear(ev.SessionsRenewed({session_id: self._now()}))
         waiting.give(packed(Grant(slot_id, actor)))
         waiting.end()
-        await actor.session_over.remote(session_id)
+
+    async def _end_session(self, order: todo.StopRequest) -> None:
+        """Have a slot take no more calls of a session, and wait for those that it has."""
+        try:
+            if made := self._processes.by_slot.get(order.slot_id):
+                await made.actor.end_session.remote(order.request_id, order.reason)
+                self._end(order.request_id, order.slot_id)
+        except RayError as error:
+            self._hear(ev.SlotFailed(order.slot_id, _unreachable(order.slot_id, error)))
 
     def _note_end(self, request_id: str, reason: str) -> None:
         """Keep why a session is over for its client, which asks. Whoever waits for an answer is told at once."""
@@ -250,10 +261,10 @@ class SlotManager:
         if waiting is not None and waiting.begun:
             waiting.end(RequestLostError(f"request {request.request_id} was cut off: {reason}"))
 
-    async def _stop(self, request_id: str, slot_id: str, reason: str) -> None:
-        if made := self._processes.by_slot.get(slot_id):
+    async def _stop(self, order: todo.StopRequest) -> None:
+        if made := self._processes.by_slot.get(order.slot_id):
             with suppress(RayError):
-                await made.actor.stop.remote(request_id, reason)
+                await made.actor.stop.remote(order.request_id)
 
     async def _report(self, runner_id: str) -> None:
         """Have a runner's agent look which of our processes are there. Those that are being started count."""
@@ -266,3 +277,7 @@ class SlotManager:
             alive = await asyncio.wait_for(agent.alive.remote(known), REPORT_TIMEOUT_S)
             slots = {name: each.identity for name, each in here.items() if name not in known or name in alive}
             self._hear(ev.RunnerReported(runner_id, as_of, slots))
+
+
+def _unreachable(slot_id: str, error: RayError) -> str:
+    return f"slot {slot_id} can't be reached: {type(error).__name__}"

@@ -1,16 +1,18 @@
 """The processes of slots, from their creation to the confirmed end."""
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from iris_ray.actors.slots.runners import RunnerHere
-from iris_ray.actors.slots.slot_actor import ProcessIdentity, SlotActor
+from iris_ray.actors.slots.slot_actor import CALLS, ProcessIdentity, SlotActor
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.slots.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.instructions import CreateSlot
@@ -20,10 +22,14 @@ UNLOAD_S = 5.0
 """How long a user's ``unload`` may take."""
 GONE_S = 10.0
 """How long to wait for a killed process to be gone before looking again."""
-MOST_CALLS = 10_000
-"""That an actor takes at once. What runs is limited by seats."""
+BESIDE_SEATS = 8
+"""Threads of an actor for calls of ours, beside one for each session that ends."""
 
-_SlotActor = ray.remote(SlotActor)
+
+@functools.cache
+def _slot_actor(seats: int) -> Any:
+    """Return the actor class of slots with so many seats: Ray takes their threads from the class."""
+    return ray.remote(concurrency_groups={CALLS: seats})(SlotActor)
 
 
 @dataclass(eq=False)
@@ -62,12 +68,12 @@ class SlotProcesses:
         seats = order.spec.requests_at_a_time
         options = {
             "num_cpus": 0,
-            "max_concurrency": MOST_CALLS,
+            "max_concurrency": seats + BESIDE_SEATS,
             "scheduling_strategy": runner.placement(),
             "name": f"slot {order.slot_id} of {order.spec.identity}",
         }
         variables = runner.variables_for(order.allocation.devices)
-        actor = _SlotActor.options(**options).remote(variables, seats)
+        actor = _slot_actor(seats).options(**options).remote(variables)
         made = self.by_slot[order.slot_id] = SlotProcess(order, actor)
         self._background.start(self._load(made, pickled), f"loading slot {order.slot_id}")
         self._background.start(self._watch(made), f"watching slot {order.slot_id}")

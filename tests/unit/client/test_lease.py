@@ -19,7 +19,7 @@ def lease() -> Lease:
 
 def test_it_is_idle_from_the_end_of_its_last_call() -> None:
     seat = lease()
-    with seat.calling():
+    with seat.calling(seat.line_up()):
         time.sleep(0.02)
         assert seat.idle_s() == 0.0
     assert 0.0 < seat.idle_s() < 10.0
@@ -40,13 +40,16 @@ def test_a_call_that_comes_too_late_has_not_run_and_says_what_to_do() -> None:
     ):
         seat.opened(NotHeld("its runner goes"))
     seat.end("a later reason")
-    with pytest.raises(SessionEndedError, match="its runner goes"), seat.calling():
-        raise AssertionError("it is not made")
+    with pytest.raises(SessionEndedError, match="its runner goes"):
+        seat.line_up()
 
 
 def test_a_call_whose_slot_is_gone_may_have_run() -> None:
     seat = lease()
-    with pytest.raises(RequestLostError, match=r"may have run in part.*repeat the call if"), seat.calling():
+    with (
+        pytest.raises(RequestLostError, match=r"may have run in part.*repeat the call if"),
+        seat.calling(seat.line_up()),
+    ):
         raise ActorDiedError()
     assert seat.over == "slot slot-1 is gone"
     assert seat.idle_s() > 0.0
@@ -54,9 +57,21 @@ def test_a_call_whose_slot_is_gone_may_have_run() -> None:
 
 def test_so_many_calls_may_wait_and_no_more() -> None:
     seat = lease()
-    for _ in range(MOST_CALLS):
-        seat.begin_call()
+    turns = [seat.line_up() for _ in range(MOST_CALLS)]
     with pytest.raises(SlotQueueFullError, match="open more sessions"):
-        seat.begin_call()
-    seat.end_call()
-    seat.begin_call()
+        seat.line_up()
+    with seat.calling(turns[0]):
+        pass
+    seat.line_up()
+
+
+def test_calls_take_turns_and_one_that_is_given_up_holds_nobody_up() -> None:
+    seat = lease()
+    first, second, third = (seat.line_up() for _ in range(3))
+    assert [turn.came.done() for turn in (first, second, third)] == [True, False, False]
+    with pytest.raises(ZeroDivisionError), seat.calling(second):
+        raise ZeroDivisionError
+    assert not third.came.done()
+    with seat.calling(first):
+        assert not third.came.done()
+    assert third.came.done()

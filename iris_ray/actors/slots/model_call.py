@@ -1,0 +1,135 @@
+"""One call of a user's model, which another thread may stop."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Final
+
+from iris_ray.actors.slots.reasons import Reasons
+
+_END: Final = object()
+
+
+class StoppedError(Exception):
+    """The call was stopped."""
+
+
+class ModelLoop:
+    """The event loop in which a model's coroutines run: in a thread of its own, from the first one on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def do(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the loop's thread, and don't wait for it."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="model's event loop", daemon=True).start()
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+
+class ModelCall:
+    """See the module. What is no coroutine can only be stopped between two pieces.
+
+    Args:
+        loop: where the model's coroutines run.
+    """
+
+    def __init__(self, loop: ModelLoop) -> None:
+        self._loop = loop
+        self._stopped = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def stop(self) -> None:
+        """Have it end soon. It raises `StoppedError` where it is waited for, once it has ended."""
+        self._stopped = True
+        self._loop.do(self._cancel)
+
+    def wait(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine of the model and return its result."""
+        ended: Future[asyncio.Task[Any]] = Future()
+        self._loop.do(self._begin, coroutine, ended.set_result)
+        return _result(ended.result())
+
+    def wait_each(self, pieces: AsyncIterator[Any]) -> Iterator[Any]:
+        """Yield what comes from an asynchronous generator of the model, which runs as one task to its end."""
+        arrived: SimpleQueue[Any] = SimpleQueue()
+        ended: Future[asyncio.Task[Any]] = Future()
+
+        def end(task: asyncio.Task[Any]) -> None:
+            ended.set_result(task)
+            arrived.put(_END)
+
+        self._loop.do(self._begin, _feed(pieces, arrived), end)
+        try:
+            while (piece := arrived.get()) is not _END:
+                yield piece
+        except GeneratorExit:
+            self.stop()
+            raise
+        _result(ended.result())
+
+    def each(self, pieces: Iterator[Any]) -> Iterator[Any]:
+        """Yield what comes from a generator of the model."""
+        for piece in pieces:
+            if self._stopped:
+                raise StoppedError
+            yield piece
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any], then: Callable[[asyncio.Task[Any]], None]) -> None:
+        self._task = asyncio.ensure_future(coroutine)
+        self._task.add_done_callback(then)
+        if self._stopped:
+            self._task.cancel()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+@dataclass(slots=True, eq=False)
+class RunningCalls:
+    """The calls that run, by id."""
+
+    loop: ModelLoop
+    _by_id: dict[str, ModelCall] = field(default_factory=dict)
+    _stopped: Reasons = field(default_factory=Reasons)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def running(self, call_id: str) -> Iterator[ModelCall]:
+        """Let a call be stopped while it runs."""
+        call = ModelCall(self.loop)
+        with self._lock:
+            self._by_id[call_id] = call
+            if self._stopped.knows(call_id):
+                call.stop()
+        try:
+            yield call
+        finally:
+            with self._lock:
+                del self._by_id[call_id]
+
+    def stop(self, call_id: str) -> None:
+        """Stop a call, also if it has not come yet."""
+        with self._lock:
+            self._stopped.note(call_id, "")
+            if call := self._by_id.get(call_id):
+                call.stop()
+
+
+async def _feed(pieces: AsyncIterator[Any], arrived: SimpleQueue[Any]) -> None:
+    async for piece in pieces:
+        arrived.put(piece)
+
+
+def _result(task: asyncio.Task[Any]) -> Any:
+    if task.cancelled():
+        raise StoppedError
+    return task.result()

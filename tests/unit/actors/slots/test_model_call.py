@@ -1,0 +1,103 @@
+"""A user's model runs, in pieces or whole, and stops when it is told to."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from ray import cloudpickle
+
+from iris_ray.actors.slots.loaded_model import LoadedModel
+from iris_ray.actors.slots.model_call import ModelCall, RunningCalls, StoppedError
+
+
+class Plain:
+    def __call__(self, payload: int) -> int:
+        return payload + 1
+
+
+class Pieces:
+    def __call__(self, payload: int):
+        yield from range(payload)
+
+
+class Coroutine:
+    def __init__(self) -> None:
+        self.running = threading.Event()
+
+    async def load(self) -> None:
+        self.loaded = asyncio.get_running_loop()
+
+    async def __call__(self, payload: float) -> float:
+        assert asyncio.get_running_loop() is self.loaded
+        self.running.set()
+        await asyncio.sleep(payload)
+        return payload
+
+
+class AsyncPieces:
+    async def __call__(self, payload: int):
+        task = asyncio.current_task()
+        for number in range(payload):
+            await asyncio.sleep(0.001)
+            assert asyncio.current_task() is task, "timeouts around a yield need this"
+            yield number
+
+
+def loaded(model: type, **keywords: Any) -> LoadedModel:
+    made = LoadedModel()
+    assert made.load(cloudpickle.dumps((model, keywords))) is None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("model", "payload", "answer", "pieces"),
+    [
+        (Plain, 1, 2, [2]),
+        (Pieces, 3, [0, 1, 2], [0, 1, 2]),
+        (Coroutine, 0.0, 0.0, [0.0]),
+        (AsyncPieces, 2, [0, 1], [0, 1]),
+    ],
+)
+def test_all_kinds_of_models_answer_whole_and_in_pieces(model: type, payload: Any, answer: Any, pieces: Any) -> None:
+    made = loaded(model)
+    assert made.answer(payload, ModelCall(made.loop)) == answer
+    assert list(made.pieces(payload, ModelCall(made.loop))) == pieces
+
+
+def test_what_a_model_raises_is_raised_and_a_load_says_why_it_failed() -> None:
+    made = loaded(Plain)
+    with pytest.raises(TypeError, match="concatenate"):
+        made.answer("text", ModelCall(made.loop))
+    assert "takes no arguments" in str(LoadedModel().load(cloudpickle.dumps((Plain, {"size": 1}))))
+
+
+def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_before() -> None:
+    made = loaded(Coroutine)
+    calls = RunningCalls(made.loop)
+
+    def serve() -> Any:
+        with calls.running("r") as call:
+            return made.answer(30.0, call)
+
+    with ThreadPoolExecutor() as threads:
+        served = threads.submit(serve)
+        assert made._model.running.wait(10)
+        calls.stop("r")
+        with pytest.raises(StoppedError):
+            served.result(10)
+    calls.stop("later")
+    with pytest.raises(StoppedError), calls.running("later") as call:
+        made.answer(30.0, call)
+
+
+@pytest.mark.parametrize("model", [Pieces, AsyncPieces])
+def test_a_stream_that_is_stopped_ends(model: type) -> None:
+    made = loaded(model)
+    call = ModelCall(made.loop)
+    pieces = made.pieces(10**6, call)
+    assert next(pieces) == 0
+    call.stop()
+    with pytest.raises(StoppedError):
+        list(pieces)
