@@ -5,7 +5,8 @@
 
 Everything runs on one simulated host with four chips, and is measured in turn: machines are noisy, ratios less so.
 
-* **warm**: one request after the other to a model that is loaded, and to an actor that does the same.
+* **warm**: one after the other to a model that is loaded: requests, calls of a session, and of an actor that does the
+  same.
 * **cold**: from the first request to the answer, for 1, 2 and 4 models at once, each with a chip of its own and nothing
   to load; beside as many bare actors that start and answer.
 * **swap**: three models in turn where two fit, so that each request evicts one and loads another, in 0.2 s. A slot is a
@@ -125,21 +126,19 @@ def serve_handle(models: Sequence[str], at_once: int, load_s: float) -> Any:
 def warm(actors: Actors) -> None:
     """Requests to what is loaded."""
     bare = actors.start()
-    ray.get(bare.call.remote(""))
     with SlotClient([hosts()]) as client:
         client.register(Shout, memory={1: CHIP}, concurrency=2)
-        client.submit("Shout", "").result()
-        session = client.session("Shout").open()
-        actions: dict[str, Callable[[], object]] = {
-            "a bare actor": lambda: ray.get(bare.call.remote("words")),
-            "a request": lambda: client.submit("Shout", "words").result(),
-            "a call of a session": lambda: session.call("words"),
-        }
-        if WITH_SERVE:
-            handle = serve_handle(["Shout"], 2, 0.0).options(multiplexed_model_id="Shout")
-            actions["Ray Serve, multiplexed"] = lambda: handle.remote("words").result()
-        in_turn(actions, rounds=2, each=50)
-        show("warm: one request after the other", in_turn(actions, rounds=10, each=50))
+        with client.session("Shout") as session:
+            actions: dict[str, Callable[[], object]] = {
+                "a bare actor": lambda: ray.get(bare.call.remote("words")),
+                "a request": lambda: client.submit("Shout", "words").result(),
+                "a call of a session": lambda: session.call("words"),
+            }
+            if WITH_SERVE:
+                handle = serve_handle(["Shout"], 2, 0.0).options(multiplexed_model_id="Shout")
+                actions["Ray Serve, multiplexed"] = lambda: handle.remote("words").result()
+            in_turn(actions, rounds=2, each=50)
+            show("warm: one after the other", in_turn(actions, rounds=10, each=50))
     stop_serve()
     ray.kill(bare)
 

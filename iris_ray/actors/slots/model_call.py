@@ -108,7 +108,7 @@ class RunningCalls:
         call = ModelCall(self.loop)
         with self._lock:
             self._by_id[call_id] = call
-            if self._stopped.knows(call_id):
+            if self._stopped.forget(call_id):
                 call.stop()
         try:
             yield call
@@ -119,9 +119,10 @@ class RunningCalls:
     def stop(self, call_id: str) -> None:
         """Stop a call, also if it has not come yet."""
         with self._lock:
-            self._stopped.note(call_id, "")
             if call := self._by_id.get(call_id):
                 call.stop()
+            else:
+                self._stopped.note(call_id, "stopped")
 
 
 async def _feed(pieces: AsyncIterator[Any], arrived: SimpleQueue[Any]) -> None:

@@ -22,6 +22,10 @@ class Reasons:
         """Return whether one was stopped."""
         return request_id in self._by_id
 
+    def forget(self, request_id: str) -> bool:
+        """Forget one; return whether it was known."""
+        return self._by_id.pop(request_id, None) is not None
+
     def of(self, request_id: str) -> str:
         """Return why one is over."""
         return self._by_id.get(request_id, "it has ended")

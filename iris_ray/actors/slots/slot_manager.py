@@ -159,9 +159,9 @@ class SlotManager:
                 self._background.start(self._serve(request, slot_id), f"request {request.request_id}")
             case todo.StopRequest(request_id=request_id):
                 self._note_end(request_id, instruction.reason)
-                is_session = self._core.active.by_id[request_id].request.is_session
-                stop = self._end_session(instruction) if is_session else self._stop(instruction)
-                self._background.start(stop, f"stopping request {request_id}")
+                if active := self._core.active.by_id.get(request_id):  # else its slot is lost
+                    stop = self._end_session if active.request.is_session else self._stop
+                    self._background.start(stop(instruction), f"stopping request {request_id}")
             case todo.RequeueRequest(request=request, reason=reason):
                 self._give_up_what_has_begun(request, reason)
             case todo.RefuseRequest(request_id=request_id, refusal=refusal, reason=reason):
