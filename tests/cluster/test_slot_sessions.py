@@ -91,7 +91,7 @@ def test_coroutines_have_sessions_too_and_what_is_given_up_is_stopped(client: Sl
             assert await session.generate(3) == [0, 1, 2]
             assert [piece async for piece in session.astream(3)] == [0, 1, 2]
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(session.generate(500), 0.5)
+                await asyncio.wait_for(session.generate(500), 3.0)
             async for piece in (pieces := session.astream(500)):
                 if piece == 3:
                     break
