@@ -24,6 +24,8 @@ from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
 
 NAMESPACE = "iris_ray.slots"
+MOST_CALLS = 100_000
+"""Calls of a manager at once. Each request that waits or runs is one; more would wait in Ray, without a timeout."""
 
 _SlotManager = ray.remote(SlotManager)
 
@@ -56,11 +58,15 @@ class SlotClient:
         self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
         named = {} if name is None else {"name": name, "namespace": NAMESPACE, "get_if_exists": True}
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": 0, "max_concurrency": 10_000, "scheduling_strategy": here, **named}
+        options = {"num_cpus": 0, "max_concurrency": MOST_CALLS, "scheduling_strategy": here, **named}
         self._manager = _SlotManager.options(**options).remote(policy or ServingPolicy())
         self._keeper = SessionKeeper(self._manager)
         if ray.get(self._manager.is_first.remote()):
-            jobs = submit_runners(self._manager, hosts, name)
+            try:
+                jobs = submit_runners(self._manager, hosts, name)
+            except BaseException:
+                ray.kill(self._manager)  # another try is to be the first again
+                raise
             ray.get(self._manager.start.remote(tuple(hosts), jobs, current_user()))
 
     @classmethod

@@ -85,11 +85,6 @@ class RequestQueue:
         """Return how many requests for this wait."""
         return len(self._waiting.get(identity, ()))
 
-    def first(self, identity: SlotIdentity) -> Request | None:
-        """Return the request whose turn it is, or None."""
-        turns = self._waiting.get(identity)
-        return self._requests[turns[0][2]] if turns else None
-
     def oldest(self, identity: SlotIdentity) -> float:
         """Return when the longest-waiting request for this arrived; infinity if none waits."""
         turns = self._waiting.get(identity, [])

@@ -8,9 +8,7 @@ from iris_ray.slots.policy import Policy
 REPORT_S: Final = 5.0
 """How often runners are asked what is there."""
 CONVERGE_S: Final = 5.0
-"""How often slots are created, started and deleted anew although nothing was heard."""
-DISPATCH_S: Final = 30.0
-"""How often the queue is looked through although nothing was heard. `CONVERGE_S` does that as well, more often."""
+"""How often the queue is looked at, and slots are created, started and deleted anew, although nothing was heard."""
 ACTIVITY_S: Final = 30.0
 """How often idle slots are looked for, and demand is counted."""
 

@@ -1,6 +1,8 @@
 """An instance of a user's class that answers."""
 
+import asyncio
 import inspect
+import traceback
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -26,8 +28,8 @@ class LoadedModel:
             made, keywords = cloudpickle.loads(pickled)
             self._model = made(**keywords)
             self._run_if_there("load")
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
+        except (Exception, asyncio.CancelledError) as error:
+            return "".join(traceback.format_exception_only(error)).strip()
         return None
 
     def unload(self) -> None:

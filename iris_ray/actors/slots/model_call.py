@@ -55,7 +55,7 @@ class ModelCall:
         """Run a coroutine of the model and return its result."""
         ended: Future[asyncio.Task[Any]] = Future()
         self._loop.do(self._begin, coroutine, ended.set_result)
-        return _result(ended.result())
+        return self._result(ended.result())
 
     def wait_each(self, pieces: AsyncIterator[Any]) -> Iterator[Any]:
         """Yield what comes from an asynchronous generator of the model, which runs as one task to its end."""
@@ -73,7 +73,7 @@ class ModelCall:
         except GeneratorExit:
             self.stop()
             raise
-        _result(ended.result())
+        self._result(ended.result())
 
     def each(self, pieces: Iterator[Any]) -> Iterator[Any]:
         """Yield what comes from a generator of the model."""
@@ -91,6 +91,11 @@ class ModelCall:
     def _cancel(self) -> None:
         if self._task is not None:
             self._task.cancel()
+
+    def _result(self, task: asyncio.Task[Any]) -> Any:
+        if task.cancelled() and self._stopped:
+            raise StoppedError
+        return task.result()
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +117,8 @@ class RunningCalls:
                 call.stop()
         try:
             yield call
+        except asyncio.CancelledError as error:  # who waits would take it for a call that was stopped
+            raise RuntimeError("the model raised CancelledError") from error
         finally:
             with self._lock:
                 del self._by_id[call_id]
@@ -128,9 +135,3 @@ class RunningCalls:
 async def _feed(pieces: AsyncIterator[Any], arrived: SimpleQueue[Any]) -> None:
     async for piece in pieces:
         arrived.put(piece)
-
-
-def _result(task: asyncio.Task[Any]) -> Any:
-    if task.cancelled():
-        raise StoppedError
-    return task.result()

@@ -84,25 +84,25 @@ class SlotActor:
     @_runs_user_code
     def serve(self, request_id: str, payload: bytes) -> Piece | None:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
-        with self._calls.running(request_id) as call:
-            try:
+        try:
+            with self._calls.running(request_id) as call:
                 return packed(self._model.answer(cloudpickle.loads(payload), call))
-            except StoppedError:
-                return None
-            except Exception as error:
-                return packed_error(error)
+        except StoppedError:
+            return None
+        except Exception as error:
+            return packed_error(error)
 
     @_runs_user_code
     def stream(self, request_id: str, payload: bytes) -> Iterator[Piece]:
         """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
-        with self._calls.running(request_id) as call:
-            try:
+        try:
+            with self._calls.running(request_id) as call:
                 for piece in self._model.pieces(cloudpickle.loads(payload), call):
                     yield packed(piece)
-            except StoppedError:
-                return
-            except Exception as error:
-                yield packed_error(error)
+        except StoppedError:
+            return
+        except Exception as error:
+            yield packed_error(error)
 
     def stop(self, call_id: str) -> None:
         """Stop serving a request, or a call of a session. What is no coroutine can't be stopped, and goes on."""

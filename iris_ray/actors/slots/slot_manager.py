@@ -5,7 +5,6 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
@@ -76,19 +75,26 @@ class SlotManager:
     async def register(self, order: ModelOrder) -> None:
         """Serve a model from now on."""
         identity = order.spec.identity
+        before = self._by_name.get(order.spec.name, identity)
+        if before != identity:  # requests can't name it any more
+            self._forget(before)
         self._orders[identity] = order
         self._by_name[order.spec.name] = identity
         self._hear(ev.ModelRegistered(order.spec, order.replicas, order.prewarm))
 
     async def remove(self, model: str) -> None:
         """Serve a model no more."""
-        self._hear(ev.ModelRemoved(self._identity(model)))
+        self._forget(self._identity(model))
         del self._by_name[model]
+
+    def _forget(self, identity: SlotIdentity) -> None:
+        self._hear(ev.ModelRemoved(identity))
+        del self._orders[identity]
 
     async def submit(self, ask: Ask) -> Piece:
         """Return the answer to a request, or why there is none."""
         pieces = [piece async for piece in self._pieces(ask, streams=False)]
-        return pieces[-1]
+        return pieces[-1] if pieces else packed_error(cancelled(ask.request_id))
 
     async def stream(self, ask: Ask) -> AsyncIterator[Piece]:
         """Yield the answer to a request in pieces, the last of which may say why there are no more."""
@@ -142,12 +148,23 @@ class SlotManager:
         return asyncio.get_running_loop().time()
 
     def _hear(self, event: ev.Event) -> None:
-        for instruction in self._core.handle(event, self._now()):
-            self._carry_out(instruction)
-        if self._timer is not None:
-            self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(self._core.wakeup() + 0.001, self._hear, ev.Tick())
+        try:
+            for instruction in self._core.handle(event, self._now()):
+                self._carry_out_safely(instruction)
+        finally:  # whatever happens, the next Tick comes
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(self._core.wakeup() + 0.001, self._hear, ev.Tick())
+
+    def _carry_out_safely(self, instruction: todo.Instruction) -> None:
+        try:
+            self._carry_out(instruction)
+        except Exception as error:  # one slot stops no other, and no request
+            logger.exception("%s could not be carried out", type(instruction).__name__)
+            if isinstance(instruction, todo.CreateSlot):
+                why = f"its process could not be created: {type(error).__name__}: {error}"
+                asyncio.get_running_loop().call_soon(self._hear, ev.SlotFailed(instruction.slot_id, why))
 
     def _carry_out(self, instruction: todo.Instruction) -> None:
         match instruction:
@@ -193,7 +210,11 @@ class SlotManager:
         how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s
         request = Request(ask.request_id, identity, now, *how)
         waiting = self._waiting[ask.request_id] = Waiting(ask, streams)
-        self._hear(ev.RequestArrived(request))
+        try:
+            self._hear(ev.RequestArrived(request))
+        except BaseException:
+            del self._waiting[ask.request_id]
+            raise
         return waiting
 
     def _identity(self, model: str) -> SlotIdentity:
@@ -210,21 +231,32 @@ class SlotManager:
             if waiting is not None and request.is_session:
                 await self._grant(waiting, slot_id, made.actor)
                 return
-            if waiting is not None:
-                await self._have_answered(waiting, made.actor)
+            if waiting is not None and not await self._have_answered(waiting, slot_id, made.actor):
+                return
         except RayError as error:
             self._hear(ev.SlotFailed(slot_id, _unreachable(slot_id, error)))
         else:
             self._end(request.request_id, slot_id)
 
-    async def _have_answered(self, waiting: Waiting, actor: Any) -> None:
+    async def _have_answered(self, waiting: Waiting, slot_id: str, actor: ActorHandle) -> bool:
+        """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
         ask = waiting.ask
         if waiting.streams:
             async for piece in actor.stream.options(num_returns="streaming").remote(ask.request_id, ask.payload):
-                waiting.give(await piece)
+                found = await piece
+                if not self._runs_on(ask.request_id, slot_id):  # pieces of two slots must not be mixed
+                    return False
+                waiting.give(found)
+            if not self._runs_on(ask.request_id, slot_id):
+                return False
         elif (answer := await actor.serve.remote(ask.request_id, ask.payload)) is not None:
             waiting.give(answer)
         waiting.end()
+        return True
+
+    def _runs_on(self, request_id: str, slot_id: str) -> bool:
+        active = self._core.active.by_id.get(request_id)
+        return active is not None and active.slot_id == slot_id
 
     async def _grant(self, waiting: Waiting, slot_id: str, actor: ActorHandle) -> None:
         session_id = waiting.ask.request_id

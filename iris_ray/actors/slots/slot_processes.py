@@ -110,9 +110,9 @@ class SlotProcesses:
 
     async def _is_gone(self, made: SlotProcess) -> bool:
         runner = self.runners.get(made.order.allocation.runner_id)
+        ray.kill(made.actor)  # Ray may only have lost sight of it
         if made.process is None or runner is None:
             return True  # it never ran user code, or its host is gone
-        ray.kill(made.actor)  # Ray may only have lost sight of it
         try:
             return bool(await runner.agent.wait_gone.remote(made.process, GONE_S))
         except RayError:

@@ -73,6 +73,47 @@ def test_what_a_model_raises_is_raised_and_a_load_says_why_it_failed() -> None:
     assert "takes no arguments" in str(LoadedModel().load(cloudpickle.dumps((Plain, {"size": 1}))))
 
 
+class Cancels:
+    def __call__(self, payload: str) -> Any:
+        if payload == "function":
+            raise asyncio.CancelledError
+        return self._coroutine() if payload == "coroutine" else self._pieces()
+
+    async def _coroutine(self) -> None:
+        raise asyncio.CancelledError
+
+    async def _pieces(self):
+        yield 1
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("how", ["function", "coroutine", "pieces"])
+def test_a_model_that_cancels_itself_is_at_fault_and_was_not_stopped(how: str) -> None:
+    made = loaded(Cancels)
+    with (
+        pytest.raises(RuntimeError, match="the model raised CancelledError"),
+        RunningCalls(made.loop).running("r") as call,
+    ):
+        list(made.pieces(how, call))
+
+
+class FailsToLoad:
+    def __init__(self, error: BaseException) -> None:
+        raise error
+
+
+class OddError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), OddError()])
+def test_a_load_that_fails_in_an_odd_way_is_a_failed_load(error: BaseException) -> None:
+    why = LoadedModel().load(cloudpickle.dumps((FailsToLoad, {"error": error})))
+    assert why is not None
+    assert type(error).__name__ in why
+
+
 def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_before() -> None:
     made = loaded(Coroutine)
     calls = RunningCalls(made.loop)
