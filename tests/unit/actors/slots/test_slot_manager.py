@@ -1,0 +1,197 @@
+"""What a SlotManager does when something goes wrong. Slots and runners stand aside; its event loop is real."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayError
+
+from iris_ray.actors.slots import slot_processes
+from iris_ray.actors.slots.messages import Ask, ModelOrder
+from iris_ray.actors.slots.pieces import Piece, packed
+from iris_ray.actors.slots.slot_manager import SlotManager
+from iris_ray.errors import InvalidSlotError
+from iris_ray.slots import events as ev
+from iris_ray.slots.models import ModelSpec
+from iris_ray.slots.serving_policy import ServingPolicy
+from tests.support.slots import gpus
+
+
+class Method:
+    """A method of an actor: ``remote`` and ``options`` are all that is used of it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.remote = function
+
+    def options(self, **_: Any) -> "Method":
+        return self
+
+
+class Slot:
+    """Stands for a `SlotActor`. It answers once it is told to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.may_answer = asyncio.Event()
+        self.killed = asyncio.Event()
+        for name in ("identity", "load", "watch", "unload", "serve", "stream", "stop"):
+            setattr(self, name, Method(getattr(self, f"_{name}")))
+
+    async def _identity(self) -> int:
+        return self.number
+
+    async def _load(self, pickled: bytes) -> None: ...
+
+    async def _watch(self) -> None:
+        await self.killed.wait()
+        raise RayError("killed")
+
+    async def _unload(self) -> None:
+        await self.killed.wait()
+
+    async def _stop(self, request_id: str) -> None: ...
+
+    async def _serve(self, request_id: str, payload: bytes) -> Piece:
+        await self.may_answer.wait()
+        return packed(self.number)
+
+    async def _stream(self, request_id: str, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+        await self.may_answer.wait()
+        for piece in range(3):
+            await asyncio.sleep(0.01)
+            yield self._piece(piece)
+
+    async def _piece(self, piece: int) -> Piece:
+        return packed((self.number, piece))
+
+
+class Slots:
+    """Makes them, unless it fails to."""
+
+    def __init__(self) -> None:
+        self.made: list[Slot] = []
+        self.fails = False
+
+    def options(self, **_: Any) -> "Slots":
+        return self
+
+    def remote(self, variables: Any) -> Slot:
+        if self.fails:
+            raise ValueError("placement group bundle index 0 is invalid")
+        self.made.append(Slot(len(self.made)))
+        return self.made[-1]
+
+
+@pytest.fixture
+def slots(monkeypatch: pytest.MonkeyPatch) -> Slots:
+    made = Slots()
+    monkeypatch.setattr(slot_processes, "_slot_actor", lambda seats: made)
+    monkeypatch.setattr("ray.kill", lambda slot: slot.killed.set())
+    return made
+
+
+async def forever(*_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def manager_of(*runners: str, **policy: Any) -> SlotManager:
+    manager = SlotManager(ServingPolicy(**policy))
+    for name in runners:
+        agent = SimpleNamespace(
+            watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
+        )
+        here: Any = SimpleNamespace(
+            runner_id=name, job_id="job", agent=agent, runner=lambda name=name: gpus(name, 1),
+            placement=lambda: None, variables_for=lambda devices: {},
+        )  # fmt: skip
+        manager._background.start(manager.keep_runner(here), "keeping a runner")
+    await asyncio.sleep(0.01)
+    return manager
+
+
+async def true() -> bool:
+    return True
+
+
+async def all_of(known: Any) -> set[Any]:
+    return set(known)
+
+
+def order(name: str = "m", **spec: Any) -> ModelOrder:
+    return ModelOrder(ModelSpec(name, {1: 60 * 10**9}, **spec), b"", 0)
+
+
+def ask(request_id: str, model: str = "m", **how: Any) -> Ask:
+    return Ask(request_id, model, b"", **how)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_a_slot_that_can_not_be_made_stops_no_other_and_not_the_clock(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", "b")
+        await manager.register(order())
+        slots.fails = True
+        waits = asyncio.ensure_future(manager.submit(ask("r")))
+        await asyncio.sleep(0.05)
+        assert not waits.done()
+        slots.fails = False
+        await until(lambda: slots.made)  # after a pause: it is the timer that has it made
+        slots.made[0].may_answer.set()
+        assert (await waits).open() == 0
+
+    asyncio.run(story())
+
+
+def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", "b", drain_s=0.05)
+        await manager.register(order())
+
+        async def read() -> list[Any]:
+            return [piece.open() async for piece in manager.stream(ask("r"))]
+
+        reads = asyncio.ensure_future(read())
+        await until(lambda: slots.made)
+        await asyncio.sleep(0.05)
+        (slot_id,) = manager._core.fleet.slots
+        await manager.evict(slot_id)
+        await asyncio.sleep(0.06)
+        manager._hear(ev.Tick())  # it has overrun its time; the request is for another slot, and this one still runs
+        await until(lambda: len(slots.made) == 2)
+        await asyncio.sleep(0.05)
+        for slot in slots.made:
+            slot.may_answer.set()
+        assert await reads == [(1, 0), (1, 1), (1, 2)]
+
+    asyncio.run(story())
+
+
+def test_a_name_that_is_registered_for_another_adapter_leaves_nothing_of_the_first(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order(lora="v1"))
+        await manager.register(order(lora="v2"))
+        await manager.remove("m")
+        assert manager._core.models == {}
+        assert manager._orders == {}
+
+    asyncio.run(story())
+
+
+def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order())
+        for _ in range(2):
+            with pytest.raises(InvalidSlotError, match="not a number"):
+                (await manager.submit(ask("r", timeout_s=float("nan")))).open()
+        assert manager._waiting == {}
+
+    asyncio.run(story())
