@@ -104,6 +104,9 @@ class SlotClient:
     ) -> ModelSpec:
         """Serve a model. Returns at once; nothing is loaded before it is needed, or asked for.
 
+        A name may be registered again. Slots of another spec than the new one end. Those of an equal spec stay, with
+        the class and the arguments that they have loaded; evict them if these have changed.
+
         Args:
             model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
                 kind, and perhaps ``load()``, ``unload()`` and ``memory_estimate()``.

@@ -68,7 +68,9 @@ def tells_what_became_of_it(cluster: SimulatedCluster, job: str, steps: int) -> 
     found = iris_json(cluster, "goodput", job)
     assert found["attempts"] == 2
     seconds = found["seconds"]
-    assert seconds["unproductive_checkpoint_restore_time"] == pytest.approx(2.0, abs=0.5)
+    # A second for each attempt. The first one's is not known if its host was too busy to answer at the end.
+    restored = seconds["unproductive_checkpoint_restore_time"]
+    assert restored == pytest.approx(2.0, abs=0.5) or restored == pytest.approx(1.0, abs=0.2)
     assert seconds["productive"] == pytest.approx(STEPS_S * steps, rel=0.3)
     assert seconds["wasted_progress_from_disruption"] == pytest.approx(STEPS_S * 20, rel=0.3)
     assert seconds["infrastructure_recovery_from_disruption"] > 0.0
