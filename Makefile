@@ -24,7 +24,7 @@ test: $(READY)  ## every test, real Ray clusters included; about ten minutes on 
 proofs: $(READY)  ## many random worlds and sequences, rare faults, short loops of kills; about fifteen minutes
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
 
-proofs-long: $(READY)  ## loops of twenty kills, a minute of chaos, long waits; half an hour
+proofs-long: $(READY)  ## loops of twenty kills, a minute of chaos, whatever takes long on a cluster; three quarters of an hour
 	$(BIN)/python -m pytest --profile=long $(TWO_PROCESSES) $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute

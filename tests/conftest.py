@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=PROFILES,
         default="test",
         help="test: every test, in its small size (the default); proofs: tests/proofs, and what is marked so, in full; "
-        "long: what takes longer than a minute and finds less for it; all: the three of them",
+        "long: long loops, and what takes longer than twenty seconds on a cluster; all: the three of them",
     )
 
 

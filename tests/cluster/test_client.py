@@ -144,7 +144,7 @@ def test_tasks_go_where_other_ray_work_leaves_room(client: IrisClient, cluster: 
     wait_until(lambda: free() == cpus)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_more_tasks_than_places_run_one_after_another(client: IrisClient, cluster: SimulatedCluster) -> None:
     """Three tasks, two slices of that type: the third gets a slice that is free again."""
     slices = {cluster.add_slice("v4-8") for _ in range(2)}
@@ -162,7 +162,7 @@ def test_job_on_a_slice_of_several_hosts_is_a_gang(client: IrisClient, cluster: 
     assert client.job_status(job).device == "v4-16"
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_task_that_fails_is_retried_alone_and_then_fails_the_job(client: IrisClient, trace: Trace) -> None:
     def work(facts: dict[str, Any]) -> int:
         if facts["index"] == 1:

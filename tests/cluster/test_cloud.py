@@ -100,7 +100,7 @@ def test_host_lost_without_notice_is_judged_by_the_providers_word(
     assert f"the provider says that its node is {state.name}" in line
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_missing_slices_are_shown_to_the_autoscaler_until_they_come(
     cloud_cluster: SimulatedCluster, trace: Trace
 ) -> None:

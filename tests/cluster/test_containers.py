@@ -223,6 +223,7 @@ run_docker_on_pod(
 """
 
 
+@pytest.mark.long
 def test_containers_of_a_driver_that_is_killed_end(engine: Engine, slices: SimulatedCluster, tmp_path: Path) -> None:
     command = [sys.executable, "-c", DRIVER, slices.address, Podman.IMAGE, str(tmp_path), WAIT]
     with subprocess.Popen(command) as driver, contextlib.ExitStack() as at_the_end:

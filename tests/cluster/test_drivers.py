@@ -20,7 +20,7 @@ from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.testing import SimulatedCluster
 from tests.support.clusters import actors_left
 from tests.support.gangs import alive, free_chips
-from tests.support.proofs import in_proofs
+from tests.support.proofs import in_long, in_proofs
 from tests.support.waiting import wait_until
 
 CHIPS = 3 * 2 * 4
@@ -136,7 +136,7 @@ def test_interrupted_call_stops_its_gang_though_its_driver_goes_on(drivers: "Dri
     assert driver.poll() is None
 
 
-@pytest.mark.parametrize("seconds", [2, *in_proofs(15)])
+@pytest.mark.parametrize("seconds", [2, *in_long(15)])
 def test_script_that_ends_waits_for_what_its_tasks_still_write(drivers: "Drivers", seconds: int) -> None:
     """Threads first, then exit handlers, as in any Python process. An asynchronous checkpoint is written like this."""
     driver = drivers.start(

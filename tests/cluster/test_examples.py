@@ -36,7 +36,7 @@ def test_three_users_share_a_cluster_and_see_each_others_jobs() -> None:
     assert [row[2] for row in afterwards] == ["succeeded"] * 3
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_demo_loses_one_slice_with_notice_and_one_without_and_finishes() -> None:
     output = run("demo.py")
     assert "process 3 of 4 on v4-16-1 worker 1, attempt 1: starts at step 0" in output

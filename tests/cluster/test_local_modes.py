@@ -50,7 +50,7 @@ def test_simulated_run_loses_a_slice_by_schedule_and_the_new_one_takes_its_place
     assert sorted(results.strip("[]()").split("), (")) == ["2, 'v4-8-0', 0", "2, 'v4-8-2', 0"]
 
 
-@pytest.mark.proof
+@pytest.mark.long
 @pytest.mark.usefixtures("no_shared_cluster")
 def test_error_of_a_simulated_run_is_the_users_own(tmp_path: Path) -> None:
     body = """

@@ -106,7 +106,7 @@ def test_every_attempt_can_be_read_whatever_ended_it_and_with_all_of_its_job_gon
             fetch(*wrong)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(trace: Trace) -> None:
     def says(facts: dict[str, Any]) -> None:
         print("I am", facts["index"])
@@ -173,7 +173,7 @@ def test_binary_output_comes_back_as_it_was() -> None:
     assert isinstance(log.text, str)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_task_that_prints_gigabytes_goes_on_and_neither_disk_nor_driver_is_flooded(cluster: SimulatedCluster) -> None:
     script = """
         import sys

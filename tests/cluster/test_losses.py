@@ -15,11 +15,11 @@ from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.errors import PreemptedTooManyTimesError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, alive, job_view
-from tests.support.proofs import in_proofs
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 
-@pytest.mark.parametrize("worker_id", [1, *in_proofs(0)])
+@pytest.mark.parametrize("worker_id", [1, *in_long(0)])
 def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_takes_over(
     cluster: SimulatedCluster, trace: Trace, worker_id: int
 ) -> None:
@@ -36,7 +36,7 @@ def test_one_lost_host_costs_its_slice_and_one_preemption_and_another_slice_take
     assert (view.state.name, view.failures, view.preemptions) == ("SUCCEEDED", 0, 1)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_lost_slice_of_two_is_replaced_and_the_other_one_stays_with_its_files(
     cluster: SimulatedCluster, trace: Trace
 ) -> None:

@@ -25,6 +25,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.long
 def test_prometheus_reads_what_a_job_has_done() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="m") as directory, ray_head(Path(directory)) as head:
         environ = {**head.environ, "RAY_ADDRESS": head.address, "IRIS_USER": "ann"}

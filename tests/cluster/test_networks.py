@@ -44,6 +44,7 @@ def cut_off_a_host_of_a_gang(cluster: SimulatedCluster, trace: Trace, worker_id:
     return int(first[worker_id]["pid"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("how", [{"from_head": False}, *in_long({"direction": "out"}, {"direction": "in"})], ids=str)
 def test_gang_goes_on_elsewhere_after_a_host_was_cut_off(
     wired: SimulatedCluster, trace: Trace, how: dict[str, Any]

@@ -33,7 +33,7 @@ def put_into_stores() -> int:
     return int(get_memory_info_reply(state).store_stats.cumulative_created_bytes)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_large_function_travels_once_to_each_node_and_not_through_the_controller(cluster: SimulatedCluster) -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=2, keep_warm=600) == [1] * 4
     payload = bytes(range(256)) * (LARGE // 256)
@@ -46,7 +46,7 @@ def test_large_function_travels_once_to_each_node_and_not_through_the_controller
     assert max(map(len, ClusterStore().items("log/").values())) < 100_000
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_large_function_of_a_detached_job_does_not_need_its_driver(cluster: SimulatedCluster) -> None:
     payload = b"x" * LARGE
     client = IrisClient()

@@ -99,6 +99,7 @@ def test_script_that_fails_is_a_failure_and_its_name_gets_a_number(head: RayHead
     assert "fails-1 has ended: failed" in iris(head, workspace, *submit, code=FAILED)
 
 
+@pytest.mark.long
 def test_job_that_is_stopped_gives_its_slice_back(head: RayHead, workspace: Path) -> None:
     submit = ["submit", "--ray-job", "--run-id", "waits", "--env-file", "variables", "train.py", "--", "wait"]
     assert iris(head, workspace, *submit).splitlines()[0] == "waits"

@@ -146,7 +146,7 @@ def test_callable_of_every_kind_runs(cluster: SimulatedCluster, function: Any, r
     assert run_on_pod(function, "v4-16") == results
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_concurrent_jobs_of_one_driver_share_its_slices(cluster: SimulatedCluster) -> None:
     refs = [run_on_pod_ray.remote(index, "v4-16", num_slices=n) for n in (2, 1, 2)]
     assert [len(results) for results in ray.get(refs)] == [4, 2, 4]

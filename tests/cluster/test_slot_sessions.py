@@ -122,7 +122,7 @@ def test_a_killed_slot_cuts_its_calls_off_and_the_session_may_be_opened_again(cl
         assert session.call(0)[1] != pid
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_sessions_end_when_they_are_idle_or_others_have_waited_or_their_slot_goes(client: SlotClient) -> None:
     idle = client.session("Echo", idle_s=1.0).open()
     wait_until(lambda: idle.over == "it was not used for 1 s", 20)

@@ -157,7 +157,7 @@ def test_who_waits_for_a_model_that_cannot_load_is_told_why(client: SlotClient) 
         client.submit("Broken", 0).result(120)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster) -> None:
     hosts = [SlotHosts(tpu_type="v4-16", memory=16 * 2**30)]
     with SlotClient(hosts, policy=EAGER) as client:

@@ -57,6 +57,7 @@ def yielding(client: SlotClient) -> list[bool]:
     return [job.yields for job in the_controller().list_jobs() if not job.state.finished and "slots" in job.job_id]
 
 
+@pytest.mark.long
 def test_a_gang_of_the_same_band_gets_the_hosts_of_idle_slots_which_come_back_after_it(
     everywhere: SlotClient, trace: Trace
 ) -> None:
@@ -107,6 +108,7 @@ def test_tainted_hosts_get_no_slots_and_slots_that_tolerate_the_taint_do(cluster
     iris(cluster, "untaint", second, "for-slots")
 
 
+@pytest.mark.long
 def test_a_notice_ends_the_slots_there_once_their_requests_are_answered(cluster: SimulatedCluster) -> None:
     with SlotClient([WHOLE_SLICE], policy=EAGER) as client:
         client.register(Sleeper, memory={4: GB})

@@ -17,7 +17,7 @@ from iris_ray.actors.pool.attempt import AT_ONCE_S
 from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, actor_pid, alive, job_view, pool_pid, result_of, slice_of_this_task
-from tests.support.proofs import in_proofs
+from tests.support.proofs import in_long, in_proofs
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -85,7 +85,7 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
     ("kind", "worker_id", "num_slices", "has_standby"),
     [
         ("TPUHostActor", 1, 1, False),
-        *in_proofs(("SliceActor", 0, 2, True)),
+        *in_long(("SliceActor", 0, 2, True)),
     ],
 )
 def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_the_next_attempt(
@@ -161,7 +161,7 @@ def test_warm_slice_that_broke_while_it_was_idle_costs_no_retry(cluster: Simulat
     assert job_view(started[0]["job"]).preemptions == 0
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2, max_retries_failure=0, max_retries_preemption=1)
     first = trace.wait_for_tasks(4)
@@ -179,7 +179,7 @@ def test_death_of_the_pool_costs_a_preemption_and_the_caller_does_not_notice(tra
     assert (view.state.name, view.failures, view.preemptions) == ("SUCCEEDED", 0, 1)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tmp_path: Any) -> None:
     later = Trace(tmp_path / "later")
     later.directory.mkdir()
