@@ -21,7 +21,7 @@ demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of 
 test: $(READY)  ## every test, real Ray clusters included; about ten minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, rare faults, short loops of kills; about fifteen minutes
+proofs: $(READY)  ## many random worlds and sequences, rare faults, short loops of kills; about twenty minutes
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
 
 proofs-long: $(READY)  ## loops of twenty kills, a minute of chaos, whatever takes long on a cluster; three quarters of an hour
