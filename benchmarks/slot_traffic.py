@@ -3,7 +3,7 @@
     python benchmarks/slot_traffic.py          # virtual time; about a minute
 
 1,000 requests come at random times. *zipf*: the n-th model gets a share in proportion to 1 / n. *turns*: the models
-take turns, which is the worst for whoever evicts what was used longest ago (*LRU*). Models load in 5 s and answer in
+take turns, which is the worst case for evicting the least recently used slot (*LRU*). Models load in 5 s and answer in
 0.2 s, four requests at a time. The *optimum* knows all requests beforehand, and serves each one before the next. Slots
 may need fewer loads: a request may wait until its model's turn comes.
 """
