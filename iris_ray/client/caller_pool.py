@@ -5,11 +5,12 @@ import concurrent.futures
 import contextlib
 import sys
 import threading
+import time
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.wire.messages import RunRequest, with_stored_function
@@ -17,6 +18,9 @@ from iris_ray.client.pool_actor import REPEATED, PoolActor
 
 SILENT_S = 1.0
 """A wait for tasks is mentioned after so long."""
+
+RESTART_S = 1.0
+"""How long a pool whose process died is left alone before it is asked again; Ray needs 1 to 2 s to start another."""
 
 
 class CallerPool:
@@ -85,12 +89,18 @@ class CallerPool:
         """Have the pool ended once it has done all calls and holds no slice, unless a new call is faster.
 
         No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
+        Ray does not repeat the call: a repeated one that is open when the driver disconnects makes Ray 2.60 print
+        "Failed to push error to driver".
         """
         calls = max(1, self._calls)
-        idle = pool.until_idle.options(**REPEATED).remote(calls).future()
+        idle = pool.until_idle.remote(calls).future()
 
         def idle_or_gone(done: "concurrent.futures.Future[None]") -> None:
-            follow_up = self._forget if done.exception() else self._end_if_unused
+            error = done.exception()
+            if isinstance(error, ActorUnavailableError):  # its process died, and Ray starts another
+                follow_up = self._ask_again
+            else:
+                follow_up = self._forget if error else self._end_if_unused
             threading.Thread(target=follow_up, args=(pool, calls), daemon=True).start()
 
         idle.add_done_callback(idle_or_gone)
@@ -102,6 +112,13 @@ class CallerPool:
             if self._calls == calls:
                 self._end()
             else:
+                self._end_when_idle(pool)
+
+    def _ask_again(self, pool: ActorHandle, calls: int) -> None:
+        """The pool's process died, and Ray starts another: ask that one when it is idle."""
+        time.sleep(RESTART_S)
+        with self._lock:
+            if self._pool is pool and ray.is_initialized():
                 self._end_when_idle(pool)
 
     def _forget(self, pool: ActorHandle, calls: int) -> None:

@@ -9,7 +9,7 @@ from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.request_queue import RequestQueue, Turn, begun
 from iris_ray.slots.requests import Request
 from iris_ray.slots.slot import Slot
-from iris_ray.slots.warm_slots import choose_warm_slot, requests_on_runner
+from iris_ray.slots.warm_slots import choose_warm_slot
 
 
 @dataclass(slots=True)
@@ -54,8 +54,7 @@ class ActiveRequests:
     def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Give requests that wait for this to slots with a seat, until one of both runs out."""
         while self.queue.waiting(identity):
-            slots = self.fleet.of_identity(identity)
-            slot = choose_warm_slot(slots, lambda runner_id: requests_on_runner(self.fleet, runner_id))
+            slot = choose_warm_slot(self.fleet.of_identity(identity), self.fleet.requests_on)
             if slot is None:
                 return
             request, turn = self.queue.take(identity)
@@ -82,7 +81,7 @@ class ActiveRequests:
         """Take a slot's requests back: its process is gone or useless. Those that may be repeated wait again."""
         for request_id in sorted(slot.active):
             active = self.by_id.pop(request_id)
-            slot.active.discard(request_id)
+            self.fleet.lose_request(slot, request_id)
             if not active.stopped:
                 yield self._after_loss(active, reason, now)
 

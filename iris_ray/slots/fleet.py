@@ -1,5 +1,6 @@
 """All runners and slots. Only the methods of `SlotFleet` change them, and the ledger with them."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -33,6 +34,7 @@ class SlotFleet:
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     changes: ChangeLog = field(default_factory=ChangeLog)
+    _requests_on: Counter[str] = field(default_factory=Counter)
     _on_device: dict[DeviceKey, dict[str, Slot]] = field(default_factory=dict)
     _of_identity: dict[SlotIdentity, dict[str, Slot]] = field(default_factory=dict)
     _in_state: dict[SlotState, dict[str, Slot]] = field(default_factory=lambda: {state: {} for state in SlotState})
@@ -51,6 +53,10 @@ class SlotFleet:
         """Return the slots of a runner, oldest first."""
         keys = [(runner_id, device) for device in range(len(self.runners[runner_id].devices))]
         return list({slot.slot_id: slot for key in keys for slot in self._on_device[key].values()}.values())
+
+    def requests_on(self, runner_id: str) -> int:
+        """Return how many requests run on a runner."""
+        return self._requests_on[runner_id]
 
     def of_identity(self, identity: SlotIdentity) -> list[Slot]:
         """Return the slots that serve this, oldest first."""
@@ -89,6 +95,7 @@ class SlotFleet:
         self._touch_runner(runner_id)
         for device in range(len(self.runners.pop(runner_id).devices)):
             del self._on_device[runner_id, device]
+        del self._requests_on[runner_id]
         self.ledger.close(runner_id)
         self.closed.discard(runner_id)
         return lost
@@ -116,6 +123,7 @@ class SlotFleet:
         for device in slot.allocation.devices:
             self._on_device[slot.allocation.runner_id, device][slot.slot_id] = slot
         self._of_identity.setdefault(slot.identity, {})[slot.slot_id] = slot
+        self._requests_on[slot.allocation.runner_id] += len(slot.active)
         self._touch(slot.allocation)
 
     def start(self, slot_id: str, now: float) -> bool:
@@ -160,6 +168,7 @@ class SlotFleet:
         del self._in_state[SlotState.GONE][slot_id]
         for device in slot.allocation.devices:
             del self._on_device[slot.allocation.runner_id, device][slot_id]
+        self._requests_on[slot.allocation.runner_id] -= len(slot.active)
         of_identity = self._of_identity[slot.identity]
         del of_identity[slot_id]
         if not of_identity:
@@ -177,15 +186,22 @@ class SlotFleet:
         if slot.free_seats < 1:
             raise IllegalTransitionError(f"slot {slot_id} has no seat for request {request_id}")
         slot.active.add(request_id)
+        self._requests_on[slot.allocation.runner_id] += 1
         slot.last_activity = now
         self._touch(slot.allocation)
 
     def end_request(self, slot_id: str, request_id: str, now: float) -> None:
         """Note that a request runs on a slot no more."""
         slot = self.slots[slot_id]
-        slot.active.discard(request_id)
+        self.lose_request(slot, request_id)
         slot.last_activity = now
         self._touch(slot.allocation)
+
+    def lose_request(self, slot: Slot, request_id: str) -> None:
+        """Note that a slot which is useless or gone serves a request no more."""
+        slot.active.remove(request_id)
+        if slot.slot_id in self.slots:
+            self._requests_on[slot.allocation.runner_id] -= 1
 
     def claim(self, slot_id: str, claimed: bool) -> None:
         """Say whether a slot is kept for a target of replicas."""
@@ -224,6 +240,8 @@ class SlotFleet:
                     used[device] += need if slot.state in USES_MEMORY else 0
             for number, hardware in enumerate(runner.devices):
                 assert max(promised[number], used[number]) <= hardware.memory, f"{runner_id}: {number} over-committed"
+            served = sum(len(slot.active) for slot in self.on_runner(runner_id))
+            assert self.requests_on(runner_id) == served, f"{runner_id}: the count of its requests is wrong"
             left = [hardware.memory - amount for hardware, amount in zip(runner.devices, promised, strict=True)]
             assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
             assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 
-from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.slot import Slot, SlotState
 
@@ -23,11 +22,6 @@ def choose_warm_slot(slots: Iterable[Slot], requests_on: Callable[[str], int]) -
         key=lambda slot: (len(slot.active), requests_on(slot.allocation.runner_id), -slot.last_activity, slot.slot_id),
         default=None,
     )
-
-
-def requests_on_runner(fleet: SlotFleet, runner_id: str) -> int:
-    """Return how many requests run on a runner."""
-    return sum(len(slot.active) for slot in fleet.on_runner(runner_id))
 
 
 def seats(slots: Iterable[Slot], late: Callable[[Slot], bool]) -> int:
