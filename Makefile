@@ -21,10 +21,10 @@ demo: $(READY)  ## a JAX training run on simulated TPU slices that loses two of 
 test: $(READY)  ## every test, real Ray clusters included; about ten minutes on two cores
 	$(BIN)/python -m pytest $(TWO_PROCESSES) $(ARGS)
 
-proofs: $(READY)  ## many random worlds and sequences, rare faults, short loops of kills; about twenty minutes
+proofs: $(READY)  ## many random worlds and sequences, rare faults, a minute of chaos; a quarter of an hour
 	$(BIN)/python -m pytest --profile=proofs $(TWO_PROCESSES) $(ARGS)
 
-proofs-long: $(READY)  ## loops of twenty kills, a minute of chaos, whatever takes long on a cluster; three quarters of an hour
+proofs-long: $(READY)  ## loops of twenty kills, and whatever takes long on a cluster; three quarters of an hour
 	$(BIN)/python -m pytest --profile=long $(TWO_PROCESSES) $(ARGS)
 
 check: lint quick  ## what to run before every commit; under a minute

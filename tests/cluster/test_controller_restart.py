@@ -23,7 +23,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_running_gang_goes_on_while_the_controller_restarts(trace: Trace) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     trace.wait_for_tasks(4)
@@ -50,14 +50,14 @@ def test_waiting_job_keeps_its_place_while_the_controller_restarts(trace: Trace,
     assert len(later.starts()) == 2
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_restarted_controller_knows_who_keeps_slices_warm() -> None:
     assert run_on_pod(lambda: 1, "v4-16", num_slices=3, keep_warm=600) == [1] * 6
     kill_controller()
     assert run_on_pod(lambda: 2, "v4-16", num_slices=3) == [2] * 6
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_host_lost_while_no_controller_runs_restarts_the_gang(trace: Trace, cluster: SimulatedCluster) -> None:
     job = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=2)
     (start, *_) = trace.wait_for_tasks(4)

@@ -163,7 +163,7 @@ def test_script_that_ends_waits_for_what_its_tasks_still_write(drivers: "Drivers
     assert written == dict.fromkeys(("atexit-0", "atexit-1", "thread-0", "thread-1"), "all of it")
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_interrupt_at_the_end_of_a_script_ends_what_its_tasks_still_write(drivers: "Drivers") -> None:
     driver = drivers.start(
         """
@@ -214,7 +214,7 @@ FIRST_DRIVER = """
 """
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_controller_inherits_nothing_from_the_driver_that_starts_it(cluster: SimulatedCluster, tmp_path: Path) -> None:
     """Neither environment, nor runtime environment, nor checkout; it has a Ray job of its own, on the head node."""
 

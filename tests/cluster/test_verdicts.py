@@ -14,6 +14,7 @@ import ray
 
 from iris_ray import IrisClient, ResourceSpec, release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.pool.attempt import AT_ONCE_S
+from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, actor_pid, alive, job_view, pool_pid, result_of, slice_of_this_task
@@ -191,6 +192,8 @@ def test_pool_that_dies_while_it_launches_or_waits_loses_no_job(trace: Trace, tm
     later.finish()
     assert len(result_of(first)) == 4
     assert len(result_of(second)) == 4
+    release()
+    wait_until(lambda: pool_of_this_process._connected() is None, 20)  # its new process was asked when it is idle
 
 
 @pytest.mark.proof
