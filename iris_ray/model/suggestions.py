@@ -21,8 +21,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UnknownNameError:
     )
     if near:
         return UnknownNameError(f"there is no {what} {name!r}; did you mean {' or '.join(near)}?")
+    if not there_are:
+        return UnknownNameError(f"there is no {what} {name!r}, nor any other {what}")
     some = ", ".join(there_are[:5]) + (", …" if len(there_are) > 5 else "")
-    return UnknownNameError(f"there is no {what} {name!r}; there {'are ' + some if some else 'are none at all'}")
+    return UnknownNameError(f"there is no {what} {name!r}; there are {some}")
 
 
 def unknown_number(what: str, number: int, known: range) -> UnknownNameError:
