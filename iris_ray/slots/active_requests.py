@@ -81,7 +81,7 @@ class ActiveRequests:
         """Take a slot's requests back: its process is gone or useless. Those that may be repeated wait again."""
         for request_id in sorted(slot.active):
             active = self.by_id.pop(request_id)
-            self.fleet.lose_request(slot, request_id)
+            self.fleet.remove_request(slot, request_id)
             if not active.stopped:
                 yield self._after_loss(active, reason, now)
 

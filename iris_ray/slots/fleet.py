@@ -193,12 +193,12 @@ class SlotFleet:
     def end_request(self, slot_id: str, request_id: str, now: float) -> None:
         """Note that a request runs on a slot no more."""
         slot = self.slots[slot_id]
-        self.lose_request(slot, request_id)
+        self.remove_request(slot, request_id)
         slot.last_activity = now
         self._touch(slot.allocation)
 
-    def lose_request(self, slot: Slot, request_id: str) -> None:
-        """Note that a slot which is useless or gone serves a request no more."""
+    def remove_request(self, slot: Slot, request_id: str) -> None:
+        """Remove a request from a slot, which may be gone already."""
         slot.active.remove(request_id)
         if slot.slot_id in self.slots:
             self._requests_on[slot.allocation.runner_id] -= 1
