@@ -15,6 +15,7 @@ process of a task or forked by one, no reservation, no claimed chip.
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -24,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -42,6 +43,10 @@ from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
 STEP_S, CHECKPOINT_EVERY = 0.05, 20
+UNNOTICED_S = 10.0
+"""How long a slice may pass for sound after one of its hosts was lost: Ray's health check takes up to five seconds."""
+CUT_OFF_RUNS_S = 75.0
+"""How long the tasks of a host that is cut off, or frozen, may go on after its attempt is over."""
 PATIENCE_S = 240.0
 """How long the jobs of the end may take."""
 
@@ -129,6 +134,7 @@ class Chaos:
     def __init__(self, seed: int, directory: Path, say: Callable[[str], None] = print) -> None:
         self.faults: Counter[str] = Counter()
         self.false_alarms: list[str] = []
+        self.overlaps: list[str] = []
         self.redone = 0
         self.jobs_done = 0
         self._say = say
@@ -138,7 +144,7 @@ class Chaos:
         self._started = 0
         self._passing: list[tuple[threading.Timer, Callable[[], None]]] = []  # what ends faults
         self._leaving: set[str] = set()
-        self._shaky: list[tuple[str, float, float]] = []  # slices with a fault that passes, from when to when
+        self._shaky: list[tuple[str, float, float]] = []  # from when to when a slice may pass for sound
         self._cluster: SimulatedCluster
 
     def run(self, seconds: float, mean_gap_s: float) -> None:
@@ -221,6 +227,7 @@ class Chaos:
         job_id = lines[0]["job"]
         status = next((s for s in the_controller().list_jobs() if s.job_id == job_id), None)
         assert status is not None, f"the Controller has forgotten {job_id}"
+        self.overlaps += [f"job {job.number}: {text}" for text in self._overlaps(lines)]
         job.charges["preemptions"] += self._starts_on_shaky_slices(lines)
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
@@ -231,6 +238,24 @@ class Chaos:
         """How many attempts began on a slice of which a host could not answer just then."""
         starts = [line for line in lines if "start" in line]
         return len({start["attempt"] for start in starts for shaky in self._shaky if began_on(start, *shaky)})
+
+    def _overlaps(self, lines: list[dict[str, Any]]) -> Iterator[str]:
+        """Tasks that went on when the next attempt had begun, on slices where nothing happened that explains it."""
+        began: dict[int, float] = {}
+        for line in lines:
+            if "start" in line:
+                began[line["attempt"]] = min(line["at"], began.get(line["attempt"], line["at"]))
+        for start in (line for line in lines if "start" in line):
+            attempt, index = start["attempt"], start["index"]
+            next_began = min((at for other, at in began.items() if other > attempt), default=math.inf)
+            last = max(line["at"] for line in lines if (line["attempt"], line["index"]) == (attempt, index))
+            if last > next_began and not self._was_disturbed(start["slice"], next_began):
+                over = last - next_began
+                yield f"task {index} of attempt {attempt} on {start['slice']} went on for {over:.1f} s beside the next"
+
+    def _was_disturbed(self, slice_name: str, at: float) -> bool:
+        """Whether a host of the slice could not be told to stop: its network or one of our processes was cut off."""
+        return any(name == slice_name and begin < at < end + CUT_OFF_RUNS_S for name, begin, end in self._shaky)
 
     def _check_steps(self, job: Running, lines: list[dict[str, Any]], took_part_in_the_end: bool) -> None:
         """One task's lines: each attempt goes on without a gap from a checkpoint, and the last one gets to the end.
@@ -280,12 +305,14 @@ class Chaos:
     def _kill_host(self) -> str:
         name, worker = self._some_host()
         self._charge("preemptions", name)
+        self._shaky_for(UNNOTICED_S, name)
         self._cluster.kill_host(name, worker)
         return f"killed host {worker} of {name}"
 
     def _kill_raylet(self) -> str:
         name, worker = self._some_host()
         self._charge("preemptions", name)
+        self._shaky_for(UNNOTICED_S, name)
         self._leaving.add(name)  # some of its processes live on for a while
         self._cluster.kill_raylet(name, worker)
         return f"killed the raylet of {name} host {worker}"
@@ -295,7 +322,7 @@ class Chaos:
         self._charge("preemptions", name)
         self._cluster.freeze_host(name, worker)
         seconds = self._chance.uniform(1.0, 12.0)
-        self._shaky.append((name, time.monotonic(), time.monotonic() + seconds))
+        self._shaky_for(seconds, name)
         self._ends_in(seconds, partial(self._cluster.thaw_host, name, worker))
         return f"froze host {worker} of {name} for {seconds:.0f} s"
 
@@ -306,7 +333,7 @@ class Chaos:
         self._charge("preemptions", name)
         self._cluster.cut_off(name, worker, **whom, direction=direction)
         seconds = self._chance.uniform(1.0, 20.0)
-        self._shaky.append((name, time.monotonic(), time.monotonic() + seconds))
+        self._shaky_for(seconds, name)
         self._ends_in(seconds, partial(self._cluster.reconnect, name, worker))
         return f"cut host {worker} of {name} off {whom or 'from all'} ({direction}) for {seconds:.0f} s"
 
@@ -316,11 +343,13 @@ class Chaos:
         kind = self._chance.choice(
             ["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "TaskProcess", "host.reaper", "raylet"]
         )
+        disturbed = [name]
         if kind == "Controller":
             pid = controller_pid()
         elif kind == "SlicePoolManager":
             pid = pool_pid()
             self._charge_all("preemptions")
+            disturbed = self._sound_slices()
         elif kind == "raylet":
             pid = self._cluster.host_pids(name, worker)[0]
             self._charge("preemptions", name)
@@ -332,12 +361,15 @@ class Chaos:
             self._charge("preemptions", name)
         os.kill(pid, signal.SIGSTOP)
         seconds = self._chance.uniform(1.0, 12.0)
+        for one in disturbed:
+            self._shaky_for(seconds, one)
         self._ends_in(seconds, partial(os.kill, pid, signal.SIGCONT))
         return f"stopped {kind} ({name} host {worker}) for {seconds:.0f} s"
 
     def _preempt(self) -> str:
         name = self._some_slice()
         self._charge("preemptions", name)
+        self._shaky_for(UNNOTICED_S, name)
         self._cluster.preempt_slice(name)
         return f"took {name}"
 
@@ -346,6 +378,7 @@ class Chaos:
         self._charge("preemptions", name)
         self._leaving.add(name)
         seconds = self._chance.uniform(3.0, 12.0)
+        self._shaky_for(seconds, name)
         self._cluster.preempt_slice(name, notice_s=seconds)
         return f"announced that {name} goes in {seconds:.0f} s"
 
@@ -388,6 +421,11 @@ class Chaos:
         timer.daemon = True
         timer.start()
         self._passing.append((timer, end))
+
+    def _shaky_for(self, seconds: float, name: str) -> None:
+        """Excuse attempts that begin on a slice from now on: the Controller can't know at once what happened to it."""
+        now = time.monotonic()
+        self._shaky.append((name, now, now + seconds))
 
     def _end(self, end: Callable[[], None]) -> None:
         """A host that Ray has given up meanwhile ends when it goes on; its slice is broken, and goes."""
@@ -510,8 +548,9 @@ def main(arguments: list[str]) -> int:
                 process.wait()
     print(f"seed {given.seed}: {chaos.jobs_done} jobs, {chaos.faults.total()} faults: {dict(chaos.faults)}")
     print(f"{chaos.redone} steps of tasks were done again; {len(chaos.false_alarms)} false alarms")
-    for alarm in chaos.false_alarms:
-        print(f"  {alarm}")
+    print(f"{len(chaos.overlaps)} tasks went on beside the next attempt, on hosts that nothing kept from hearing of it")
+    for finding in chaos.false_alarms + chaos.overlaps:
+        print(f"  {finding}")
     return 0
 
 
