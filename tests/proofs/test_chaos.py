@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs.chaos import Chaos
+from tests.proofs.chaos.run import Chaos
 from tests.support.proofs import EXAMPLES, a_seed
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(1800 * EXAMPLES), pytest.mark.usefixtures("no_shared_cluster")]

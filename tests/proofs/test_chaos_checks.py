@@ -1,13 +1,13 @@
 """The checks of `tests.proofs.chaos` find what they look for: they run on made-up lines with one mistake each."""
 
+import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.proofs.chaos import Chaos, Running
+from tests.proofs.chaos.checks import Disturbances, check_steps, overlaps
+from tests.proofs.chaos.jobs import Line, Running
 
-Line = dict[str, Any]
 STEPS = 6
 
 
@@ -17,10 +17,8 @@ def attempt(number: int, start: int, end: int, index: int = 0) -> list[Line]:
     return [{**who, "start": start}, *({**who, "step": step} for step in range(start, end))]
 
 
-def check(path: Path, lines: list[Line], took_part_in_the_end: bool = True) -> Chaos:
-    chaos = Chaos(1, path)
-    chaos._check_steps(Running(0, path, STEPS, None, 1), lines, took_part_in_the_end)
-    return chaos
+def check(path: Path, lines: list[Line], took_part_in_the_end: bool = True) -> int:
+    return check_steps(Running(0, path, STEPS, None, 1), lines, took_part_in_the_end)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,7 @@ def check(path: Path, lines: list[Line], took_part_in_the_end: bool = True) -> C
 def test_lines_that_are_in_order_pass_and_steps_that_were_done_again_are_counted(
     tmp_path: Path, lines: list[Line], redone: int
 ) -> None:
-    assert check(tmp_path, lines).redone == redone
+    assert check(tmp_path, lines) == redone
 
 
 def without(lines: list[Line], step: int) -> list[Line]:
@@ -96,3 +94,21 @@ def test_task_that_took_no_part_in_the_end_need_not_have_got_there(tmp_path: Pat
     check(tmp_path, attempt(1, 0, 3, index=3), took_part_in_the_end=False)
     with pytest.raises(AssertionError, match="step 2 after 0"):
         check(tmp_path, without(attempt(1, 0, 3, index=3), 1), took_part_in_the_end=False)
+
+
+def timed(lines: list[Line], begins: float, slice_name: str = "s") -> list[Line]:
+    """The lines at one second each from a time on."""
+    return [{**line, "slice": slice_name, "at": begins + second} for second, line in enumerate(lines)]
+
+
+def test_task_that_goes_on_beside_the_next_attempt_is_named_unless_its_slice_was_disturbed() -> None:
+    begins = time.monotonic()
+    lines = timed(attempt(1, 0, 6), begins) + timed(attempt(2, 2, 6), begins + 3.0)
+    (found,) = overlaps(lines, Disturbances())
+    assert found == "task 0 of attempt 1 on s went on for 3.0 s beside the next"
+    assert not list(overlaps(timed(attempt(1, 0, 2), begins) + timed(attempt(2, 2, 6), begins + 3.0), Disturbances()))
+    disturbed = Disturbances()
+    disturbed.add("another", 1.0)
+    assert list(overlaps(lines, disturbed))
+    disturbed.add("s", 1.0)
+    assert not list(overlaps(lines, disturbed))

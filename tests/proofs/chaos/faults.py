@@ -1,0 +1,224 @@
+"""What happens to the jobs of a chaos run, the hosts that they are on, and our own processes."""
+
+import contextlib
+import os
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import ray
+
+from iris_ray.testing import SimulatedCluster
+from tests.proofs.chaos.checks import Disturbances
+from tests.proofs.chaos.jobs import Running, runs
+from tests.support.gangs import actor_pid, controller_pid, pids_of, pool_pid, the_controller
+
+UNNOTICED_S = 10.0
+"""How long a slice may pass for sound after one of its hosts was lost: Ray's health check takes up to five seconds."""
+
+
+class Faults:
+    """Makes them happen, and counts them.
+
+    Args:
+        cluster: where. Its slices have two hosts each.
+        chance: decides which, and to whom.
+        running: the jobs, by number.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, chance: random.Random, running: Mapping[int, Running]) -> None:
+        self.counts: Counter[str] = Counter()
+        self.disturbances = Disturbances()
+        self._cluster = cluster
+        self._chance = chance
+        self._running = running
+        self._passing: list[tuple[threading.Timer, Callable[[], None]]] = []  # what ends faults
+        self._leaving: set[str] = set()
+
+    def happen(self) -> str | None:
+        """Have one happen. Returns what, or None if there was nothing for it to happen to."""
+        kinds: list[tuple[Callable[[], str | None], int]] = [
+            (self._kill_host, 3),
+            (self._kill_raylet, 2),
+            (self._freeze_host, 2),
+            (self._preempt, 2),
+            (self._preempt_with_notice, 3),
+            (self._kill_task, 4),
+            (self._kill_slice_actor, 1),
+            (self._kill_host_actor, 1),
+            (self._kill_pool, 1),
+            (self._kill_controller, 2),
+            (self._stop_process, 5),
+            *([(self._cut_off, 4)] if os.geteuid() == 0 else []),
+        ]
+        fault = self._chance.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
+        with contextlib.suppress(ProcessLookupError, ValueError, IndexError):  # gone by itself meanwhile
+            if done := fault():
+                self.counts[fault.__name__.strip("_")] += 1
+                return done
+        return None
+
+    def _kill_host(self) -> str:
+        name, worker = self._some_host()
+        self._charge("preemptions", name)
+        self.disturbances.add(name, UNNOTICED_S)
+        self._cluster.kill_host(name, worker)
+        return f"killed host {worker} of {name}"
+
+    def _kill_raylet(self) -> str:
+        name, worker = self._some_host()
+        self._charge("preemptions", name)
+        self.disturbances.add(name, UNNOTICED_S)
+        self._leaving.add(name)  # some of its processes live on for a while
+        self._cluster.kill_raylet(name, worker)
+        return f"killed the raylet of {name} host {worker}"
+
+    def _freeze_host(self) -> str:
+        name, worker = self._some_host()
+        self._charge("preemptions", name)
+        self._cluster.freeze_host(name, worker)
+        seconds = self._chance.uniform(1.0, 12.0)
+        self.disturbances.add(name, seconds)
+        self._ends_in(seconds, partial(self._cluster.thaw_host, name, worker))
+        return f"froze host {worker} of {name} for {seconds:.0f} s"
+
+    def _cut_off(self) -> str:
+        name, worker = self._some_host()
+        whom = self._chance.choice([{}, {"from_head": False}, {"from_hosts": False}])
+        direction = self._chance.choice(["both", "in", "out"])
+        self._charge("preemptions", name)
+        self._cluster.cut_off(name, worker, **whom, direction=direction)
+        seconds = self._chance.uniform(1.0, 20.0)
+        self.disturbances.add(name, seconds)
+        self._ends_in(seconds, partial(self._cluster.reconnect, name, worker))
+        return f"cut host {worker} of {name} off {whom or 'from all'} ({direction}) for {seconds:.0f} s"
+
+    def _stop_process(self) -> str:
+        """A Controller that stops costs nobody anything, nor a task; a pool, all its jobs; else the job there pays."""
+        name, worker = self._some_host()
+        kind = self._chance.choice(
+            ["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "TaskProcess", "host.reaper", "raylet"]
+        )
+        disturbed = [name]
+        if kind == "Controller":
+            pid = controller_pid()
+        elif kind == "SlicePoolManager":
+            pid = pool_pid()
+            self._charge_all("preemptions")
+            disturbed = self.sound_slices()
+        elif kind == "raylet":
+            pid = self._cluster.host_pids(name, worker)[0]
+            self._charge("preemptions", name)
+        elif kind in ("TaskProcess", "host.reaper"):  # one of several perhaps: standbys, and reapers of earlier actors
+            pid = self._chance.choice(pids_of(self._cluster, name, worker, kind))
+        else:
+            worker = 0 if kind == "SliceActor" else worker
+            pid = actor_pid(self._cluster, name, worker, kind)
+            self._charge("preemptions", name)
+        os.kill(pid, signal.SIGSTOP)
+        seconds = self._chance.uniform(1.0, 12.0)
+        for one in disturbed:
+            self.disturbances.add(one, seconds)
+        self._ends_in(seconds, partial(os.kill, pid, signal.SIGCONT))
+        return f"stopped {kind} ({name} host {worker}) for {seconds:.0f} s"
+
+    def _preempt(self) -> str:
+        name = self._some_slice()
+        self._charge("preemptions", name)
+        self.disturbances.add(name, UNNOTICED_S)
+        self._cluster.preempt_slice(name)
+        return f"took {name}"
+
+    def _preempt_with_notice(self) -> str:
+        name = self._some_slice()
+        self._charge("preemptions", name)
+        self._leaving.add(name)
+        seconds = self._chance.uniform(3.0, 12.0)
+        self.disturbances.add(name, seconds)
+        self._cluster.preempt_slice(name, notice_s=seconds)
+        return f"announced that {name} goes in {seconds:.0f} s"
+
+    def _kill_task(self) -> str | None:
+        starts = [(job, start) for job in self._running.values() for start in job.latest() if runs(start)]
+        if not starts:
+            return None
+        job, start = self._chance.choice(starts)
+        number = self._chance.choice([signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+        job.charges["failures"] += 1
+        os.kill(start["pid"], number)
+        return f"{number.name} to task {start['index']} of job {job.number}"
+
+    def _kill_slice_actor(self) -> str:
+        name = self._some_slice()
+        return self._kill_actor(name, 0, "SliceActor")
+
+    def _kill_host_actor(self) -> str:
+        name, worker = self._some_host()
+        return self._kill_actor(name, worker, "TPUHostActor")
+
+    def _kill_actor(self, name: str, worker: int, kind: str) -> str:
+        pid = actor_pid(self._cluster, name, worker, kind)
+        self._charge("preemptions", name)
+        os.kill(pid, signal.SIGKILL)
+        return f"killed {kind} of {name} host {worker}"
+
+    def _kill_pool(self) -> str:
+        self._charge_all("preemptions")
+        os.kill(pool_pid(), signal.SIGKILL)
+        return "killed the SlicePoolManager"
+
+    def _kill_controller(self) -> str:
+        os.kill(controller_pid(), signal.SIGKILL)
+        return "killed the Controller"
+
+    def _ends_in(self, seconds: float, end: Callable[[], None]) -> None:
+        """Have a fault end by itself, whatever this thread waits for meanwhile."""
+        timer = threading.Timer(seconds, self._end, (end,))
+        timer.daemon = True
+        timer.start()
+        self._passing.append((timer, end))
+
+    def _end(self, end: Callable[[], None]) -> None:
+        """A host that Ray has given up meanwhile ends when it goes on; its slice is broken, and goes."""
+        with contextlib.suppress(ProcessLookupError, ValueError):
+            end()
+
+    def end_what_passes(self) -> None:
+        for timer, end in self._passing:
+            timer.cancel()
+            timer.join()
+            self._end(end)
+
+    def _charge_all(self, budget: str) -> None:
+        for job in self._running.values():
+            job.charges[budget] += 1
+
+    def _charge(self, budget: str, slice_name: str) -> None:
+        """Whoever runs on the slice, or is being started there, may lose an attempt by what comes now."""
+        for status in the_controller().list_jobs():
+            if slice_name in status.groups:
+                for job in self._running.values():
+                    if (lines := job.lines()) and status.job_id == lines[0]["job"]:
+                        job.charges[budget] += 1
+
+    def sound_slices(self) -> list[str]:
+        """Those with all their hosts, frozen ones apart; those that are announced to go are going."""
+        names = [name for name in self._cluster.slice_names if len(self._cluster.worker_ids(name)) == 2]
+        return [name for name in names if name not in self._leaving and name in self._living()]
+
+    def _living(self) -> set[str]:
+        """Slices of which Ray has given up no host."""
+        living: Counter[str] = Counter()
+        for node in ray.nodes():
+            if node["Alive"] and (name := node["Labels"].get("ray.io/tpu-slice-name")):
+                living[name] += 1
+        return {name for name, count in living.items() if count == 2}
+
+    def _some_slice(self) -> str:
+        return self._chance.choice(self.sound_slices())
+
+    def _some_host(self) -> tuple[str, int]:
+        return self._some_slice(), self._chance.randrange(2)

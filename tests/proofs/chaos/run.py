@@ -1,0 +1,187 @@
+"""One run of chaos, from the first job to the proof that nothing is left."""
+
+import contextlib
+import os
+import random
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+from ray.util.placement_group import placement_group_table
+
+from iris_ray import release, run_on_pod_ray
+from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
+from iris_ray.testing import SimulatedCluster
+from tests.proofs.chaos.checks import check_steps, overlaps
+from tests.proofs.chaos.faults import Faults
+from tests.proofs.chaos.jobs import Running, counting, lines_in
+from tests.support.gangs import alive, birth, the_controller
+from tests.support.odd_hosts import READ_ONLY_ROOT, clock_off_by
+from tests.support.waiting import wait_until
+
+TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
+PATIENCE_S = 240.0
+"""How long the jobs of the end may take."""
+
+
+class Chaos:
+    """One run.
+
+    Args:
+        seed: decides what happens; when exactly, the machine has its say, too.
+        directory: where the jobs leave their traces.
+        say: takes a line about what is going on.
+
+    Attributes:
+        odd_slices: how many slices came that were odd, by what was odd.
+        false_alarms: what a job was charged for although nobody had caused it.
+        overlaps: tasks that went on beside the next attempt, though nothing kept them from hearing of it.
+        redone: steps of tasks that were done again.
+        jobs_done: how many jobs have ended, all well.
+    """
+
+    def __init__(self, seed: int, directory: Path, say: Callable[[str], None] = print) -> None:
+        self.odd_slices: Counter[str] = Counter()
+        self.false_alarms: list[str] = []
+        self.overlaps: list[str] = []
+        self.redone = 0
+        self.jobs_done = 0
+        self._say = say
+        self._chance = random.Random(seed)
+        self._directory = directory
+        self._running: dict[int, Running] = {}
+        self._started = 0
+        self._cluster: SimulatedCluster
+        self._faults: Faults
+
+    @property
+    def faults(self) -> Counter[str]:
+        """What happened how often, odd slices included."""
+        return self._faults.counts + self.odd_slices
+
+    def run(self, seconds: float, mean_gap_s: float) -> None:
+        """Raises AssertionError if anything is not as it should be.
+
+        Args:
+            seconds: how long faults happen.
+            mean_gap_s: between two of them; 0 for none at all.
+        """
+        with SimulatedCluster({TPU_TYPE: SLICES}, quiet=True, networks=os.geteuid() == 0) as self._cluster:
+            self._faults = Faults(self._cluster, self._chance, self._running)
+            end = time.monotonic() + seconds
+            self._fill_up()
+            while time.monotonic() < end:
+                if not mean_gap_s:
+                    self._wait(end - time.monotonic())
+                    break
+                self._wait(min(self._chance.expovariate(1 / mean_gap_s), 3 * mean_gap_s))
+                if happened := self._faults.happen():
+                    self._say(f"{happened}   [{self._stand()}]")
+            self._say("no more faults; the jobs go on to their ends")
+            self._faults.end_what_passes()
+            deadline = time.monotonic() + PATIENCE_S
+            while self._running:
+                assert time.monotonic() < deadline, f"after {PATIENCE_S:g} s these still run: {self._stand()}"
+                self._settle(start_more=False)
+                time.sleep(0.2)
+            release()
+            self._check_nothing_left()
+
+    def _fill_up(self) -> None:
+        while len(self._running) < JOBS:
+            number, self._started = self._started, self._started + 1
+            directory = self._directory / str(number)
+            directory.mkdir()
+            counts: list[int | list[int]] = [1, 1, 2, [1, 2]]
+            slices = self._chance.choice(counts)
+            steps = self._chance.randrange(60, 300)
+            spares = self._chance.choice([0, 0, 1])
+            ref = run_on_pod_ray.remote(
+                counting(str(directory), steps), TPU_TYPE, num_slices=slices, spares=spares, keep_warm=5
+            )
+            self._running[number] = Running(number, directory, steps, ref, slices)
+
+    def _settle(self, start_more: bool = True) -> None:
+        """Check the jobs that have ended, replace what is broken."""
+        for number in [n for n, job in self._running.items() if ray.wait([job.ref], timeout=0)[0]]:
+            self._check(self._running.pop(number))
+        if len(self._faults.sound_slices()) < SLICES:
+            self._add_slice()
+        if start_more:
+            self._fill_up()
+
+    def _add_slice(self) -> None:
+        clocks = {f"clock {off:+d} s": clock_off_by(off, self._directory / f"clock{off:+d}") for off in (3600, -3600)}
+        odd = {**clocks, **({"read-only root": READ_ONLY_ROOT} if os.geteuid() == 0 else {})}
+        how = self._chance.choice([*odd, *["as usual"] * 3])
+        name = self._cluster.add_slice(TPU_TYPE, under=odd.get(how, []))
+        if how in odd:
+            self.odd_slices[how] += 1
+            self._say(f"{name} has a {how}")
+
+    def _wait(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self._settle()
+            time.sleep(0.1)
+
+    def _check(self, job: Running) -> None:
+        results = ray.get(job.ref)
+        tasks = len(results)
+        assert results == [(index, job.steps) for index in range(tasks)], f"job {job.number}: {results}"
+        allowed = [2 * n for n in (job.slices if isinstance(job.slices, list) else [job.slices])]
+        assert tasks in allowed, f"job {job.number} has {tasks} results"
+        lines = job.lines()
+        for index in range(max(allowed)):
+            # A host that thaws may go on for a moment with an attempt that is over.
+            own = sorted((line for line in lines if line["index"] == index), key=lambda line: line["attempt"])
+            self.redone += check_steps(job, own, index < tasks)
+        job_id = lines[0]["job"]
+        status = next((s for s in the_controller().list_jobs() if s.job_id == job_id), None)
+        assert status is not None, f"the Controller has forgotten {job_id}"
+        self.overlaps += [f"job {job.number}: {text}" for text in overlaps(lines, self._faults.disturbances)]
+        job.charges["preemptions"] += self._faults.disturbances.attempts(lines)
+        for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
+            for _ in range(charged - job.charges[budget]):
+                self.false_alarms.append(f"{job_id} was charged for {budget} that nobody caused: {status.error}")
+        self.jobs_done += 1
+
+    def _stand(self) -> str:
+        return ", ".join(f"job {job.number}: {self._standing(job)}" for job in self._running.values())
+
+    def _standing(self, job: Running) -> str:
+        lines = job.lines()
+        if not lines:
+            return "waits"
+        return f"attempt {lines[-1]['attempt']} step {max(line.get('step', 0) for line in lines)}/{job.steps}"
+
+    def _check_nothing_left(self) -> None:
+        lines = [line for path in self._directory.glob("*/lines-*") for line in lines_in(path)]
+        starts = [line for line in lines if "start" in line]
+        ours = [one for start in starts for one in zip((start["pid"], start["child"]), start["born"], strict=True)]
+
+        def left() -> list[str]:
+            return [words_of(pid) for pid, born in ours if alive(pid) and birth(pid) == born]
+
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not left(), 30)
+        assert not left(), "these are processes of tasks"
+
+        def reservations() -> list[str]:
+            groups = placement_group_table().values()
+            ours = [g for g in groups if g["name"].startswith(PLACEMENT_GROUP_PREFIX)]
+            return [g["name"] for g in ours if g["state"] != "REMOVED"]
+
+        wait_until(lambda: not reservations(), 30)
+        total = sum(n["Resources"].get("TPU", 0.0) for n in ray.nodes() if n["Alive"])
+        wait_until(lambda: ray.available_resources().get("TPU", 0.0) == total, 30)
+
+
+def words_of(pid: int) -> str:
+    """How `ps` shows a process."""
+    return subprocess.run(
+        ["ps", "-o", "pid,ppid,stat,etime,args", "-p", str(pid)], capture_output=True, text=True
+    ).stdout
