@@ -11,7 +11,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.host.end_task import TOKEN_VARIABLE
 from iris_ray.actors.slots.runner_agent import RunnerAgent
-from iris_ray.actors.slots.runners import RunnerHere
+from iris_ray.actors.slots.runners import HostHere
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.constraints import Attributes, AttributeValue
 from iris_ray.model.workers import TPU
@@ -22,20 +22,23 @@ from iris_ray.task.preemption import POLL_S, PreemptionNotice, preemption_notice
 _Agent = ray.remote(RunnerAgent)
 
 
-def keep_runner(manager: ActorHandle, runner: str, kind: DeviceKind, devices: int, memory: int) -> None:
+def keep_runner(
+    manager: ActorHandle, runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
+) -> None:
     """Keep this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
 
     At a notice the slots end first, with their requests; then the gang moves.
 
     Args:
         manager: the SlotManager.
-        runner: its name for the job. Each host of a slice is a runner, whose name has the host's number after a dot.
+        runner: its name for the job. If each host of a slice is a runner, the host's number follows after a dot.
         kind, devices, memory: what slots use here.
+        whole_slice: whether all hosts of the slice are one runner.
 
     Raises:
         RuntimeError: the host's agent is gone; the job is tried again.
     """
-    here = _here(runner, kind, devices, memory)
+    here = _here(runner, kind, devices, memory, whole_slice)
     kept, agent_gone = manager.keep_runner.remote(here), here.agent.watch.remote()
     try:
         while (notice := preemption_notice()) is None:
@@ -49,7 +52,7 @@ def keep_runner(manager: ActorHandle, runner: str, kind: DeviceKind, devices: in
         ray.kill(here.agent)  # Ray's worker does not exit before all calls that it has made have ended
 
 
-def _leave(notice: PreemptionNotice, manager: ActorHandle, here: RunnerHere, kept: Any) -> None:
+def _leave(notice: PreemptionNotice, manager: ActorHandle, here: HostHere, kept: Any) -> None:
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
     empty = manager.empty_runner.remote(here.runner_id)
     done, _ = ray.wait([empty, kept])
@@ -66,7 +69,7 @@ def _is_unwanted(kept: Any) -> bool:
         return True
 
 
-def _here(runner: str, kind: DeviceKind, devices: int, memory: int) -> RunnerHere:
+def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool) -> HostHere:
     me, group = get_job_info(), get_current_placement_group()
     assert me is not None, "a runner is a task"
     assert group is not None, "a task runs in a reservation"
@@ -75,12 +78,15 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int) -> RunnerHer
     if is_slice:  # what the live nodes report wins over the rule for the type
         devices = int(group.bundle_specs[bundle][TPU])
     variables = {name: os.environ[name] for name in (TOKEN_VARIABLE, TaskFiles.VARIABLE)}
+    if whole_slice:  # a slot's process finds those on the other hosts by its task's place in the gang
+        variables |= me.to_env()
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
     agent = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy).remote(variables)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
-    return RunnerHere(
-        runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 else runner,
+    return HostHere(
+        runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 and not whole_slice else runner,
         job_id=me.job_id,
+        attempt=me.attempt,
         kind=kind,
         devices=devices,
         memory=memory,
@@ -90,6 +96,8 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int) -> RunnerHer
         bundle=bundle,
         gpus=tuple(filter(None, gpus.split(","))),
         variables=variables,
+        host=me.worker_id if whole_slice else 0,
+        hosts=me.num_tasks if whole_slice else 1,
     )
 
 

@@ -61,7 +61,9 @@ def _requests(manager: ActorHandle, hosts: Sequence[SlotHosts], name: str) -> It
     for number, each in enumerate(wanted):
         runner = f"{each.kind.value}-{number}"
         request = make_request(
-            functools.partial(keep_runner, manager, runner, each.kind, len(each.runner.devices), each.memory),
+            functools.partial(
+                keep_runner, manager, runner, each.kind, len(each.runner.devices), each.memory, each.whole_slices
+            ),
             _placement(each),
             f"{name}-{runner}",
             constraints=list(each.constraints),

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import combinations
+from types import MappingProxyType
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.model.constraints import Attributes, Constraint
@@ -12,7 +13,7 @@ DeviceSet = tuple[int, ...]
 """Numbers of devices of one runner, ascending."""
 
 MOST_DEVICES = 64
-"""Of one runner."""
+"""Of one runner whose sets of devices are not listed."""
 
 
 class DeviceKind(Enum):
@@ -51,7 +52,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A process on one host that starts slots on devices of one kind. A host of two kinds has two runners.
+    """A host that holds slots on devices of one kind, or a slice that does. A host of two kinds has two runners.
 
     Args:
         runner_id: a name that no other runner has.
@@ -71,7 +72,8 @@ class Runner:
 
     def __post_init__(self) -> None:
         count = len(self.devices)
-        if not 1 <= count <= MOST_DEVICES or len({device.kind for device in self.devices}) != 1:
+        most = MOST_DEVICES if self.legal_sets is None else count
+        if not 1 <= count <= most or len({device.kind for device in self.devices}) != 1:
             raise InvalidSlotError(f"runner {self.runner_id} needs 1 to {MOST_DEVICES} devices, all of one kind")
         if self.legal_sets is None and self.kind is DeviceKind.TPU:
             object.__setattr__(self, "legal_sets", tpu_sets(count))
@@ -96,6 +98,18 @@ class Runner:
             return all(constraint.matches(self.attributes) for constraint in constraints)
         except TypeError:
             return False
+
+
+def runner_of_slice(runner_id: str, chips: int, memory: int, attributes: Attributes = MappingProxyType({})) -> Runner:
+    """Return a whole slice as a runner: one slot at a time uses all its chips, with a process on each host.
+
+    Args:
+        runner_id: a name that no other runner has.
+        chips: of all its hosts together.
+        memory: bytes of each chip that slots may use.
+        attributes: typed facts about its hosts.
+    """
+    return Runner(runner_id, (Device(DeviceKind.TPU, memory),) * chips, attributes, (tuple(range(chips)),))
 
 
 def tpu_sets(chips: int) -> tuple[DeviceSet, ...]:

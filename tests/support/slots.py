@@ -1,5 +1,9 @@
 """Short words for tests of slots: gigabytes, runners and models."""
 
+from typing import Any
+
+from iris_ray.actors.slots.runners import HostHere
+from iris_ray.model.constraints import AttributeValue
 from iris_ray.slots.devices import Device, DeviceKind, Runner
 from iris_ray.slots.models import ModelSpec
 
@@ -17,3 +21,12 @@ def chips(name: str = "t", count: int = 4, gigabytes: int = 16) -> Runner:
 def model(name: str = "m", gigabytes: int = 40, **kw) -> ModelSpec:
     """A model for one device, unless ``memory`` says otherwise."""
     return ModelSpec(name, **{"memory": {1: gigabytes * GB}, **kw})
+
+
+def host_here(runner: str, agent: Any, attempt: int = 1, host: int = 0, hosts: int = 1) -> HostHere:
+    """A host with one GPU; one of several has four TPU chips."""
+    kind, devices, gigabytes = (DeviceKind.GPU, 1, 80) if hosts == 1 else (DeviceKind.TPU, 4, 16)
+    facts = {"node": AttributeValue(f"{runner}-{host}"), "zone": AttributeValue("z")}
+    group: Any = None
+    where = (agent, group, host)
+    return HostHere(runner, "job", attempt, kind, devices, gigabytes * GB, facts, *where, host=host, hosts=hosts)

@@ -9,7 +9,7 @@ from iris_ray.errors import InvalidSlotError
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.topology import get_tpu_config
-from iris_ray.slots.devices import Device, DeviceKind, Runner
+from iris_ray.slots.devices import Device, DeviceKind, Runner, runner_of_slice
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.requests import WorkloadKind
 
@@ -24,6 +24,7 @@ class SlotHosts:
         devices: so many GPUs of a host, or for CPUs how many to take there. All chips, if ``tpu_type`` is given.
         memory: bytes that slots may use: of each GPU or chip, or of the host for CPUs.
         tpu_type: such as "v4-8". Each host of the slice is a runner; the slice comes and goes as a whole.
+        whole_slices: whether a slot uses all hosts of a slice, with a process on each. Then the slice is one runner.
         constraints: what every host must satisfy.
         preferences: what is better satisfied.
         tolerations: names of taints that do not keep slots away.
@@ -39,6 +40,7 @@ class SlotHosts:
     devices: int = 1
     memory: int = 2**30
     tpu_type: str | None = None
+    whole_slices: bool = False
     constraints: Sequence[Constraint] = ()
     preferences: Sequence[Constraint] = ()
     tolerations: Sequence[str] = ()
@@ -51,6 +53,8 @@ class SlotHosts:
                 raise InvalidSlotError(f"SlotHosts: {name} is {value!r}; give an int of 1 or more")
         if not isinstance(self.kind, DeviceKind):
             raise InvalidSlotError(f"SlotHosts: kind is {self.kind!r}; give a DeviceKind, such as DeviceKind.GPU")
+        if self.whole_slices and self.tpu_type is None:
+            raise InvalidSlotError('SlotHosts: whole_slices=True needs a type of slices: tpu_type="v4-16"')
         if self.tpu_type is not None:
             if self.kind is DeviceKind.GPU:
                 raise InvalidSlotError(f"SlotHosts: hosts of {self.tpu_type} slices have no GPUs; leave kind out")
@@ -61,7 +65,9 @@ class SlotHosts:
 
     @property
     def runner(self) -> Runner:
-        """One of its hosts as the reconciler sees it, before it is there."""
+        """One of its runners as the reconciler sees it, before it is there."""
+        if self.whole_slices and self.tpu_type is not None and (config := get_tpu_config(self.tpu_type)).vm_count > 1:
+            return runner_of_slice(self.kind.value, config.chips_per_vm * config.vm_count, self.memory)
         count = 1 if self.kind is DeviceKind.CPU else self.devices
         return Runner(self.kind.value, (Device(self.kind, self.memory),) * count)
 

@@ -12,27 +12,29 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.slots.visible_devices import visible_devices
 from iris_ray.model.constraints import Attributes
-from iris_ray.slots.devices import Device, DeviceKind, DeviceSet, Runner
+from iris_ray.slots.devices import Device, DeviceKind, DeviceSet, Runner, runner_of_slice
 from iris_ray.slots.events import Event, RunnerJoined, RunnerLost
 
 
 @dataclass(frozen=True, slots=True)
-class RunnerHere:
+class HostHere:
     """What the task that keeps a host for slots says of it.
 
     Attributes:
-        runner_id: of the runner; the same in every attempt of its job.
-        job_id: the job that has the host.
+        runner_id: of the runner that the host is, or is a part of; the same in every attempt of its job.
+        job_id, attempt: the job that has the host, and which of its attempts.
         kind, devices, memory: what slots use there: how many devices, and the bytes of each.
         attributes: typed facts about the host.
         agent: its agent.
         group, bundle: the reservation in Ray, and the part of it that is this host's.
         gpus: the numbers of its GPUs on the host, by the number of the device.
         variables: environment variables that make a process one of the task's.
+        host, hosts: the number of the host in the runner, and how many the runner has.
     """
 
     runner_id: str
     job_id: str
+    attempt: int
     kind: DeviceKind
     devices: int
     memory: int
@@ -42,18 +44,41 @@ class RunnerHere:
     bundle: int
     gpus: tuple[str, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-
-    def runner(self) -> Runner:
-        """Return the runner as the reconciler sees it."""
-        return Runner(self.runner_id, (Device(self.kind, self.memory),) * self.devices, self.attributes)
+    host: int = 0
+    hosts: int = 1
 
     def placement(self) -> PlacementGroupSchedulingStrategy:
         """Return how an actor is placed on this host and nowhere else."""
         return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.bundle)
 
     def variables_for(self, devices: DeviceSet) -> dict[str, str]:
-        """Return the environment of a process that uses these devices."""
-        return {**self.variables, **visible_devices(self.kind, devices, self.devices, self.gpus)}
+        """Return the environment of a process that uses these devices of the runner."""
+        of_runner = self.devices * self.hosts
+        return {**self.variables, **visible_devices(self.kind, devices, of_runner, self.gpus)}
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerHere:
+    """A runner all of whose hosts are there.
+
+    Attributes:
+        hosts: one, or all hosts of a slice in the order of their numbers. A slot has a process on each.
+    """
+
+    hosts: tuple[HostHere, ...]
+
+    @property
+    def job_id(self) -> str:
+        """The job that has its hosts."""
+        return self.hosts[0].job_id
+
+    def runner(self) -> Runner:
+        """Return the runner as the reconciler sees it. Of several hosts it has those attributes that all share."""
+        first = self.hosts[0]
+        if len(self.hosts) == 1:
+            return Runner(first.runner_id, (Device(first.kind, first.memory),) * first.devices, first.attributes)
+        shared = set.intersection(*(set(host.attributes.items()) for host in self.hosts))
+        return runner_of_slice(first.runner_id, sum(host.devices for host in self.hosts), first.memory, dict(shared))
 
 
 @dataclass(eq=False)
@@ -67,31 +92,43 @@ class Runners:
 
     hear: Callable[[Event], None]
     by_id: dict[str, RunnerHere] = field(default_factory=dict)
+    _hosts: dict[tuple[str, int], dict[int, HostHere]] = field(default_factory=dict)  # by runner and attempt
     _closed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def keep(self, here: RunnerHere) -> bool:
+    async def keep(self, here: HostHere) -> bool:
         """Use a host until its agent is gone, or all hosts are given back; return whether they are."""
-        self.by_id[here.runner_id] = here
-        self.hear(RunnerJoined(here.runner()))
+        self._arrived(here)
         waits = {asyncio.ensure_future(_until_gone(here.agent)), asyncio.ensure_future(self._closed.wait())}
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for wait in waits:
                 wait.cancel()
-            if self.by_id.get(here.runner_id) is here:  # else it is there again, in another attempt
-                del self.by_id[here.runner_id]
-                self.hear(RunnerLost(here.runner_id))
+            self._left(here)
         return self._closed.is_set()
-
-    def agent(self, runner_id: str) -> ActorHandle | None:
-        """Return the agent of a runner; None if the runner is gone."""
-        here = self.by_id.get(runner_id)
-        return None if here is None else here.agent
 
     def close(self) -> None:
         """Give all hosts back."""
         self._closed.set()
+
+    def _arrived(self, here: HostHere) -> None:
+        """Add a host. Its runner has joined once all hosts of the same attempt are there."""
+        hosts = self._hosts.setdefault((here.runner_id, here.attempt), {})
+        hosts[here.host] = here
+        if len(hosts) == here.hosts:
+            runner = self.by_id[here.runner_id] = RunnerHere(tuple(hosts[number] for number in sorted(hosts)))
+            self.hear(RunnerJoined(runner.runner()))
+
+    def _left(self, here: HostHere) -> None:
+        """Remove a host. Its runner is lost with it, unless it is there again in another attempt."""
+        key = here.runner_id, here.attempt
+        del self._hosts[key][here.host]
+        if not self._hosts[key]:
+            del self._hosts[key]
+        runner = self.by_id.get(here.runner_id)
+        if runner is not None and any(host is here for host in runner.hosts):
+            del self.by_id[here.runner_id]
+            self.hear(RunnerLost(here.runner_id))
 
 
 async def _until_gone(agent: ActorHandle) -> None:

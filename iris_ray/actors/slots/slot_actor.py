@@ -2,15 +2,18 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, ParamSpec, TypeVar
 
 import psutil
 import ray
 from ray import cloudpickle
+from ray.actor import ActorHandle
 
 from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.slots.followers import Followers, meet_at
 from iris_ray.actors.slots.held_sessions import HeldSessions
 from iris_ray.actors.slots.loaded_model import LoadedModel
 from iris_ray.actors.slots.model_call import RunningCalls, StoppedError
@@ -60,6 +63,7 @@ class SlotActor:
         self._model = LoadedModel()
         self._calls = RunningCalls(self._model.loop)
         self._sessions = HeldSessions()
+        self._followers = Followers()
 
     def identity(self) -> ProcessIdentity:
         """Return which process this is."""
@@ -69,9 +73,20 @@ class SlotActor:
         """Never return: the call fails when this process is gone."""
         threading.Event().wait()
 
+    def lead(self, followers: Sequence[ActorHandle]) -> str:
+        """Have the slot's processes on other hosts make every call, too. Return an address where all can meet."""
+        return self._followers.lead(followers)
+
     @_runs_user_code
-    def load(self, pickled: bytes) -> str | None:
-        """Make an instance of the user's class and load it. Return why that failed, or None."""
+    def load(self, pickled: bytes, meeting: str = "") -> str | None:
+        """Make an instance of the user's class and load it. Return why that failed, or None.
+
+        Args:
+            pickled: the class and its arguments.
+            meeting: what `lead` returned, if the slot has several hosts.
+        """
+        if meeting:
+            meet_at(meeting)
         return self._model.load(pickled)
 
     @_runs_user_code
@@ -85,8 +100,9 @@ class SlotActor:
     def serve(self, request_id: str, payload: bytes) -> Piece | None:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
         try:
-            with self._calls.running(request_id) as call:
-                return packed(self._model.answer(cloudpickle.loads(payload), call))
+            value = cloudpickle.loads(payload)
+            with self._calls.running(request_id) as call, self._followers.calling(value):
+                return packed(self._model.answer(value, call))
         except StoppedError:
             return None
         except Exception as error:
@@ -96,8 +112,9 @@ class SlotActor:
     def stream(self, request_id: str, payload: bytes) -> Iterator[Piece]:
         """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
         try:
-            with self._calls.running(request_id) as call:
-                for piece in self._model.pieces(cloudpickle.loads(payload), call):
+            value = cloudpickle.loads(payload)
+            with self._calls.running(request_id) as call, self._followers.calling(value):
+                for piece in self._followers.in_full(self._model.pieces(value, call)):
                     yield packed(piece)
         except StoppedError:
             return
@@ -105,8 +122,22 @@ class SlotActor:
             yield packed_error(error)
 
     def stop(self, call_id: str) -> None:
-        """Stop serving a request, or a call of a session. What is no coroutine can't be stopped, and goes on."""
-        self._calls.stop(call_id)
+        """Stop serving a request, or a call of a session. What is no coroutine can't be stopped, and goes on.
+
+        Nor can a call of a slot with several hosts: all would have to stop it at the same place.
+        """
+        if not self._followers:
+            self._calls.stop(call_id)
+
+    @_runs_user_code
+    def follow(self, payload: Any) -> str | None:
+        """Make the call that the leader of this slot makes. Return why that failed, or None."""
+        try:
+            with self._calls.running("the leader's") as call:
+                self._model.answer(payload, call)
+        except Exception as error:
+            return "".join(traceback.format_exception_only(error)).strip()
+        return None
 
     # -- sessions, whose clients call directly ----------------------------------------------------
 
@@ -124,7 +155,7 @@ class SlotActor:
         if (refused := self._sessions.begin_call(session_id)) is not None:
             return refused
         try:
-            with self._calls.running(call_id) as call:
+            with self._calls.running(call_id) as call, self._followers.calling(payload):
                 return self._model.answer(payload, call)
         except Exception as error:
             return packed_error(error)
@@ -138,8 +169,8 @@ class SlotActor:
             yield refused
             return
         try:
-            with self._calls.running(call_id) as call:
-                yield from self._model.pieces(payload, call)
+            with self._calls.running(call_id) as call, self._followers.calling(payload):
+                yield from self._followers.in_full(self._model.pieces(payload, call))
         except Exception as error:
             yield packed_error(error)
         finally:

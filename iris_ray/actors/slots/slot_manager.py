@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from iris_ray.actors.slots.messages import Ask, Grant, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.slots.reasons import Reasons
-from iris_ray.actors.slots.runners import RunnerHere, Runners
+from iris_ray.actors.slots.runners import HostHere, Runners
 from iris_ray.actors.slots.slot_processes import SlotProcesses
 from iris_ray.actors.slots.status import status_of
 from iris_ray.actors.slots.waiting import Waiting, cancelled, error_of
@@ -132,7 +132,7 @@ class SlotManager:
 
     # -- what runners call ------------------------------------------------------------------------
 
-    async def keep_runner(self, here: RunnerHere) -> bool:
+    async def keep_runner(self, here: HostHere) -> bool:
         """Use a host; returns whether it is not wanted any more, else its agent is gone."""
         return await self._runners.keep(here)
 
@@ -299,15 +299,12 @@ class SlotManager:
                 await made.actor.stop.remote(order.request_id)
 
     async def _report(self, runner_id: str) -> None:
-        """Have a runner's agent look which of our processes are there. Those that are being started count."""
-        as_of, agent = self._now(), self._runners.agent(runner_id)
-        here = self._processes.on_runner(runner_id)
-        known = {slot_id: each.process for slot_id, each in here.items() if each.process is not None}
-        if agent is None:
+        """Have the agents of a runner look which of our processes are there."""
+        as_of = self._now()
+        if (runner := self._runners.by_id.get(runner_id)) is None:
             return
         with suppress(RayError, TimeoutError):
-            alive = await asyncio.wait_for(agent.alive.remote(known), REPORT_TIMEOUT_S)
-            slots = {name: each.identity for name, each in here.items() if name not in known or name in alive}
+            slots = await asyncio.wait_for(self._processes.alive_on(runner_id, runner), REPORT_TIMEOUT_S)
             self._hear(ev.RunnerReported(runner_id, as_of, slots))
 
 

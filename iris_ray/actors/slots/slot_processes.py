@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.slots.runners import RunnerHere
+from iris_ray.actors.slots.runners import HostHere, RunnerHere
 from iris_ray.actors.slots.slot_actor import CALLS, ProcessIdentity, SlotActor
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.slots.events import Event, SlotEnded, SlotFailed, SlotReady
@@ -34,17 +34,34 @@ def _slot_actor(seats: int) -> Any:
 
 @dataclass(eq=False)
 class SlotProcess:
-    """One slot's process."""
+    """One slot's process, or its processes, if its runner has several hosts.
+
+    Attributes:
+        order: why it is there.
+        actors: one for each host of the runner. The first one is the leader: it gets the requests.
+        processes: those of the actors, once all have begun.
+        ending: whether its end was ordered.
+    """
 
     order: CreateSlot
-    actor: ActorHandle
-    process: ProcessIdentity | None = None
+    actors: tuple[ActorHandle, ...]
+    processes: tuple[ProcessIdentity, ...] = ()
     ending: bool = False
+
+    @property
+    def actor(self) -> ActorHandle:
+        """The one that gets the requests."""
+        return self.actors[0]
 
     @property
     def identity(self) -> SlotIdentity:
         """What it serves."""
         return self.order.spec.identity
+
+    def kill(self) -> None:
+        """End all processes at once."""
+        for actor in self.actors:
+            ray.kill(actor)
 
 
 @dataclass(eq=False)
@@ -63,23 +80,21 @@ class SlotProcesses:
     _background: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     def create(self, order: CreateSlot, pickled: bytes) -> None:
-        """Start a process that loads a model."""
-        runner = self.runners[order.allocation.runner_id]
-        seats = order.spec.requests_at_a_time
-        options = {
-            "num_cpus": 0,
-            "max_concurrency": seats + BESIDE_SEATS,
-            "scheduling_strategy": runner.placement(),
-            "name": f"slot {order.slot_id} of {order.spec.identity}",
-        }
-        variables = runner.variables_for(order.allocation.devices)
-        actor = _slot_actor(seats).options(**options).remote(variables)
-        made = self.by_slot[order.slot_id] = SlotProcess(order, actor)
+        """Start a process on each host of the runner, which loads a model."""
+        hosts = self.runners[order.allocation.runner_id].hosts
+        actors: list[ActorHandle] = []
+        try:
+            actors.extend(_started(order, host) for host in hosts)
+        except Exception:  # a slot with too few processes is none
+            for actor in actors:
+                ray.kill(actor)
+            raise
+        made = self.by_slot[order.slot_id] = SlotProcess(order, tuple(actors))
         self._background.start(self._load(made, pickled), f"loading slot {order.slot_id}")
         self._background.start(self._watch(made), f"watching slot {order.slot_id}")
 
     def delete(self, slot_id: str) -> None:
-        """End a process; `SlotEnded` is said once it is gone."""
+        """End a slot's processes; `SlotEnded` is said once they are gone."""
         made = self.by_slot.get(slot_id)
         if made is None:
             asyncio.get_running_loop().call_soon(self.hear, SlotEnded(slot_id))
@@ -87,38 +102,75 @@ class SlotProcesses:
             made.ending = True
             self._background.start(self._end(made), f"ending slot {slot_id}")
 
-    def on_runner(self, runner_id: str) -> dict[str, SlotProcess]:
-        """Return the processes on a runner."""
-        return {n: each for n, each in self.by_slot.items() if each.order.allocation.runner_id == runner_id}
+    async def alive_on(self, runner_id: str, runner: RunnerHere) -> dict[str, SlotIdentity]:
+        """Return what the slots serve whose processes are on a runner. Those that are being started count.
+
+        Raises:
+            RayError: an agent of the runner can't be reached.
+        """
+        here = {n: each for n, each in self.by_slot.items() if each.order.allocation.runner_id == runner_id}
+        known = {slot_id: each.processes for slot_id, each in here.items() if each.processes}
+        asked = [
+            host.agent.alive.remote({slot_id: processes[number] for slot_id, processes in known.items()})
+            for number, host in enumerate(runner.hosts)
+        ]
+        alive = set.intersection(*await asyncio.gather(*asked))
+        return {slot_id: each.identity for slot_id, each in here.items() if slot_id not in known or slot_id in alive}
 
     async def _load(self, made: SlotProcess, pickled: bytes) -> None:
-        with suppress(RayError):  # `_watch` sees that it is gone
-            made.process = await made.actor.identity.remote()
-            why_not = await made.actor.load.remote(pickled)
-            event = SlotFailed(made.order.slot_id, why_not) if why_not else SlotReady(made.order.slot_id)
-            self.hear(event)
+        with suppress(RayError):  # `_watch` sees that one is gone
+            made.processes = tuple(await asyncio.gather(*(actor.identity.remote() for actor in made.actors)))
+            followers = made.actors[1:]
+            meeting = await made.actor.lead.remote(followers) if followers else ""
+            for loaded in asyncio.as_completed([actor.load.remote(pickled, meeting) for actor in made.actors]):
+                if why_not := await loaded:  # the others may wait for this one
+                    self.hear(SlotFailed(made.order.slot_id, why_not))
+                    return
+            self.hear(SlotReady(made.order.slot_id))
 
     async def _watch(self, made: SlotProcess) -> None:
-        """Wait until the process is gone: first Ray's word, then that of its host."""
+        """Wait until all processes are gone, after the first one: Ray's word for it, then that of their hosts."""
         while True:
-            with suppress(RayError):
-                await made.actor.watch.remote()
-            if await self._is_gone(made):
+            watches = [asyncio.ensure_future(_until_gone(actor)) for actor in made.actors]
+            await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
+            made.kill()  # Ray may only have lost sight of it; and one alone is of no use
+            if await self._are_gone(made):
                 break
         self.by_slot.pop(made.order.slot_id, None)
         self.hear(SlotEnded(made.order.slot_id))
 
-    async def _is_gone(self, made: SlotProcess) -> bool:
+    async def _are_gone(self, made: SlotProcess) -> bool:
         runner = self.runners.get(made.order.allocation.runner_id)
-        ray.kill(made.actor)  # Ray may only have lost sight of it
-        if made.process is None or runner is None:
-            return True  # it never ran user code, or its host is gone
-        try:
-            return bool(await runner.agent.wait_gone.remote(made.process, GONE_S))
-        except RayError:
+        if runner is None:
             return True
+        hosts = zip(runner.hosts, made.processes, strict=False)  # without processes no user code has run
+        return all(await asyncio.gather(*(_is_gone(host, process) for host, process in hosts)))
 
     async def _end(self, made: SlotProcess) -> None:
         with suppress(RayError, TimeoutError):
-            await asyncio.wait_for(made.actor.unload.remote(), UNLOAD_S)
-        ray.kill(made.actor)
+            await asyncio.wait_for(asyncio.gather(*(actor.unload.remote() for actor in made.actors)), UNLOAD_S)
+        made.kill()
+
+
+def _started(order: CreateSlot, host: HostHere) -> ActorHandle:
+    seats = order.spec.requests_at_a_time
+    options = {
+        "num_cpus": 0,
+        "max_concurrency": seats + BESIDE_SEATS,
+        "scheduling_strategy": host.placement(),
+        "name": f"slot {order.slot_id} of {order.spec.identity}" + (f", host {host.host}" if host.hosts > 1 else ""),
+    }
+    started: ActorHandle = _slot_actor(seats).options(**options).remote(host.variables_for(order.allocation.devices))
+    return started
+
+
+async def _until_gone(actor: ActorHandle) -> None:
+    with suppress(RayError):
+        await actor.watch.remote()
+
+
+async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:
+    try:
+        return bool(await host.agent.wait_gone.remote(process, GONE_S))
+    except RayError:  # the host is gone
+        return True

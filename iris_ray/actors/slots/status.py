@@ -27,7 +27,7 @@ def _slot_row(core: Reconciler, slot: Slot, made: SlotProcess | None, now: float
         active=len(slot.active),
         sessions=len(core.sessions.on(slot)),
         idle_s=0.0 if slot.active else now - slot.last_activity,
-        pid=made.process.pid if made and made.process else 0,
+        pid=made.processes[0].pid if made and made.processes else 0,
     )
 
 

@@ -68,7 +68,7 @@ def keep(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = 
     monkeypatch.setattr(keeping, "ray", calls)
     monkeypatch.setattr(keeping, "_here", lambda *_: here)
     monkeypatch.setattr(keeping, "preemption_notice", lambda: notice)
-    keeping.keep_runner(calls.manager, "slots-0", SlotHosts().kind, 1, 1)
+    keeping.keep_runner(calls.manager, "slots-0", SlotHosts().kind, 1, 1, False)
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"kept": False}, {"kept": False, "agent_gone": None}])

@@ -21,6 +21,13 @@ def test_a_host_is_one_device_for_cpus_however_many_it_gives_and_one_for_each_ch
     assert len(SlotHosts(tpu_type="v4-8").runner.devices) == 4
 
 
+def test_a_whole_slice_is_one_runner_with_all_its_chips_which_one_slot_uses() -> None:
+    runner = SlotHosts(tpu_type="v4-16", whole_slices=True).runner
+    assert (len(runner.devices), list(runner.sets(8)), list(runner.sets(4))) == (8, [tuple(range(8))], [])
+    assert len(SlotHosts(tpu_type="v4-512", whole_slices=True).runner.devices) == 256
+    assert SlotHosts(tpu_type="v4-8", whole_slices=True).runner == SlotHosts(tpu_type="v4-8").runner
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -28,6 +35,7 @@ def test_a_host_is_one_device_for_cpus_however_many_it_gives_and_one_for_each_ch
         ({"memory": 1.5}, "memory is 1.5"),
         ({"kind": "gpu"}, "give a DeviceKind"),
         ({"kind": DeviceKind.TPU}, "say which slices"),
+        ({"whole_slices": True}, "needs a type of slices"),
         ({"kind": DeviceKind.GPU, "tpu_type": "v4-8"}, "have no GPUs"),
     ],
 )

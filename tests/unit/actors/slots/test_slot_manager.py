@@ -1,7 +1,7 @@
 """What a SlotManager does when something goes wrong. Slots and runners stand aside; its event loop is real."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,12 @@ from iris_ray.actors.slots.pieces import Piece, packed
 from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.errors import InvalidSlotError
 from iris_ray.slots import events as ev
+from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
-from tests.support.slots import gpus
+from tests.support.slots import host_here
+
+HANGS = "its load never ends"
 
 
 class Method:
@@ -32,17 +35,28 @@ class Method:
 class Slot:
     """Stands for a `SlotActor`. It answers once it is told to."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, why_not: str | None) -> None:
         self.number = number
+        self.meets_at = ""
+        self.leads: list[Slot] = []
+        self._why_not = why_not
         self.may_answer = asyncio.Event()
         self.killed = asyncio.Event()
-        for name in ("identity", "load", "watch", "unload", "serve", "stream", "stop"):
+        for name in ("identity", "lead", "load", "watch", "unload", "serve", "stream", "stop"):
             setattr(self, name, Method(getattr(self, f"_{name}")))
 
     async def _identity(self) -> int:
         return self.number
 
-    async def _load(self, pickled: bytes) -> None: ...
+    async def _lead(self, followers: "Sequence[Slot]") -> str:
+        self.leads = list(followers)
+        return "10.0.0.1:1"
+
+    async def _load(self, pickled: bytes, meeting: str) -> str | None:
+        self.meets_at = meeting
+        if self._why_not == HANGS:
+            await self.killed.wait()
+        return self._why_not
 
     async def _watch(self) -> None:
         await self.killed.wait()
@@ -72,6 +86,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.made: list[Slot] = []
+        self.loads: list[str | None] = []
         self.fails = False
 
     def options(self, **_: Any) -> "Slots":
@@ -80,7 +95,7 @@ class Slots:
     def remote(self, variables: Any) -> Slot:
         if self.fails:
             raise ValueError("placement group bundle index 0 is invalid")
-        self.made.append(Slot(len(self.made)))
+        self.made.append(Slot(len(self.made), self.loads.pop(0) if self.loads else None))
         return self.made[-1]
 
 
@@ -102,10 +117,7 @@ async def manager_of(*runners: str, **policy: Any) -> SlotManager:
         agent = SimpleNamespace(
             watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
         )
-        here: Any = SimpleNamespace(
-            runner_id=name, job_id="job", agent=agent, runner=lambda name=name: gpus(name, 1),
-            placement=lambda: None, variables_for=lambda devices: {},
-        )  # fmt: skip
+        here = host_here(name, agent)
         manager._background.start(manager.keep_runner(here), "keeping a runner")
     await asyncio.sleep(0.01)
     return manager
@@ -193,5 +205,48 @@ def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
             with pytest.raises(InvalidSlotError, match="not a number"):
                 (await manager.submit(ask("r", timeout_s=float("nan")))).open()
         assert manager._waiting == {}
+
+    asyncio.run(story())
+
+
+async def manager_of_a_slice() -> SlotManager:
+    manager = SlotManager(ServingPolicy())
+    for host in range(2):
+        agent = SimpleNamespace(
+            watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
+        )
+        manager._background.start(manager.keep_runner(host_here("t", agent, host=host, hosts=2)), "keeping a host")
+    await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
+    return manager
+
+
+def test_a_slot_of_a_slice_has_a_process_on_each_host_and_ends_with_one_of_them(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of_a_slice()
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
+        assert [slot.meets_at for slot in slots.made] == ["10.0.0.1:1", "10.0.0.1:1"]
+        assert slots.made[0].leads == [slots.made[1]]
+        slots.made[1].killed.set()
+        await until(lambda: len(slots.made) == 4)
+        assert slots.made[0].killed.is_set()
+        slots.made[2].may_answer.set()
+        assert (await answer).open() == 2
+
+    asyncio.run(story())
+
+
+def test_a_host_that_cannot_load_fails_the_slot_though_the_others_wait_for_it(
+    slots: Slots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
+
+    async def story() -> None:
+        slots.loads = [HANGS, "no weights"]
+        manager = await manager_of_a_slice()
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: slots.made and slots.made[0].killed.is_set())
+        assert manager._core.models[manager._identity("m")].last_failure == "no weights"
+        answer.cancel()
 
     asyncio.run(story())

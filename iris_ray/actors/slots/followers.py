@@ -1,0 +1,112 @@
+"""A slot of several hosts: its leader has the processes on the other hosts make every call with it, in one order."""
+
+import os
+import sys
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from iris_ray.actors.host.free_ports import hold_ports
+from iris_ray.errors import RemoteUserError
+from iris_ray.model.job_info import job_info_of
+
+OUT_OF_STEP_S = 60.0
+"""How long one process may go on with a call after another one has ended it. Then the slot is broken."""
+
+
+class Followers:
+    """The processes of a slot on the other hosts of its runner; none, if it has one host or does not lead."""
+
+    def __init__(self) -> None:
+        self._actors: Sequence[ActorHandle] = ()
+        self._turn = threading.Lock()
+
+    def __bool__(self) -> bool:
+        return bool(self._actors)
+
+    def lead(self, actors: Sequence[ActorHandle]) -> str:
+        """Lead these from now on. Returns an address of this host at which a program on all of them can meet."""
+        self._actors = actors
+        me = job_info_of(os.environ)
+        assert me is not None, "the process has its task's variables"
+        host = me.coordinator_address.rpartition(":")[0]
+        (held,) = hold_ports(host, 1, ())
+        with closing(held):
+            return f"{host}:{held.getsockname()[1]}"
+
+    @contextmanager
+    def calling(self, payload: Any) -> Iterator[None]:
+        """Have the others make a call while the caller makes it; one call at a time.
+
+        Raises:
+            RemoteUserError: the model raised an exception on another host, and not here.
+        """
+        if not self._actors:
+            yield
+            return
+        with self._turn:
+            led: Future[None] = Future()
+            followed: Future[str | None] = Future()
+            calls = [actor.follow.remote(payload) for actor in self._actors]
+            threading.Thread(target=_follow, args=(calls, led, followed), name="followers", daemon=True).start()
+            try:
+                yield
+            finally:
+                led.set_result(None)
+                why_not = _result_or_exit(followed)
+            if why_not is not None:
+                raise RemoteUserError(f"the model failed on another host of its slot: {why_not}")
+
+    def in_full(self, pieces: Iterator[Any]) -> Generator[Any, None, None]:
+        """Yield all pieces. If nobody wants the rest, it is made all the same: the others make it, too."""
+        if not self._actors:
+            yield from pieces
+            return
+        for piece in pieces:
+            try:
+                yield piece
+            except GeneratorExit:
+                for _ in pieces:
+                    pass
+                raise
+
+
+def meet_at(address: str) -> None:
+    """Let `iris_ray.jax.initialize` join this process with those of the same slot on other hosts."""
+    me = job_info_of(os.environ)
+    assert me is not None, "the process has its task's variables"
+    os.environ.update(replace(me, coordinator_address=address).to_env())
+
+
+def _follow(calls: list[Any], led: "Future[None]", followed: "Future[str | None]") -> None:
+    """Set why a call of the others failed, or None. If one fails, those that don't must end soon."""
+    failed: str | None = None
+    while calls and failed is None:
+        (done,), calls = ray.wait(calls)
+        failed = _why_not(done)
+    followed.set_result(failed)
+    if failed is not None:
+        _result_or_exit(led)
+
+
+def _why_not(call: Any) -> str | None:
+    try:
+        found: str | None = ray.get(call)
+    except RayError as error:  # its process is gone; the SlotManager sees that, and ends this one
+        return f"{type(error).__name__}"
+    return found
+
+
+def _result_or_exit(future: "Future[Any]") -> Any:
+    try:
+        return future.result(OUT_OF_STEP_S)
+    except TimeoutError:
+        print(f"the hosts of this slot are out of step for {OUT_OF_STEP_S:g} s; it ends", file=sys.stderr, flush=True)
+        os._exit(1)
