@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv4Network
 from itertools import count
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,6 +19,10 @@ from iris_ray.errors import InvalidRequestError
 Direction = Literal["both", "in", "out"]
 """Which packets of a host are lost: all, those to it, or those from it."""
 
+_RANGE = IPv4Network("198.18.0.0/15")
+"""For benchmarks of networks: RFC 2544."""
+_PREFIX = 20
+"""Of one cluster: over its life it may have 4,000 hosts, since no address is used again."""
 _NOBODY = "02:00:00:00:00:01"
 _INTERFACE = "net0"
 
@@ -58,13 +63,12 @@ class Network:
         self._record = record
         self._bridge = f"iris{os.getpid()}"
         self._numbers = count(2)
-        number = os.getpid()
-        self._subnet = f"198.{18 + (number >> 8) % 2}.{number % 256}"  # for benchmarks of networks: RFC 2544
+        self._subnet = _free_subnet()
         self._members: dict[str, _Member] = {}
-        self.head = f"{self._subnet}.1"
+        self.head = str(self._subnet[1])
         self._note(f"link {self._bridge}")
         _ip("link", "add", self._bridge, "address", _hardware(1), "type", "bridge")
-        _ip("address", "add", f"{self.head}/24", "dev", self._bridge)
+        _ip("address", "add", f"{self.head}/{self._subnet.prefixlen}", "dev", self._bridge)
         _ip("link", "set", self._bridge, "up")
         self._members[self.head] = _Member(self.head, None, self._bridge, _hardware(1))
 
@@ -95,7 +99,7 @@ class Network:
         _run([*self.prefix(address), "tc", "qdisc", "replace", "dev", member.interface, "root", "tbf", *limit])
 
     def _add(self, number: int) -> str:
-        address, namespace = f"{self._subnet}.{number}", f"{self._bridge}-{number}"
+        address, namespace = str(self._subnet[number]), f"{self._bridge}-{number}"
         outside = f"i{os.getpid()}h{number}"
         self._note(f"netns {namespace}")
         self._note(f"link {outside}")  # unsent packets keep a namespace for minutes after its last process
@@ -104,7 +108,7 @@ class Network:
         pair = ["type", "veth", "peer", "name", _INTERFACE, "address", member.hardware, "netns", namespace]
         _ip("link", "add", outside, *pair)
         _ip("link", "set", outside, "master", self._bridge, "up")
-        _ip("-n", namespace, "address", "add", f"{address}/24", "dev", _INTERFACE)
+        _ip("-n", namespace, "address", "add", f"{address}/{self._subnet.prefixlen}", "dev", _INTERFACE)
         for interface in ("lo", _INTERFACE):
             _ip("-n", namespace, "link", "set", interface, "up")
         self._members[address] = member
@@ -132,8 +136,19 @@ def checked_direction(direction: str) -> Direction:
     raise InvalidRequestError(f"direction is one of {get_args(Direction)}, not {direction!r}.")
 
 
+def _free_subnet() -> IPv4Network:
+    """Return a part of the range of which no interface here has an address."""
+    subnets = list(_RANGE.subnets(new_prefix=_PREFIX))
+    first = os.getpid() % len(subnets)
+    taken = {IPv4Interface(word).ip for word in _ip("-o", "-4", "address", "show").split() if "/" in word}
+    for subnet in (*subnets[first:], *subnets[:first]):
+        if not any(address in subnet for address in taken):
+            return subnet
+    raise RuntimeError(f"{len(subnets)} networks of simulated clusters are in use; end some (`ip link` lists iris…)")
+
+
 def _hardware(number: int) -> str:
-    return f"02:00:00:00:01:{number:02x}"
+    return f"02:00:00:01:{number >> 8:02x}:{number & 255:02x}"
 
 
 def _tell(member: _Member, address: str, hardware: str) -> None:
@@ -142,11 +157,12 @@ def _tell(member: _Member, address: str, hardware: str) -> None:
     _ip(*where, "neigh", "replace", address, "lladdr", hardware, "dev", member.interface, "nud", "permanent")
 
 
-def _ip(*arguments: str) -> None:
-    _run(["ip", *arguments])
+def _ip(*arguments: str) -> str:
+    return _run(["ip", *arguments])
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout
