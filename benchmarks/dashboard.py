@@ -3,8 +3,8 @@
     python benchmarks/dashboard.py            # about two minutes
     python benchmarks/dashboard.py --quick    # a tenth of the fleet, few samples; about 40 seconds
 
-The Controller is real, and so is the dashboard, in a process of its own; the fleet and the pools are made up as in
-`benchmarks/controller.py`. Meanwhile jobs come and go on a fleet of which half is busy. The pages are readers of the
+The Controller is real, and so is the dashboard, in a process of its own; the fleet and the pools are made up, by
+`benchmarks/fake_cluster.py`. Meanwhile jobs come and go on a fleet of which half is busy. The pages are readers of the
 changes, in this process: a browser's own work is not counted.
 """
 
@@ -27,9 +27,10 @@ from typing import Any
 import aiohttp
 import psutil
 import ray
-from controller import FakeNodes, FakePool, Timing, cpu_s, percentile, row, spread
 from ray.actor import ActorHandle
 
+from fake_cluster import FakeNodes, FakePool, Timing
+from figures import cpu_s, percentile, row, spread
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 
