@@ -11,7 +11,7 @@ from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import GangAssignedEvent
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape
-from tests.proofs.reference import ReferencePlan
+from tests.proofs.reference.plan import ReferencePlan
 from tests.support.proofs import EXAMPLES
 from tests.support.worlds import World
 
