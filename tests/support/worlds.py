@@ -194,6 +194,16 @@ class World:
         return {worker.node_id for worker in self.state.workers.values() if worker.occupants}
 
 
+def add_slices(world: World, *names: str, tpu_type: str = "v4-16", **attributes: Scalar) -> None:
+    for name in names:
+        world.add_slice(name, tpu_type, **attributes)
+
+
+def placed(world: World) -> dict[str, tuple[str, ...]]:
+    """Job id → the slices that the job would get now."""
+    return {a.job_id: a.group_names for a in assigned_gangs(world.plan())}
+
+
 def assigned_gangs(plan: SchedulingResult) -> list[GangAssignedEvent]:
     """The assignments of a plan that consists of gangs."""
     gangs = [event for event in plan.assignments if isinstance(event, GangAssignedEvent)]

@@ -1,6 +1,5 @@
 """The coscheduling design, stage by stage: attributes, constraints, gangs, their failures, and large fleets."""
 
-from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,6 @@ from tests.support.worlds import World, assigned_gangs, host, tagged, task_state
 
 OP = ConstraintOp
 S = TaskState
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """An empty cluster."""
-    world = World()
-    yield world
-    world.state.check()
 
 
 # -- stage 1: workers report attributes -----------------------------------------------------------------------------

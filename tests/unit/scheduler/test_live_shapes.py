@@ -1,20 +1,9 @@
 """What live nodes report wins over the rule for their type."""
 
-from collections.abc import Iterator
-
-import pytest
-
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU_VM_COUNT
 from tests.support.worlds import World, assigned_gangs, host
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    world = World()
-    yield world
-    world.state.check()
 
 
 def add_split_slice(world: World, name: str) -> None:

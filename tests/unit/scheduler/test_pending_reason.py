@@ -1,7 +1,6 @@
 """Why a job waits, as data and as a sentence."""
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,14 +18,6 @@ from tests.support.worlds import World, assigned_tasks, cpu_host, host, tagged
 OP = ConstraintOp
 LATE = BACKFILL_BOUND_S + 1
 LARGE_POOL = Constraint("pool", OP.EQ, "large")
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """An empty cluster."""
-    world = World()
-    yield world
-    world.state.check()
 
 
 def waiting(world: World, job_id: str = "job") -> PendingReason:

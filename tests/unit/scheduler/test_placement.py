@@ -1,6 +1,5 @@
 """Which hosts a job gets: size, fit, warm slices, preferences, taints, racks, and the order of the hosts."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,23 +8,10 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import Constraint, ConstraintOp, Scalar
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.state.events import GangAssignedEvent, TaskAssignedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
-from tests.support.worlds import World, cpu_host, host, tagged
+from tests.support.worlds import World, add_slices, cpu_host, host, tagged
 
 OP = ConstraintOp
 BY_RACK = CoschedulingConfig("rack")
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """An empty cluster."""
-    world = World()
-    yield world
-    world.check()
-
-
-def add_slices(world: World, *names: str, tpu_type: str = "v4-16", **attributes: Scalar) -> None:
-    for name in names:
-        world.add_slice(name, tpu_type, **attributes)
 
 
 def hosts(world: World, job_id: str = "job") -> list[str]:

@@ -1,6 +1,6 @@
 """Which job comes first, which may pass it, and for how long."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import permutations
 
 import pytest
@@ -12,25 +12,12 @@ from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent
 from iris_ray.state.retry_budget import RETURNING_S
-from tests.support.worlds import World, assigned_tasks, cpu_host
+from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host
 
 S = TaskState
 PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 LATE = BACKFILL_BOUND_S + 1
 ON_TPU = (Constraint("tpu-name", ConstraintOp.EXISTS),)
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """An empty cluster."""
-    world = World()
-    yield world
-    world.check()
-
-
-def add_slices(world: World, *names: str, tpu_type: str = "v4-16") -> None:
-    for name in names:
-        world.add_slice(name, tpu_type)
 
 
 def order(world: World) -> list[str]:

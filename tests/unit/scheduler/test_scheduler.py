@@ -1,6 +1,6 @@
 """Which jobs run where, and why the others wait."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,26 +24,7 @@ from iris_ray.state.events import (
     WorkerSuspectedEvent,
 )
 from iris_ray.state.fleet import SUSPICION_S
-from tests.support.worlds import World, assigned_gangs, cpu_host, host
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    """An empty cluster."""
-    world = World()
-    yield world
-    world.state.check()
-
-
-def placed(world: World) -> dict[str, tuple[str, ...]]:
-    """Job id → the slices that the job would get now."""
-    return {a.job_id: a.group_names for a in assigned_gangs(world.plan())}
-
-
-def add_slices(world: World, *names: str, tpu_type: str = "v4-16") -> None:
-    for name in names:
-        world.add_slice(name, tpu_type)
-
+from tests.support.worlds import World, add_slices, assigned_gangs, cpu_host, host, placed
 
 # -- whole slices of the right size ---------------------------------------------------------------------------------
 
