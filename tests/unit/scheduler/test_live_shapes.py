@@ -1,9 +1,11 @@
 """What live nodes report wins over the rule for their type."""
 
+from dataclasses import replace
+
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.workers import TPU_VM_COUNT
-from tests.support.worlds import World, assigned_gangs, host
+from tests.support.worlds import World, assigned_gangs, host, placed
 
 
 def add_split_slice(world: World, name: str) -> None:
@@ -54,3 +56,42 @@ def test_gang_with_a_count_of_its_own_takes_the_slice_of_that_shape(world: World
     world.submit("one", tpu_type="v5litepod-8")
     world.submit("two", tpu_type="v5litepod-8", replicas=2)
     assert [a.group_names for a in assigned_gangs(world.plan())] == [("b",), ("a",)]
+
+
+def test_live_size_of_a_slice_wins_over_the_rule_for_its_type(world: World) -> None:
+    """A v5litepod-8 is one VM by rule; two VMs of four chips each take two tasks."""
+    for number in (0, 1):
+        plain = host("a", number, "v5litepod-8")
+        world.do(replace(plain, attributes={**plain.attributes, TPU_VM_COUNT: AttributeValue(2)}))
+    world.submit(tpu_type="v5litepod-8", replicas=2)
+    assert placed(world) == {"job": ("a",)}
+
+
+def live_slice(world: World, name: str, tpu_type: str, *vm_counts: int, chips: float = 4.0) -> None:
+    """One host for each number of VMs that a host says its slice has."""
+    for number, vm_count in enumerate(vm_counts):
+        plain = host(name, number, tpu_type, resources={"TPU": chips})
+        world.do(replace(plain, attributes={**plain.attributes, TPU_VM_COUNT: AttributeValue(vm_count)}))
+
+
+def test_gang_of_whole_slices_has_as_many_tasks_as_the_live_slice_has_hosts(world: World) -> None:
+    live_slice(world, "a", "v5litepod-8", 2, 2)
+    job = world.start(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
+    assert [task.node_id for task in job.tasks] == ["a-0", "a-1"]
+    assert all(worker.free["TPU"] == 0.0 for worker in world.state.workers.values())
+
+
+def test_gang_of_whole_slices_never_mixes_sizes(world: World) -> None:
+    live_slice(world, "a", "v5litepod-8", 1, chips=8.0)
+    live_slice(world, "b", "v5litepod-8", 2, 2)
+    world.submit(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True, slices=(2,))
+    assert placed(world) == {}
+    live_slice(world, "c", "v5litepod-8", 2, 2)
+    assert placed(world) == {"job": ("b", "c")}
+    world.schedule()
+
+
+def test_slice_whose_hosts_disagree_about_its_size_is_not_used(world: World) -> None:
+    live_slice(world, "a", "v5litepod-8", 2, 1)
+    world.submit(tpu_type="v5litepod-8", resources={"TPU": 8.0}, whole_groups=True)
+    assert placed(world) == {}

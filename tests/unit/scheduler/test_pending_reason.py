@@ -1,19 +1,20 @@
 """Why a job waits, as data and as a sentence."""
 
 import re
+from typing import Any
 
 import pytest
 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobCancelledEvent, TaskDispatchFailedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
 from iris_ray.state.instructions import Instructions
-from tests.support.worlds import World, assigned_tasks, cpu_host, host, tagged
+from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, host, placed, tagged
 
 OP = ConstraintOp
 LATE = BACKFILL_BOUND_S + 1
@@ -103,6 +104,84 @@ def test_reason_of_a_job_that_runs_in_part_is_that_of_the_tasks_that_wait(world:
     world.finish(job)
     world.do(TaskDispatchFailedEvent(AttemptId("job", 1), "no answer", world.now))
     assert [a.task_index for a in assigned_tasks(world.plan())] == [1]
+
+
+# -- in words -------------------------------------------------------------------------------------------------------
+
+
+def test_reason_names_what_the_cluster_has_when_nothing_is_of_that_type(world: World) -> None:
+    add_slices(world, "a", "b")
+    add_slices(world, "c", tpu_type="v4-32")
+    world.submit(tpu_type="v4-64", slices=(2, 4))
+    reason = world.why("job")
+    for part in ("2 or 4 slices", "tpu-topology == v4-64", "0 free", "2 × v4-16", "1 × v4-32"):
+        assert part in reason
+
+
+def test_reason_without_any_tpu_says_so(world: World) -> None:
+    world.submit()
+    assert "no TPU hosts at all" in world.why("job")
+
+
+def test_reason_of_a_gang_by_an_attribute_that_no_host_has_says_so(world: World) -> None:
+    world.do(cpu_host("x", rack="a"))
+    by_zone = CoschedulingConfig("zone")
+    world.submit_tasks("job", 1, coscheduling=by_zone, resources={"CPU": 1.0})
+    assert world.why("job") == "waiting for 1 group by zone (any); 0 free; no host has the attribute zone"
+
+
+def test_reason_of_a_task_without_chips_does_not_speak_of_tpus(world: World) -> None:
+    world.submit_tasks("job", 1, resources={"CPU": 1.0})
+    assert world.why("job") == "waiting for 1 host (any); 0 free; none like that in the cluster"
+
+
+def test_reason_for_more_gpus_than_any_host_has_says_how_many_there_are(world: World) -> None:
+    world.do(cpu_host("x", gpus=2.0))
+    world.submit_tasks("job", 1, resources={"GPU": 4.0})
+    assert "waiting for 1 host with 4 GPU a task (any); 0 free; host 10.0.0.9: host x has 2 GPU, a task needs 4" in (
+        world.why("job")
+    )
+
+
+def test_reason_tells_how_many_are_free_of_how_many(world: World) -> None:
+    add_slices(world, "a")
+    world.submit(slices=(3,))
+    assert "waiting for 3 slices" in world.why("job")
+    assert "1 free" in world.why("job")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"draining": "preemption in 30 s"}, "host 1 is draining (preemption in 30 s)"),
+        ({"foreign": "4 chips of host 1 are in use outside iris_ray"}, "in use outside iris_ray"),
+        ({"resources": {"TPU": 4.0, "CPU": 1.0}}, "host 1 has 1 CPU, a task needs 2"),
+        ({"resources": {"TPU": 4.0}}, "host 1 has 0 CPU, a task needs 2"),
+    ],
+)
+def test_reason_names_the_host_and_what_is_wrong_with_it(world: World, changes: dict[str, Any], words: str) -> None:
+    add_slices(world, "a")
+    world.do(host("a", 1, **changes))
+    world.submit(resources={"TPU": 4.0, "CPU": 2.0})
+    assert placed(world) == {}
+    assert words in world.why("job")
+
+
+def test_reason_names_who_uses_the_slice(world: World) -> None:
+    add_slices(world, "a")
+    world.start("other")
+    world.submit()
+    assert "a: in use by other" in world.why("job")
+
+
+def test_reason_after_a_failed_launch_names_the_pause_and_the_error(world: World) -> None:
+    add_slices(world, "a")
+    job = world.submit()
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    assert "no answer" in world.why("job")
+    assert placed(world) == {}
 
 
 # -- which constraint excludes how many workers ---------------------------------------------------------------------

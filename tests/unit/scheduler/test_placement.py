@@ -313,6 +313,15 @@ def test_task_with_chips_never_goes_to_a_host_without(world: World) -> None:
     assert hosts(world) == []
 
 
+def test_tasks_without_gpus_leave_the_hosts_with_gpus_to_others(world: World) -> None:
+    world.do(cpu_host("a", gpus=2.0))
+    world.do(cpu_host("b"))
+    world.start_tasks("none", 1, resources={"CPU": 1.0})
+    world.start_tasks("two", 2, resources={"GPU": 1.0})
+    assert [task.node_id for job in world.state.jobs.values() for task in job.tasks] == ["b", "a", "a"]
+    world.check()
+
+
 # -- racks and other groups -----------------------------------------------------------------------------------------
 
 
