@@ -1,4 +1,4 @@
-"""Launches that fail: the job avoids the hosts, keeps nothing while it pauses, and ends after ten in a row."""
+"""Launches that fail: the job pauses and keeps nothing meanwhile, avoids the hosts, and ends after ten in a row."""
 
 import math
 from collections.abc import Iterable
@@ -14,9 +14,10 @@ from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state import ControllerState
 from iris_ray.state.avoided_hosts import AVOIDED_S, MOST_AVOIDED, avoided_by
 from iris_ray.state.events import JobRestoredEvent, TaskDispatchFailedEvent, TimePassedEvent
+from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
 from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES
-from tests.support.worlds import World, cpu_host
+from tests.support.worlds import World, charged, cpu_host, task_states
 
 S = TaskState
 
@@ -39,6 +40,50 @@ def wide() -> World:
     for name in "abcdefghij":
         world.add_slice(name)
     return world
+
+
+# -- pauses ----------------------------------------------------------------------------------------------------------
+
+
+def test_dispatch_failure_requeues_the_whole_gang_uncharged_after_a_pause(world: World) -> None:
+    job = world.submit(slices=(2,))
+    world.schedule()
+    assert world.dispatch_fails(job) == Instructions()
+    assert task_states(job) == [S.PENDING] * 4
+    assert (charged(job), job.error) == ((0, 0), "no answer")
+    assert job.gang.not_before == world.now + 0.5
+    world.confirm(job)
+    assert world.plan().assignments == []
+    world.now = job.gang.not_before
+    assert [a.job_id for a in world.plan().assignments] == ["job"]
+
+
+def test_dispatch_failures_in_a_row_pause_longer_until_one_launch_succeeds(world: World) -> None:
+    job = world.submit(max_retries_failure=1)
+    pauses = []
+    for _ in range(3):
+        world.now = max(world.now, job.gang.not_before)
+        world.schedule()
+        world.dispatch_fails(job)
+        world.confirm(job)
+        pauses.append(job.gang.not_before - world.now)
+    assert pauses == [0.5, 1.0, 2.0]
+    world.now = job.gang.not_before
+    world.schedule()
+    world.report_all(job, S.RUNNING)
+    world.report(job, S.FAILED)
+    world.confirm(job)
+    world.schedule()
+    world.dispatch_fails(job)
+    assert job.gang.not_before - world.now == 0.5
+
+
+def test_dispatch_failure_of_an_older_attempt_changes_nothing(world: World) -> None:
+    job = world.start(max_retries_failure=1)
+    world.report(job, S.FAILED)
+    world.schedule()
+    world.dispatch_fails(job, attempt=1)
+    assert (job.state, job.gang.attempt, job.gang.dispatch_failures) == (JobState.RUNNING, 2, 0)
 
 
 # -- hosts that are avoided ------------------------------------------------------------------------------------------
