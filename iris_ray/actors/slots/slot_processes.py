@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.slots.runners import HostHere, RunnerHere
 from iris_ray.actors.slots.slot_actor import CALLS, ProcessIdentity, SlotActor
@@ -119,14 +119,22 @@ class SlotProcesses:
 
     async def _load(self, made: SlotProcess, pickled: bytes) -> None:
         with suppress(RayError):  # `_watch` sees that one is gone
-            made.processes = tuple(await asyncio.gather(*(actor.identity.remote() for actor in made.actors)))
-            followers = made.actors[1:]
-            meeting = await made.actor.lead.remote(followers) if followers else ""
-            for loaded in asyncio.as_completed([actor.load.remote(pickled, meeting) for actor in made.actors]):
-                if why_not := await loaded:  # the others may wait for this one
-                    self.hear(SlotFailed(made.order.slot_id, why_not))
-                    return
-            self.hear(SlotReady(made.order.slot_id))
+            why_not = await self._loaded(made, pickled)
+            event = SlotFailed(made.order.slot_id, why_not) if why_not else SlotReady(made.order.slot_id)
+            self.hear(event)
+
+    async def _loaded(self, made: SlotProcess, pickled: bytes) -> str | None:
+        """Load the model in all processes. Return why that failed in one of them, or None."""
+        made.processes = tuple(await asyncio.gather(*(actor.identity.remote() for actor in made.actors)))
+        try:
+            meeting = await made.actor.lead.remote(made.actors[1:]) if len(made.actors) > 1 else ""
+        except RayTaskError as error:
+            return f"its hosts can't meet: {error.cause}"
+        for loaded in asyncio.as_completed([actor.load.remote(pickled, meeting) for actor in made.actors]):
+            why_not: str | None = await loaded
+            if why_not is not None:  # the others may wait for this one
+                return why_not
+        return None
 
     async def _watch(self, made: SlotProcess) -> None:
         """Wait until all processes are gone, after the first one: Ray's word for it, then that of their hosts."""

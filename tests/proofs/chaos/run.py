@@ -142,12 +142,17 @@ class Chaos:
         job_id = lines[0]["job"]
         status = next((s for s in the_controller().list_jobs() if s.job_id == job_id), None)
         assert status is not None, f"the Controller has forgotten {job_id}"
-        self.overlaps += [f"job {job.number}: {text}" for text in overlaps(lines, self._faults.disturbances)]
+        for text in overlaps(lines, self._faults.disturbances):
+            self._find(self.overlaps, f"job {job.number}: {text}")
         job.charges["preemptions"] += self._faults.disturbances.attempts(lines)
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
-                self.false_alarms.append(f"{job_id} was charged for {budget} that nobody caused: {status.error}")
+                self._find(self.false_alarms, f"{job_id} was charged for {budget} that nobody caused: {status.error}")
         self.jobs_done += 1
+
+    def _find(self, findings: list[str], text: str) -> None:
+        findings.append(text)
+        self._say(text)
 
     def _stand(self) -> str:
         return ", ".join(f"job {job.number}: {self._standing(job)}" for job in self._running.values())

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.slots import slot_processes
 from iris_ray.actors.slots.messages import Ask, ModelOrder
@@ -19,6 +19,7 @@ from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
 from tests.support.slots import host_here
 
+NO_PORT = "address not available"
 HANGS = "its load never ends"
 
 
@@ -49,6 +50,8 @@ class Slot:
         return self.number
 
     async def _lead(self, followers: "Sequence[Slot]") -> str:
+        if self._why_not == NO_PORT:
+            raise RayTaskError("lead", "", OSError(NO_PORT))
         self.leads = list(followers)
         return "10.0.0.1:1"
 
@@ -236,17 +239,20 @@ def test_a_slot_of_a_slice_has_a_process_on_each_host_and_ends_with_one_of_them(
     asyncio.run(story())
 
 
+@pytest.mark.parametrize(
+    ("loads", "said"), [((HANGS, "no weights"), "no weights"), ((NO_PORT, None), f"its hosts can't meet: {NO_PORT}")]
+)
 def test_a_host_that_cannot_load_fails_the_slot_though_the_others_wait_for_it(
-    slots: Slots, monkeypatch: pytest.MonkeyPatch
+    slots: Slots, monkeypatch: pytest.MonkeyPatch, loads: tuple[str | None, ...], said: str
 ) -> None:
     monkeypatch.setattr(slot_processes, "UNLOAD_S", 0.01)
 
     async def story() -> None:
-        slots.loads = [HANGS, "no weights"]
+        slots.loads = [*loads]
         manager = await manager_of_a_slice()
         answer = asyncio.ensure_future(manager.submit(ask("r")))
         await until(lambda: slots.made and slots.made[0].killed.is_set())
-        assert manager._core.models[manager._identity("m")].last_failure == "no weights"
+        assert manager._core.models[manager._identity("m")].last_failure == said
         answer.cancel()
 
     asyncio.run(story())
