@@ -26,7 +26,7 @@ LONGEST_S = 600
 def profile(job: str, task: int, seconds: int, output: str | None, layout: str, idle: bool) -> None:
     """Where the time of a task goes: a picture of its Python functions, and those of the processes that it has started.
 
-    py-spy watches the task on its host, a hundred times a second; the task goes on meanwhile, hardly slower. For
+    py-spy looks into the task on its host a hundred times a second; the task goes on meanwhile. For
     what happens on the chips use JAX's own profiler.
 
     \b

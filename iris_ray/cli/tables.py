@@ -1,6 +1,6 @@
 """Tables for people, laid out by rich. They hold no colour, and no line break inside a word, so ids stay whole.
 
-Rich is imported when a table is printed: the import takes 50 ms, and ``--help`` and shell completion need none.
+Rich is imported when a table is printed: the import takes time, and ``--help`` and shell completion print no table.
 """
 
 import io

@@ -20,7 +20,7 @@ SILENT_S = 1.0
 """A wait for tasks is mentioned after so long."""
 
 RESTART_S = 1.0
-"""How long a pool whose process died is left alone before it is asked again; Ray needs 1 to 2 s to start another."""
+"""How long a pool whose process died is left alone before it is asked again: Ray needs a while to start another."""
 
 
 class CallerPool:

@@ -62,7 +62,7 @@ class CloudTpu:
         self._making = threading.Lock()
 
     def prepare(self) -> None:
-        """Make the client ahead of the first call: the import takes a second, credentials may take longer.
+        """Make the client ahead of the first call: the import takes a while, and credentials may take longer.
 
         Errors are ignored here; the first call raises them again.
         """

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from iris_ray.levanter.checkpointing import GangCheckpointer
 
 PRELOAD: Final = ["levanter.main.train_lm", "iris_ray.jax"]
-"""For the option ``preload``: what waiting processes import ahead. It takes some ten seconds off each start."""
+"""For the option ``preload``: what waiting processes import ahead, so that a start need not wait for the imports."""
 
 Config = TypeVar("Config")
 Result = TypeVar("Result")

@@ -17,7 +17,7 @@ class TaskState(Enum):
     UNSCHEDULABLE = "unschedulable"
     COSCHED_FAILED = "cosched_failed"
 
-    __hash__ = object.__hash__  # each state exists once; Enum's own hash takes ten times as long
+    __hash__ = object.__hash__  # each state exists once; Enum's own hash is slower
 
 
 class JobState(Enum):

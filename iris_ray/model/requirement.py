@@ -72,7 +72,7 @@ class Requirement:
 
     def fits_into(self, free: Mapping[str, float]) -> bool:
         """Return whether these free resources are enough for one more task. Does not ask whether the chips are idle."""
-        for resource, need in self.resources:  # noqa: SIM110 — takes half the time of all() with a generator
+        for resource, need in self.resources:  # noqa: SIM110 — faster than all() with a generator
             if free.get(resource, 0.0) < need:
                 return False
         return True

@@ -7,7 +7,7 @@ from iris_ray.scheduler.candidates import Candidates
 from iris_ray.state.fleet import Fleet
 
 EVALUATIONS_KEPT = 2_000_000
-"""How many evaluations of groups are kept, of the shapes that were read last; about 400 MB."""
+"""How many evaluations of groups are kept, of the shapes that were read last. It bounds the Controller's memory."""
 
 
 class CandidateCache:

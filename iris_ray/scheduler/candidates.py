@@ -203,7 +203,7 @@ class Candidates:
 
 
 def _is_ending(workers: Sequence[Worker]) -> bool:
-    for worker in workers:  # noqa: SIM110 — takes half the time of any() with a generator
+    for worker in workers:  # noqa: SIM110 — faster than any() with a generator
         if worker.ending:
             return True
     return False

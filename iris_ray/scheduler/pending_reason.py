@@ -108,7 +108,7 @@ class Protected:
         return f"may take the hosts of {_some(self.job_ids)} in {when}"
 
 
-@dataclass(slots=True)  # frozen, it would take three times as long to make, for each waiting job in each cycle
+@dataclass(slots=True)  # frozen, it would take longer to make, for each waiting job in each cycle
 class PendingReason:
     """Why a job waits.
 

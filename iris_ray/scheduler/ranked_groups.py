@@ -213,7 +213,7 @@ def room_of(members: Sequence[Room], tasks: int) -> tuple[Room, bool]:
 
 def fits(room: Room, needs: Needs) -> bool:
     """Return whether a task finds room."""
-    for resource, need in needs:  # noqa: SIM110 — takes half the time of all() with a generator
+    for resource, need in needs:  # noqa: SIM110 — faster than all() with a generator
         if room.get(resource, 0.0) < need:
             return False
     return True

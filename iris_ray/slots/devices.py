@@ -23,7 +23,7 @@ class DeviceKind(Enum):
     TPU = "tpu"
     CPU = "cpu"
 
-    __hash__ = object.__hash__  # each kind exists once; Enum's own hash takes ten times as long
+    __hash__ = object.__hash__  # each kind exists once; Enum's own hash is slower
 
 
 @dataclass(frozen=True, slots=True)

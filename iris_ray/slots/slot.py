@@ -22,7 +22,7 @@ class SlotState(Enum):
     """Its model could not be loaded, or its process broke; its end is not confirmed yet."""
     GONE = "gone"
 
-    __hash__ = object.__hash__  # each state exists once; Enum's own hash takes ten times as long
+    __hash__ = object.__hash__  # each state exists once; Enum's own hash is slower
 
 
 _S = SlotState

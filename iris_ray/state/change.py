@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from iris_ray.state.instructions import Instructions
 
 
-@dataclass(slots=True)  # frozen, it would take twice as long to make, for every event
+@dataclass(slots=True)  # frozen, it would take longer to make, for every event
 class Change:
     """One event being handled.
 

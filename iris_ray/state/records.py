@@ -30,7 +30,7 @@ GANGS_PER_CHUNK = 256
 _ANY_HEADER = b"iris_ray job record "
 _HEADER = _ANY_HEADER + b"%d" % RECORD_VERSION
 
-# Values go into records without their names and classes: that is four times as fast, and half as long.
+# Values go into records without their names and classes: that is faster, and shorter.
 _FROM_GANGS = {
     "requirement",
     "gangs",

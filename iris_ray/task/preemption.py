@@ -52,7 +52,7 @@ class PreemptionNotice:
 
 
 def preemption_notice() -> PreemptionNotice | None:
-    """Return the notice that this task's gang has had, or None. Costs a look into the file system (microseconds).
+    """Return the notice that this task's gang has had, or None. Costs a look into the file system.
 
     Tasks of a gang may see it at slightly different times. Where all must save the same step, as in JAX, use
     `iris_ray.jax.agreed_notice`.

@@ -17,7 +17,7 @@ from iris_ray.goodput.kinds import MARKS
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Say that this task makes progress, for jobs with a ``stall_timeout``. Costs about 0.1 ms.
+    """Say that this task makes progress, for jobs with a ``stall_timeout``. Writes a small file, and sends nothing.
 
     Call it at the beginning of every step: `iris-ray goodput` then knows what the time of the job went into.
 
@@ -34,7 +34,7 @@ def report_status(text: str) -> None:
     """Say in a few words how it goes; ``iris-ray ls`` and ``iris-ray status`` show it some seconds later.
 
     The words of the job's first task that says anything count; each call replaces those before. Call it as often as you
-    like: it costs about 0.1 ms, and is read every few seconds. Outside a task it does nothing.
+    like: a call writes a small file, which is read every few seconds. Outside a task it does nothing.
 
     Args:
         text: one line; of a longer text the first 200 characters are kept.

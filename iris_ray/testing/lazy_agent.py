@@ -1,6 +1,6 @@
 """Stands in for Ray's runtime_env agent on a simulated host, and becomes that agent at its first use.
 
-Run as a script, never imported. The real agent costs 1.5 s of CPU to start, and a host needs it only when a worker
+Run as a script, never imported. The real agent costs much CPU time to start, and a host needs it only when a worker
 with a runtime_env runs there.
 
 1. ``python -I -S lazy_agent.py wait ADDRESS PORT_FILE PYTHON SCRIPT [ARG ...]`` binds the agent's port, writes it into

@@ -1,7 +1,7 @@
 """Runs one command and owns every process that descends from it: the power switch of a simulated machine.
 
 Run as a script, never imported: ``python -I -S process_supervisor.py LIFELINE_FD DRIVER_PID COMMAND [ARG ...]``. It
-uses only the standard library, and little of that, because every simulated host starts one (about 15 ms, 9 MB).
+uses only the standard library, and little of that, because every simulated host starts one.
 
 - The supervisor is the *subreaper* of its descendants: a process that outlives its parent, or calls ``setsid``, becomes
   a child of the supervisor instead of escaping, and the supervisor reaps it.

@@ -131,7 +131,7 @@ class ControllerProcess:
             ) from error
 
     async def _start(self) -> None:
-        gc.disable()  # next to nothing that is made now is garbage, and to look through it takes half of the time
+        gc.disable()  # next to nothing that is made now is garbage, and to look through it takes long
         try:
             await come_back(
                 self._state,

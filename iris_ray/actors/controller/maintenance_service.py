@@ -26,7 +26,7 @@ class MaintenanceListener:
 
     async def called_off(self, announced: HostNotice) -> None:
         """Returns when a maintenance is not planned any more."""
-        from iris_ray.actors.host.metadata_watch import MetadataWatch  # not in the Controller's process: it takes 0.1 s
+        from iris_ray.actors.host.metadata_watch import MetadataWatch  # not in the Controller's process: it is slow
 
         heard = asyncio.Event()
         watch = asyncio.create_task(MetadataWatch(lambda notice: None, heard.set, announced=announced).run())

@@ -33,7 +33,7 @@ class NodeTable:
 
     @staticmethod
     def read() -> "NodeTable":
-        """Blocks for a few milliseconds."""
+        """Ask Ray for its node table, drains and free resources. Blocks until the GCS has answered."""
         return NodeTable(tuple(ray.nodes()), draining_nodes(), available_resources_by_node())
 
 

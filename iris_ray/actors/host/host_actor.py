@@ -238,7 +238,7 @@ class TPUHostActor:
     async def _watch_metadata(self) -> None:
         """Tell the pool what the host's metadata server announces and calls off."""
         module = "iris_ray.actors.host.metadata_watch"
-        await asyncio.to_thread(import_module, module)  # imports aiohttp, 0.1 s: not on the event loop
+        await asyncio.to_thread(import_module, module)  # imports aiohttp, slowly: not on the event loop
         from iris_ray.actors.host.metadata_watch import MetadataWatch
 
         node_id = self._place.node_id

@@ -92,7 +92,7 @@ class ProcessTree:
     def update(self) -> bool:
         """Add new children of known members and drop members that have ended. Return whether anything changed.
 
-        Costs 10 µs for each thread of the tree, however many processes the machine has.
+        The cost grows with the threads of the tree, not with the number of processes on the machine.
         """
         with self._lock:
             found: dict[int, int] = {}

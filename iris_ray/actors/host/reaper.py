@@ -21,7 +21,7 @@ LOCAL_DIRECTORIES_KEPT_S = 600.0
 
 
 def start_reaper(directory: Path, exclusive: bool) -> None:
-    """Start the reaper of the tasks that this process records. It ends after this process. Blocks for some 0.1 s.
+    """Start the reaper of the tasks that this process records. It ends after this process. Blocks until it has started.
 
     Args:
         directory, exclusive: as for `ProcessLedger`.

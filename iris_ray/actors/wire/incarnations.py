@@ -8,7 +8,7 @@ from iris_ray.actors.wire.shared_names import incarnations_of
 
 
 def take_incarnation(owner: str) -> int:
-    """Return a number that is larger than those of all earlier processes of a pool. Blocks for some milliseconds."""
+    """Return a number that is larger than those of all earlier processes of a pool. Blocks until the GCS answers."""
     store, prefix = ClusterStore(), incarnations_of(owner)
     taken = [int(key.removeprefix(prefix)) for key in store.keys(prefix)]
     number = max(taken, default=0) + 1

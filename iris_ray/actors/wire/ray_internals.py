@@ -150,7 +150,7 @@ def pending_gang_demand() -> list[dict[str, float]]:
 
 
 class ClusterStore:
-    """Ray's key-value store, in the GCS. A call takes half a millisecond; values should stay far below 100 KB.
+    """Ray's key-value store, in the GCS. Values should stay far below 100 KB.
 
     With ``RAY_gcs_storage=rocksdb`` it survives a restart of the GCS. The coroutines fail if the GCS does not answer
     within `STORE_TIMEOUT_S`. All other methods block until it answers.

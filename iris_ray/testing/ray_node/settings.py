@@ -13,7 +13,7 @@ _RAY_SETTINGS = {
     # A raylet that looks for its own object store a moment too early looks again after 20 ms, not after 1 s.
     "RAY_raylet_client_connect_timeout_milliseconds": "20",
     "RAY_raylet_client_num_connect_attempts": "500",
-    # No worker starts before it is needed: each costs 1.5 s of CPU.
+    # No worker starts before it is needed: each costs CPU time.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     # There is no agent that metrics could go to.
