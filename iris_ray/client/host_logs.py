@@ -1,4 +1,4 @@
-"""Reads what tasks print on their hosts, without a detour through the Controller: that only says where they run."""
+"""Reads what tasks print on their hosts, without a detour through the Controller, which only says where they run."""
 
 import time
 from collections import defaultdict

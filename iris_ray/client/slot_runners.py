@@ -1,4 +1,4 @@
-"""Hosts for slots: jobs like any others, each of which keeps a host, or a slice, for a SlotManager."""
+"""Hosts for slots: each belongs to a job like any other, which keeps a host, or a slice, for a SlotManager."""
 
 import functools
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""What the time of jobs went into that are not known one by one any more: sums by the day of their end, and user."""
+"""What the time of forgotten jobs went into: sums by user and by the day of the jobs' end."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""All groups as the jobs see them that ask for the same but for amounts: evaluated, sorted and counted once."""
+"""All groups, as seen by jobs whose requests differ in amounts only: evaluated, sorted and counted once."""
 
 import heapq
 from bisect import bisect_left, insort

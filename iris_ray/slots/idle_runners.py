@@ -1,4 +1,4 @@
-"""Which runners their owner can do without for now, so that whoever waits may have their hosts."""
+"""Which runners their owner can do without for now, so that jobs that wait may have their hosts."""
 
 from iris_ray.slots.reconciler import Reconciler
 from iris_ray.slots.slot import Slot, SlotState

@@ -1,4 +1,4 @@
-"""Makes what is there what should be there: the one owner of all slots, requests and books.
+"""Brings the slots to their wanted state: the one owner of all slots, requests and books.
 
 `Reconciler.handle` takes an event and returns what is to be done. It never waits for anything: a load that takes long
 is a slot that starts. After each event it does the same, whatever the event was (`converge.py`). `Tick` may come at any

@@ -1,4 +1,4 @@
-"""What operators can choose about serving, and how often the safety nets are drawn."""
+"""What operators can choose about serving, and how often everything is checked again as a safety net."""
 
 from dataclasses import dataclass, field
 from typing import Final

@@ -1,4 +1,4 @@
-"""When a session gives its seat back. Its client calls the slot directly; only that it is in use is heard of."""
+"""When a session gives its seat back. Its client calls the slot directly, and only says that it is in use."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What users have held in the past hours, so that who had much lately comes after who had little."""
+"""What users have held in the past hours, so that users who had much lately come after those who had little."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Live lines at the bottom of a terminal: how far something is that takes a while. Everything that waits uses them.
+"""Live lines at the bottom of a terminal, which show the progress of whatever takes a while. All that waits uses them.
 
 May import: nothing of iris_ray.
 Start with `live_lines.py`: `live_line` gives a line, and the one `LiveLines` of the process draws all of them.

@@ -1,4 +1,4 @@
-"""How a process ended that is not our child, as the kernel tells it through a pidfd."""
+"""How a process that is not our child ended, as the kernel tells it through a pidfd."""
 
 import fcntl
 import os

@@ -1,4 +1,4 @@
-"""One TPU slice: speaks for all its hosts, so that the pool asks one actor a slice and not one a host.
+"""One TPU slice: speaks for all its hosts, so that the pool asks one actor per slice, not one per host.
 
 For tasks without chips it is no process of its own, but an object in the pool's.
 """

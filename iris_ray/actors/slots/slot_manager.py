@@ -1,4 +1,4 @@
-"""The SlotManager: it gives the reconciler its events, and carries out what that wants. One event loop, no lock."""
+"""The SlotManager: it gives the reconciler its events and carries out its instructions. One event loop, no lock."""
 
 import asyncio
 import logging

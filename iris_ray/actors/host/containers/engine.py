@@ -1,4 +1,4 @@
-"""The container engine of a host, docker or podman, by its command. A container hangs on the engine, not on us."""
+"""The container engine of a host, docker or podman, by its command. The engine owns a container; iris_ray does not."""
 
 import os
 import shutil
