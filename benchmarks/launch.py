@@ -104,7 +104,7 @@ def warm(samples: int) -> None:
     print(f"… with variables of the launch     {summary(with_env)}")
     print(f"back to back, waiting for standbys {summary(back_to_back)}")
     middle = statistics.median(ours)
-    print(f"run_on_pod / bare fan-out    {middle / statistics.median(bare):.2f}   (to reach: at most 5)")
+    print(f"run_on_pod / bare fan-out    {middle / statistics.median(bare):.2f}   (to reach: at most 4)")
     print(f"pinned tasks / run_on_pod    {statistics.median(pinned) / middle:.1f}   (to reach: at least 50)")
     print(f"… with variables             {statistics.median(with_env) / middle:.1f}")
 
