@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,8 @@ def ray_head(
     if is_slice:
         labels = ",".join(f"{name}={value}" for name, value in LABELS.items())
         command += [f"--resources={json.dumps(RESOURCES)}", f"--labels={labels}"]
+    if shutil.which("setpriv"):  # of util-linux; a test run that is killed leaves no head
+        command = ["setpriv", "--pdeathsig", "TERM", "--", *command]
     with (
         open(directory / "head.log", "wb") as log,
         subprocess.Popen(
