@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-DeviceKey = tuple[str, int]
-"""A runner's id, and the number of one of its devices."""
+from iris_ray.slots.devices import DeviceKey
 
 KEPT = 20_000
 """Changes. Whoever was away for longer looks at all devices anew."""

@@ -12,6 +12,9 @@ from iris_ray.model.constraints import Attributes, Constraint
 DeviceSet = tuple[int, ...]
 """Numbers of devices of one runner, ascending."""
 
+DeviceKey = tuple[str, int]
+"""A runner's id, and the number of one of its devices."""
+
 MOST_DEVICES = 64
 """Of one runner whose sets of devices are not listed."""
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.slots.changes import DeviceKey
+from iris_ray.slots.devices import DeviceKey
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.policy import Policy

@@ -10,9 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from iris_ray.slots.changes import DeviceKey
 from iris_ray.slots.device_sets import cheapest_bound, cheapest_sets
-from iris_ray.slots.devices import DeviceSet, Runner
+from iris_ray.slots.devices import DeviceKey, DeviceSet, Runner
 from iris_ray.slots.evictable import DeviceView, EvictableSlots
 from iris_ray.slots.eviction import EvictionPlan, EvictionSearch, Room
 from iris_ray.slots.fleet import SlotFleet

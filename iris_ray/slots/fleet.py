@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.slots.changes import ChangeLog, DeviceKey
-from iris_ray.slots.devices import Runner
+from iris_ray.slots.changes import ChangeLog
+from iris_ray.slots.devices import DeviceKey, Runner
 from iris_ray.slots.ledger import Ledger
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.slot import USES_MEMORY, Allocation, Slot, SlotState
@@ -120,11 +120,11 @@ class SlotFleet:
         if slot.state in USES_MEMORY:
             self.ledger.use(slot.allocation)
         self.slots[slot.slot_id] = self._in_state[slot.state][slot.slot_id] = slot
-        for device in slot.allocation.devices:
-            self._on_device[slot.allocation.runner_id, device][slot.slot_id] = slot
+        for key in slot.allocation.keys:
+            self._on_device[key][slot.slot_id] = slot
         self._of_identity.setdefault(slot.identity, {})[slot.slot_id] = slot
         self._requests_on[slot.allocation.runner_id] += len(slot.active)
-        self._touch(slot.allocation)
+        self.changes.add(slot.allocation.keys)
 
     def start(self, slot_id: str, now: float) -> bool:
         """Start a planned slot if its place is really free; return whether it is."""
@@ -134,7 +134,7 @@ class SlotFleet:
         self._move(slot, SlotState.STARTING)
         self.ledger.use(slot.allocation)
         slot.started_at = now
-        self._touch(slot.allocation)
+        self.changes.add(slot.allocation.keys)
         return True
 
     def set_ready(self, slot_id: str, now: float) -> None:
@@ -142,7 +142,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         self._move(slot, SlotState.READY)
         slot.ready_at = slot.last_activity = now
-        self._touch(slot.allocation)
+        self.changes.add(slot.allocation.keys)
 
     def retire(self, slot_id: str, state: SlotState) -> None:
         """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
@@ -155,7 +155,7 @@ class SlotFleet:
             return
         self._move(slot, state)
         self.ledger.promise(slot.allocation, -1)
-        self._touch(slot.allocation)
+        self.changes.add(slot.allocation.keys)
 
     def end(self, slot_id: str) -> Slot:
         """Free what a slot held: its process is gone, or never was."""
@@ -166,14 +166,14 @@ class SlotFleet:
             self.ledger.use(slot.allocation, -1)
         self._move(slot, SlotState.GONE)
         del self._in_state[SlotState.GONE][slot_id]
-        for device in slot.allocation.devices:
-            del self._on_device[slot.allocation.runner_id, device][slot_id]
+        for key in slot.allocation.keys:
+            del self._on_device[key][slot_id]
         self._requests_on[slot.allocation.runner_id] -= len(slot.active)
         of_identity = self._of_identity[slot.identity]
         del of_identity[slot_id]
         if not of_identity:
             del self._of_identity[slot.identity]
-        self._touch(slot.allocation)
+        self.changes.add(slot.allocation.keys)
         return slot
 
     def begin_request(self, slot_id: str, request_id: str, now: float) -> None:
@@ -188,14 +188,14 @@ class SlotFleet:
         slot.active.add(request_id)
         self._requests_on[slot.allocation.runner_id] += 1
         slot.last_activity = now
-        self._touch(slot.allocation)
+        self.changes.add(slot.allocation.keys)
 
     def end_request(self, slot_id: str, request_id: str, now: float) -> None:
         """Note that a request runs on a slot no more."""
         slot = self.slots[slot_id]
         self.remove_request(slot, request_id)
         slot.last_activity = now
-        self._touch(slot.allocation)
+        self.changes.add(slot.allocation.keys)
 
     def remove_request(self, slot: Slot, request_id: str) -> None:
         """Remove a request from a slot, which may be gone already."""
@@ -208,7 +208,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         if slot.claimed is not claimed:
             slot.claimed = claimed
-            self._touch(slot.allocation)
+            self.changes.add(slot.allocation.keys)
 
     def set_prices(self, prices: Mapping[SlotIdentity, int]) -> None:
         """Set what it costs to evict one slot of these identities, in milliseconds of loading."""
@@ -216,15 +216,12 @@ class SlotFleet:
             if self.prices.get(identity, 0) != price:
                 self.prices[identity] = price
                 for slot in self.of_identity(identity):
-                    self._touch(slot.allocation)
+                    self.changes.add(slot.allocation.keys)
 
     def _move(self, slot: Slot, state: SlotState) -> None:
         del self._in_state[slot.state][slot.slot_id]
         slot.move_to(state)
         self._in_state[state][slot.slot_id] = slot
-
-    def _touch(self, place: Allocation) -> None:
-        self.changes.add([(place.runner_id, device) for device in place.devices])
 
     def _touch_runner(self, runner_id: str) -> None:
         self.changes.runner_changes += 1

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from iris_ray.model.constraints import Constraint
-from iris_ray.slots.changes import DeviceKey
-from iris_ray.slots.devices import DeviceKind, DeviceSet, Runner
+from iris_ray.slots.devices import DeviceKey, DeviceKind, DeviceSet, Runner
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.ranking import Key, Ranking
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.slots.devices import DeviceSet
+from iris_ray.slots.devices import DeviceKey, DeviceSet
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 
 
@@ -49,16 +49,19 @@ class Allocation:
         runner_id: the runner.
         devices: numbers of its devices, ascending.
         bytes_each: bytes kept from others on each of them: all of an exclusive device.
+        keys: the devices' keys.
+        total: bytes on all devices together.
     """
 
     runner_id: str
     devices: DeviceSet
     bytes_each: tuple[int, ...]
+    keys: tuple[DeviceKey, ...] = field(init=False, repr=False, compare=False)
+    total: int = field(init=False, repr=False, compare=False)
 
-    @property
-    def total(self) -> int:
-        """Bytes on all devices together."""
-        return sum(self.bytes_each)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", tuple([(self.runner_id, device) for device in self.devices]))
+        object.__setattr__(self, "total", sum(self.bytes_each))
 
     def on(self, device: int) -> int:
         """Return the bytes on a device, 0 if it is another's."""
