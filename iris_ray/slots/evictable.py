@@ -94,7 +94,8 @@ class EvictableSlots:
             when, key = heapq.heappop(self._times)
             if self._next.get(key) == when:
                 del self._next[key]
-            changes.add([key])
+            if key in self._fleet.devices():
+                changes.add([key])
         changed = changes.since(self._read)
         self._read = changes.end
         for key in list(self._views) if changed is None else changed:

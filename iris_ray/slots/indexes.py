@@ -45,19 +45,18 @@ class Index:
 
     def changed_devices(self) -> set[DeviceKey]:
         """Return the devices to look at again, once."""
-        changes = self.fleet.changes
-        if self._runner_changes != changes.runner_changes:
-            self._runner_changes = changes.runner_changes
-            self.forget_runners()
+        changes, there = self.fleet.changes, self.fleet.devices()
         changed = changes.since(self._read)
         self._read = changes.end
         if changed is None:
             self.ranking.clear()
-            changed = set(self.fleet.devices())
-        there = self.fleet.devices()
-        for key in [key for key in changed if key not in there]:  # its runner is gone, or is there again with fewer
-            self.ranking.drop(key if self.pool.degree == 1 else key[0])
-            changed.discard(key)
+            changed = set(there)
+        if self._runner_changes != changes.runner_changes:
+            self._runner_changes = changes.runner_changes
+            self.forget_runners()
+            for key in [key for key in changed if key not in there]:  # its runner is gone, or is there again with fewer
+                self.ranking.drop(key if self.pool.degree == 1 else key[0])
+                changed.discard(key)
         return changed
 
     def forget_runners(self) -> None:

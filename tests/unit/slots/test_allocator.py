@@ -273,6 +273,21 @@ def test_no_plan_is_better_than_the_one_that_is_chosen(data, snapshot: Snapshot,
         assert score_of(decision, snapshot, requirement, policy, NOW) == best
 
 
+def test_a_runner_that_is_there_again_with_fewer_devices_gets_what_fits() -> None:
+    fleet = SlotFleet()
+    allocator = Allocator(fleet, Policy())
+    fleet.add_runner(gpus("a", 2))
+    for each in (slot("s", 80, 0), slot("t", 80, 1)):
+        fleet.adopt(replace(each, ready_at=NOW, last_activity=NOW))
+    assert isinstance(allocator.decide(Requirement(model()), NOW), Full)
+    fleet.remove_runner("a")
+    fleet.add_runner(gpus("a", 1))
+    for now in (NOW, NOW + 20):  # when the slots that are gone would have been stale, too
+        decision = allocator.decide(Requirement(model()), now)
+        assert isinstance(decision, Place)
+        assert decision.allocation.devices == (0,)
+
+
 def test_a_runner_that_is_expected_changes_nothing_for_those_that_are_there() -> None:
     pair = Requirement(model("pair", memory={2: 30 * GB}))
     fleet = fleet_of(world(slot("x", 60, 0), slot("y", 60, 1), runners=(gpus(count=2),)))
