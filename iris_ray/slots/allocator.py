@@ -16,7 +16,6 @@ from copy import deepcopy
 from iris_ray.slots.decisions import Decision, Full, Never, Place, Requirement, Snapshot
 from iris_ray.slots.devices import DeviceSet, Runner
 from iris_ray.slots.evictable import EvictableSlots
-from iris_ray.slots.eviction import EvictionPlan
 from iris_ray.slots.eviction_indexes import EvictionIndexes
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.indexes import FreeIndex, Pool
@@ -74,8 +73,8 @@ class Allocator:
         found = [each for each in plans if each is not None]
         if not found:
             return None
-        runner, plan = min(found, key=lambda each: (each[1].key, len(each[1].devices)))
-        return Place(_allocation(runner, plan.devices, spec), _ids(plan))
+        runner, plan = min(found, key=lambda each: each[1].key)
+        return Place(_allocation(runner, plan.devices, spec), tuple([slot.slot_id for slot in plan.evict]))
 
     def _eviction_indexes(self, requirement: Requirement, degree: int) -> EvictionIndexes:
         spec, starving = requirement.spec, requirement.starving
@@ -164,12 +163,8 @@ def why_never(runners: Sequence[Runner], spec: ModelSpec) -> str:
 
 def _allocation(runner: Runner, devices: DeviceSet, spec: ModelSpec) -> Allocation:
     need = spec.memory[len(devices)]
-    return Allocation(runner.runner_id, devices, tuple(runner.devices[device].charge(need) for device in devices))
+    return Allocation(runner.runner_id, devices, tuple([runner.devices[device].charge(need) for device in devices]))
 
 
 def _suits(runner: Runner, spec: ModelSpec) -> bool:
     return runner.kind is spec.kind and runner.satisfies(spec.constraints)
-
-
-def _ids(plan: EvictionPlan) -> tuple[str, ...]:
-    return tuple(slot.slot_id for slot in plan.evict)

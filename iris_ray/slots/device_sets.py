@@ -25,29 +25,28 @@ def cheapest_bound(keys: Iterable[Key | None], degree: int) -> Key | None:
     return sum_of(best) if len(best) == degree else None
 
 
-def cheapest_sets(runner: Runner, keys: Sequence[Key | None], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
-    """Yield the sets of devices that a slot can use together, each with its bound, the lowest bound first."""
+def cheapest_sets(runner: Runner, keys: Sequence[Key | None], degree: int) -> Iterable[tuple[Key, DeviceSet]]:
+    """Return the sets of devices that a slot can use together, each with its bound, the lowest bound first."""
     if runner.legal_sets is None:
-        yield from _any_sets(keys, degree)
-        return
+        return _any_sets(keys, degree)
     bounds = ((devices, [keys[device] for device in devices]) for devices in runner.sets(degree))
-    yield from sorted((sum_of(filter(None, found)), devices) for devices, found in bounds if None not in found)
+    return sorted((sum_of(filter(None, found)), devices) for devices, found in bounds if None not in found)
 
 
 def _any_sets(keys: Sequence[Key | None], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
     """There may be too many sets to look at all: each follows from one that is not dearer."""
-    order = sorted((key, device) for device, key in enumerate(keys) if key is not None)
+    order = sorted([(key, device) for device, key in enumerate(keys) if key is not None])
     if len(order) < degree:
         return
     first = tuple(range(degree))
-    heap, seen = [(sum_of(order[place][0] for place in first), first)], {first}
+    heap, seen = [(sum_of([order[place][0] for place in first]), first)], {first}
     while heap:
         bound, places = heappop(heap)
-        yield bound, tuple(sorted(order[place][1] for place in places))
+        yield bound, tuple(sorted([order[place][1] for place in places]))
         for more in _next(places, len(order)):
             if more not in seen:
                 seen.add(more)
-                heappush(heap, (sum_of(order[place][0] for place in more), more))
+                heappush(heap, (sum_of([order[place][0] for place in more]), more))
 
 
 def _next(places: DeviceSet, end: int) -> Iterator[DeviceSet]:

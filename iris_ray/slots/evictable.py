@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from iris_ray.slots.devices import DeviceKey
+from iris_ray.slots.devices import Device, DeviceKey
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.policy import Policy
@@ -18,12 +18,14 @@ class DeviceView:
     """One device as evictions see it.
 
     Attributes:
+        hardware: the device itself.
         free: bytes that are promised to nobody.
         slots: those that could be evicted.
         prices: what evicting one slot of an identity costs.
         device: the device's number.
     """
 
+    hardware: Device
     free: int
     slots: tuple[Slot, ...]
     prices: Mapping[SlotIdentity, int]
@@ -37,7 +39,9 @@ class DeviceView:
         Whoever needs this device only pays a slot's whole price, even if the slot has others as well. Whoever needs
         several pays shares, which add up to the price.
         """
-        missing = need - self.free
+        if need > self.hardware.memory:
+            return None
+        missing = self.missing(need)
         if missing <= 0:
             return FREE
         if degree == 1:
@@ -48,24 +52,19 @@ class DeviceView:
             self._shared = staircase([self._share(slot) for slot in self.slots])
         return self._shared.least(missing)
 
-    def chosen(self, step: Step) -> tuple[Slot, ...] | None:
-        """Return the slots of a step of this view; None if parts of slots are among them."""
-        if step.bits is None:
-            return None
-        return tuple([slot for number, slot in enumerate(self.slots) if step.bits >> number & 1])
+    def missing(self, need: int) -> int:
+        """Return how many bytes have to be evicted for a slot that needs ``need`` bytes here."""
+        return self.hardware.charge(need) - self.free
 
     def _whole(self, slot: Slot) -> Item:
         place = slot.allocation
-        return Item(place.on(self.device), self._price(slot), place.total, slot.last_activity)
+        return place.on(self.device), self.prices.get(slot.identity, 0), place.total, slot
 
     def _share(self, slot: Slot) -> Item:
-        place, price = slot.allocation, self._price(slot)
+        place, price = slot.allocation, self.prices.get(slot.identity, 0)
         part, parts = place.devices.index(self.device), len(place.devices)
         share = price * (part + 1) // parts - price * part // parts
-        return Item(place.bytes_each[part], share, place.bytes_each[part], slot.last_activity)
-
-    def _price(self, slot: Slot) -> int:
-        return self.prices.get(slot.identity, 0)
+        return place.bytes_each[part], share, place.bytes_each[part], slot
 
 
 class EvictableSlots:
@@ -116,7 +115,7 @@ class EvictableSlots:
     def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
         """Return the view of a device for whoever needs room for ``keep``, of which no slot is evicted."""
         view = self.view(key)
-        if all(slot.identity != keep for slot in view.slots):
+        if keep not in [slot.identity for slot in view.slots]:
             return view
         views = self._views_for.setdefault(key, {})
         if keep not in views:
@@ -124,7 +123,9 @@ class EvictableSlots:
         return views[keep]
 
     def _view_of(self, key: DeviceKey, slots: tuple[Slot, ...]) -> DeviceView:
-        return DeviceView(self._fleet.ledger.unpromised_on(*key), slots, self._fleet.prices, key[1])
+        runner_id, device = key
+        hardware = self._fleet.runners[runner_id].devices[device]
+        return DeviceView(hardware, self._fleet.ledger.unpromised_on(*key), slots, self._fleet.prices, device)
 
     def _evictable(self, key: DeviceKey) -> Iterator[Slot]:
         busy_too, now = self._busy_too, self._now

@@ -28,20 +28,6 @@ class EvictionPlan(NamedTuple):
     evict: tuple[Slot, ...]
 
 
-class Room(NamedTuple):
-    """What one device can give.
-
-    Attributes:
-        view: the device.
-        need: bytes that a slot keeps from others there.
-        step: what they cost at least.
-    """
-
-    view: DeviceView
-    need: int
-    step: Step
-
-
 @dataclass(slots=True)
 class EvictionSearch:
     """Looks for the cheapest plan on some devices of a runner: depth first, with bounds.
@@ -60,33 +46,31 @@ class EvictionSearch:
         """Return whether to look on, for plans that are not below the bound."""
         return self.best is None or (bound < self.best.key and self.steps <= MOST_STEPS)
 
-    def try_devices(self, devices: DeviceSet, rooms: Sequence[Room | None]) -> None:
-        """Look for a plan with these devices that is better than the best so far."""
+    def try_devices(self, devices: DeviceSet, views: Sequence[DeviceView], need: int) -> None:
+        """Look for a plan with ``need`` bytes on each of these devices that is better than the best so far."""
         self.steps += 1
-        found = [room for room in rooms if room is not None]
-        if len(found) < len(devices):
+        steps = [step for view in views if (step := view.least(need, len(devices)))]
+        if len(steps) < len(devices):
             return
         self._devices = devices
-        if self._cheapest_of_each(found):
+        if self._cheapest_of_each(steps):
             return
-        unique = {slot.slot_id: slot for room in found for slot in room.view.slots}
-        self._slots = sorted(unique.values(), key=lambda slot: self._price(slot) / slot.allocation.total)
-        self._search(0, [room.need - room.view.free for room in found], NOTHING, ())
+        unique = dict.fromkeys(slot for view in views for slot in view.slots)
+        self._slots = sorted(unique, key=lambda slot: self._price(slot) / slot.allocation.total)
+        self._search(0, [view.missing(need) for view in views], NOTHING, ())
 
-    def _cheapest_of_each(self, rooms: Sequence[Room]) -> bool:
+    def _cheapest_of_each(self, steps: Sequence[Step]) -> bool:
         """Try what is cheapest for each device by itself. Return whether nothing can be cheaper for all of them."""
-        slots: dict[str, Slot] = {}
-        for room in rooms:
-            chosen = room.view.chosen(room.step)
-            if chosen is None:
+        unique: dict[Slot, None] = {}
+        for step in steps:
+            if step.slots is None:
                 return False
-            for slot in chosen:
-                slots[slot.slot_id] = slot
+            unique |= dict.fromkeys(step.slots)
         key = NOTHING
-        for slot in slots.values():
+        for slot in unique:
             key = self._with(key, slot)
-        self._keep(EvictionPlan(key, self._devices, tuple(slots.values())))
-        return key == sum_of(room.step.key for room in rooms)
+        self._keep(EvictionPlan(key, self._devices, tuple(unique)))
+        return key == sum_of([step.key for step in steps])
 
     def _with(self, key: Key, slot: Slot) -> Key:
         return key[0] + self._price(slot), key[1] + slot.allocation.total, max(key[2], slot.last_activity)

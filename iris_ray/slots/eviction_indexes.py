@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from iris_ray.slots.device_sets import cheapest_bound, cheapest_sets
 from iris_ray.slots.devices import DeviceKey, DeviceSet, Runner
-from iris_ray.slots.evictable import DeviceView, EvictableSlots
-from iris_ray.slots.eviction import EvictionPlan, EvictionSearch, Room
+from iris_ray.slots.evictable import EvictableSlots
+from iris_ray.slots.eviction import EvictionPlan, EvictionSearch
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.indexes import Index, Item, Pool, allows_alone, runner_of
 from iris_ray.slots.models import ModelSpec
@@ -92,16 +92,8 @@ class EvictionIndex(Index):
         runner = self.usable(key[0])
         if runner is None or (self.pool.degree == 1 and not allows_alone(runner, key[1])):
             return None
-        room = self._room(runner, key[1], self.evictable.view(key), self.least_need)
-        return None if room is None else room.step.key
-
-    def _room(self, runner: Runner, device: int, view: DeviceView, need: int) -> Room | None:
-        hardware = runner.devices[device]
-        if hardware.memory < need:
-            return None
-        need = hardware.charge(need)
-        step = view.least(need, self.pool.degree)
-        return None if step is None else Room(view, need, step)
+        step = self.evictable.view(key).least(self.least_need, self.pool.degree)
+        return None if step is None else step.key
 
     def _cheapest(self, item: Item, bound: Key, spec: ModelSpec) -> EvictionPlan | None:
         """Return an item's best plan for one model."""
@@ -111,8 +103,7 @@ class EvictionIndex(Index):
             if not search.may_improve(least):
                 break
             views = [self.evictable.view_for((runner.runner_id, device), spec.identity) for device in devices]
-            rooms = [self._room(runner, *each, need) for each in zip(devices, views, strict=True)]
-            search.try_devices(devices, rooms)
+            search.try_devices(devices, views, need)
             if search.best is not None and search.best.key == least:
                 break
         return search.best
