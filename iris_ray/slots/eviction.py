@@ -53,6 +53,9 @@ class EvictionSearch:
         if len(steps) < len(devices):
             return
         self._devices = devices
+        if len(steps) == 1 and steps[0].slots is not None:  # one device: its cheapest step is the cheapest plan
+            self._keep(EvictionPlan(steps[0].key, devices, steps[0].slots))
+            return
         if self._cheapest_of_each(steps):
             return
         unique = dict.fromkeys(slot for view in views for slot in view.slots)
