@@ -9,7 +9,7 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.host.end_task import TOKEN_VARIABLE
+from iris_ray.actors.host.process_tree import TOKEN_VARIABLE
 from iris_ray.actors.slots.runner_agent import RunnerAgent
 from iris_ray.actors.slots.runners import HostHere
 from iris_ray.actors.wire.task_files import TaskFiles

@@ -75,8 +75,8 @@ def alive(process: psutil.Process) -> bool:
         return False
 
 
-def tree(process: psutil.Process) -> ProcessTree:
+def tree(process: psutil.Process, token: str = TOKEN) -> ProcessTree:
     """Return the tree of a process, with no descendant known."""
     stat = stat_of(process.pid)
     assert stat is not None
-    return ProcessTree(stat.pid, stat.started)
+    return ProcessTree(stat.pid, stat.started, token)

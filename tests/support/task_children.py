@@ -105,7 +105,7 @@ def watched(child: Child, tmp_path: Path, what: Callable[[TaskWatch], Awaitable[
     async def run() -> Any:
         one = tree(psutil.Process(child.process.pid))
         process = WatchedProcess(one.pid, one.started)
-        watch = TaskWatch(standby, process, one, "token", ProcessLedger(tmp_path), None, NoOutput())
+        watch = TaskWatch(standby, process, one, ProcessLedger(tmp_path), None, NoOutput())
         try:
             return await asyncio.wait_for(what(watch), PATIENCE_S)
         finally:

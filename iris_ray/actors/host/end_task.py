@@ -3,10 +3,9 @@
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Sequence
 
 import psutil
-
-from iris_ray.actors.host.process_tree import read_of_process
 
 logger = logging.getLogger(__name__)
 
@@ -15,32 +14,36 @@ SAY_EVERY_S = 10.0
 BRISK_S = 1.0
 """Processes that are not gone after so long are looked for less often."""
 
-TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
-"""The environment variable with a task's token. All processes that the task starts inherit it, and are found by it."""
 
-
-def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, grace_s: float = 0.0) -> list[str]:
-    """SIGKILL a task's known processes, and all others that carry its token in their environment.
+def end_task(
+    found: Sequence[psutil.Process],
+    search: Callable[[], list[psutil.Process]],
+    timeout_s: float = 10.0,
+    grace_s: float = 0.0,
+) -> list[str]:
+    """SIGKILL a task's processes, and then those that they have started meanwhile, until none is left.
 
     Blocks until they are gone, or for ``grace_s`` and ``timeout_s`` seconds. Zombies count as gone: they hold neither
     memory nor chips.
 
     Args:
-        known: the members of the task's process tree that are known.
-        token: the task's token.
+        found: its processes, as a search has just found them.
+        search: finds its processes; not called if none of those found runs.
         timeout_s: seconds after the SIGKILL after which processes that still run are left alone.
         grace_s: seconds between a SIGTERM and the SIGKILL; 0 sends no SIGTERM.
 
     Returns:
         Which processes still run, as ``pid <n>``.
     """
-    if grace_s and (asked := [process for process in (*known, *_carriers(token)) if _runs(process)]):
-        for process in asked:
+    left = _running(found)
+    if grace_s and left:
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.terminate()
-        _wait_until_ended(asked, grace_s)
-    left, said, began = known, 0.0, time.monotonic()
-    while left := [process for process in (*left, *_carriers(token)) if _runs(process)]:  # a dying one may have forked
+        _wait_until_ended(left, grace_s)
+        left = _running(search())
+    said, began = 0.0, time.monotonic()
+    while left:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 process.kill()
@@ -51,6 +54,7 @@ def end_task(known: list[psutil.Process], token: str, timeout_s: float = 10.0, g
         if waited // SAY_EVERY_S > said and (names := _names(left)):
             said = waited // SAY_EVERY_S
             logger.warning("%s: killed %.0f s ago and not gone yet; much memory takes long", ", ".join(names), waited)
+        left = _running([*left, *search()])  # a dying one may have forked
     return []
 
 
@@ -62,8 +66,13 @@ def _wait_until_ended(processes: list[psutil.Process], seconds: float) -> None:
 
 
 def _names(processes: list[psutil.Process]) -> list[str]:
-    """Return which of them still run."""
-    return sorted({f"pid {process.pid}" for process in processes if _runs(process)})
+    """Return which of them still run, in words."""
+    return sorted({f"pid {process.pid}" for process in _running(processes)})
+
+
+def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Return those that still run, each of them once."""
+    return list({process.pid: process for process in processes if _runs(process)}.values())
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -72,16 +81,3 @@ def _runs(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _carriers(token: str) -> list[psutil.Process]:
-    """Return all processes with this token, also those that left the task's tree, such as daemons."""
-    found = []
-    entry = f"{TOKEN_VARIABLE}={token}".encode()
-    for pid in psutil.pids():
-        if entry in read_of_process(pid, "environ").split(b"\0"):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process = psutil.Process(pid)
-                if entry in read_of_process(pid, "environ").split(b"\0"):  # the pid was not reused in between
-                    found.append(process)
-    return found

@@ -128,10 +128,10 @@ class TPUHostActor:
         if self._fence is None:
             self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
         await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
-        process, tree = WatchedProcess(pid, started), ProcessTree(pid, started)
+        process, tree = WatchedProcess(pid, started), ProcessTree(pid, started, token)
         output = OutputPump(host_directory(), pid, self._place.node_id, self._last_lines_reporter())
         self._places[pid] = place
-        self._watches[pid] = TaskWatch(standby, process, tree, token, self._ledger, self._devices, output)
+        self._watches[pid] = TaskWatch(standby, process, tree, self._ledger, self._devices, output)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         """Wait for the end of a task process, and return how it ended. For processes that did not report it."""

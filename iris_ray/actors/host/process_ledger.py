@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from iris_ray.actors.host.containers.record import end_container
-from iris_ray.actors.host.end_task import TOKEN_VARIABLE, end_task
-from iris_ray.actors.host.process_tree import ProcessTree, runs_since, stat_of
+from iris_ray.actors.host.end_task import end_task
+from iris_ray.actors.host.process_tree import TOKEN_VARIABLE, ProcessTree, runs_since, stat_of
 from iris_ray.actors.wire.task_files import TaskFiles
 
 TERM_GRACE_S = 1.0
@@ -42,18 +42,18 @@ class ProcessLedger:
             used.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = threading.Lock()
 
-    def record(self, tree: ProcessTree, token: str) -> None:
-        """Record a task process, and the token that its children will carry."""
+    def record(self, tree: ProcessTree) -> None:
+        """Record a task process."""
         self._files(tree.pid).remove()  # those of an earlier process with this pid
         with self._lock:
-            self._write(tree, token)
+            self._write(tree)
 
-    def record_descendants(self, tree: ProcessTree, token: str) -> None:
+    def record_descendants(self, tree: ProcessTree) -> None:
         """Update a tree and record it if it has changed. A process that was forgotten stays forgotten."""
         if tree.update():
             with self._lock:
                 if self._entry(tree.pid).exists():
-                    self._write(tree, token)
+                    self._write(tree)
 
     def has_started(self, pid: int) -> bool:
         """Return whether user code has begun to run in a process."""
@@ -77,14 +77,14 @@ class ProcessLedger:
             Which processes still run after 10 s, as ``pid <n>``, and which containers, as ``container <name> (<why>)``.
         """
         still_running: list[str] = []
-        for tree, token in self._entries(partial(self._is_leftover, recorder)):
+        for tree in self._entries(partial(self._is_leftover, recorder)):
             if tree.pid == os.getpid():
                 continue
             never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
             if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
                 self.forget(tree.pid)
                 continue
-            left = end_task(tree.search(), token, grace_s=grace_s) + end_container(self._files(tree.pid))
+            left = end_task(tree.search(), tree.search, grace_s=grace_s) + end_container(self._files(tree.pid))
             if left:
                 still_running += left
             else:
@@ -100,11 +100,11 @@ class ProcessLedger:
         folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
         entries = [entry for folder in folders for entry in self._entries(folder=folder)]
         try:
-            recorded = {member for tree, _ in entries for member in tree.known.items()}
+            recorded = {member for tree in entries for member in tree.known.items()}
             line = (process, *process.parents())
             if any((stat.pid, stat.started) in recorded for one in line if (stat := stat_of(one.pid)) is not None):
                 return True
-            return not {token for _, token in entries}.isdisjoint(map(_token_of, line))
+            return not {tree.token for tree in entries}.isdisjoint(map(_token_of, line))
         except (psutil.Error, OSError):
             return False
 
@@ -121,9 +121,9 @@ class ProcessLedger:
     def _entry(self, pid: int) -> Path:
         return self._directory / f"{pid}.json"
 
-    def _write(self, tree: ProcessTree, token: str) -> None:
+    def _write(self, tree: ProcessTree) -> None:
         descendants = [[pid, started] for pid, started in tree.known.items() if pid != tree.pid]
-        entry = {"pid": tree.pid, "started": tree.started, "token": token, "descendants": descendants}
+        entry = {"pid": tree.pid, "started": tree.started, "token": tree.token, "descendants": descendants}
         if (recorder := stat_of(os.getpid())) is not None:
             entry["recorder"] = [recorder.pid, recorder.started]
         unfinished = self._directory / f"{tree.pid}.json.unfinished"
@@ -138,16 +138,16 @@ class ProcessLedger:
 
     def _entries(
         self, wanted: Callable[[list[int] | None], bool] | None = None, folder: Path | None = None
-    ) -> Iterator[tuple[ProcessTree, str]]:
-        """Yield each recorded tree with its token, or those of wanted recorders. Remove entries that can't be read."""
+    ) -> Iterator[ProcessTree]:
+        """Yield each recorded tree, or those of wanted recorders. Remove entries that can't be read."""
         for path in (folder or self._directory).glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
                 known = [(int(pid), int(started)) for pid, started in entry.get("descendants", ())]
-                tree = ProcessTree(int(entry["pid"]), int(entry["started"]), known)
+                tree = ProcessTree(int(entry["pid"]), int(entry["started"]), str(entry["token"]), known)
                 tree.adopt(self._files(tree.pid).read_members())
                 if wanted is None or wanted(entry.get("recorder")):
-                    yield tree, str(entry["token"])
+                    yield tree
             except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or another actor removed it
                 path.unlink(missing_ok=True)
 

@@ -3,8 +3,8 @@
 The descendants are recorded while the task's process lives: the kernel forgets them as its descendants when it ends.
 
 A pid names one process only together with the time at which that process started. A process counts as part of the tree
-only if it was seen as a child of another member, in the process group or session that the task's process leads, or if
-the task has named it (`TaskFiles.members`).
+only if it was seen as a child of another member, in the process group or session that the task's process leads, if it
+carries the task's token in its environment, or if the task has named it (`TaskFiles.members`).
 """
 
 import os
@@ -15,6 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
+"""The environment variable with a task's token. All processes that the task starts inherit it."""
+LISTINGS = 3
+"""How often a search lists the processes: a daemon may start while its parent, which a listing has seen, ends."""
+KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+"""Most kernels are built with that file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +77,14 @@ class ProcessTree:
 
     Args:
         pid, started: the root and its start in clock ticks since boot.
+        token: the token that processes of the task carry.
         known: descendants that were recorded earlier, as pids and start ticks.
     """
 
-    def __init__(self, pid: int, started: int, known: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, pid: int, started: int, token: str, known: Iterable[tuple[int, int]] = ()) -> None:
         self.pid = pid
         self.started = started
+        self.token = token
         self._known = {**dict(known), pid: started}
         self._lock = threading.Lock()
 
@@ -92,8 +101,17 @@ class ProcessTree:
     def update(self) -> bool:
         """Add new children of known members and drop members that have ended. Return whether anything changed.
 
-        The cost grows with the threads of the tree, not with the number of processes on the machine.
+        The cost grows with the threads of the tree, not with the number of processes on the machine, if the kernel
+        lists the children of a process.
         """
+        before = self._known
+        if KERNEL_LISTS_CHILDREN:
+            self._follow_children()
+        else:
+            self.search()
+        return self._known != before
+
+    def _follow_children(self) -> None:
         with self._lock:
             found: dict[int, int] = {}
             todo = list(self._known.items())
@@ -103,8 +121,7 @@ class ProcessTree:
                 if runs_since(pid, started):  # checked after its children were read, so they are children of this one
                     found[pid] = started
                     todo += [(child.pid, child.started) for child in children if child.parent == pid]
-            changed, self._known = found != self._known, found
-            return changed
+            self._known = found
 
     def search(self, just_ended: bool = False) -> list[psutil.Process]:
         """Look through all processes of the machine and return every member, those that no `update` saw included.
@@ -113,7 +130,7 @@ class ProcessTree:
             just_ended: whether the root may be gone, but too recently for its pid to be in use again.
         """
         with self._lock:
-            stats = {pid: found for pid in psutil.pids() if (found := stat_of(pid)) is not None}
+            stats = _all_stats()
             members = {pid for pid, stat in stats.items() if self._known.get(pid) == stat.started}
             led = {pid for pid, stat in stats.items() if self.pid in (stat.group, stat.session)}
             # The kernel gives no new process the number of a group that has a member. So the group is the root's as
@@ -121,10 +138,16 @@ class ProcessTree:
             reused = self.pid in stats and stats[self.pid].started != self.started
             if not reused and (just_ended or led & members):
                 members |= led
+            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid])}
             while new := {pid for pid, stat in stats.items() if stat.parent in members} - members:
                 members |= new
             self._known = {pid: stats[pid].started for pid in members}
         return self.members()
+
+    def _has_token(self, process: ProcessStat) -> bool:
+        """Return whether a process carries the task's token. One that is older than the root can't have it."""
+        entry = f"{TOKEN_VARIABLE}={self.token}".encode()
+        return process.started >= self.started and entry in read_of_process(process.pid, "environ").split(b"\0")
 
     def members(self) -> list[psutil.Process]:
         """Return the members at the last `update` or `search` that still exist."""
@@ -137,8 +160,19 @@ class ProcessTree:
         return found
 
 
+def _all_stats() -> dict[int, ProcessStat]:
+    """Return the stats of all processes by pid, those included that start while others are read."""
+    stats: dict[int, ProcessStat] = {}
+    listed: set[int] = set()
+    for _ in range(LISTINGS):
+        new = set(psutil.pids()) - listed
+        listed |= new
+        stats |= {pid: found for pid in new if (found := stat_of(pid)) is not None}
+    return stats
+
+
 def _children(pid: int) -> list[int]:
-    """Return the pids of a process's children; none if the kernel was built without the file that lists them."""
+    """Return the pids of a process's children."""
     found: list[int] = []
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):

@@ -16,7 +16,6 @@ import ray
 
 from iris_ray.actors.host.chip_release import in_use
 from iris_ray.actors.host.chips import describe, lock_file
-from iris_ray.actors.host.end_task import TOKEN_VARIABLE
 from iris_ray.actors.host.exit_after_notice import flush_output
 from iris_ray.actors.host.exit_handlers import run_exit_handlers
 from iris_ray.actors.host.free_ports import hold_ports
@@ -25,7 +24,7 @@ from iris_ray.actors.host.libtpu_lock import LockProbe
 from iris_ray.actors.host.local_directories import LocalDirectories
 from iris_ray.actors.host.output_redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.process_tree import TOKEN_VARIABLE, stat_of
 from iris_ray.actors.host.raylet_environment import raylet_environment
 from iris_ray.actors.host.task_environment import task_environment
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices

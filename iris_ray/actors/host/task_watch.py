@@ -47,7 +47,7 @@ class TaskWatch:
 
     Args:
         standby: the actor that runs in the process.
-        process, tree, token: the process, its process tree, and the token that its children carry.
+        process, tree: the process, and its process tree.
         ledger: records the process.
         devices: the host's chips, if the task has them to itself; otherwise None.
         output: reads what the task prints.
@@ -58,7 +58,6 @@ class TaskWatch:
         standby: ActorHandle,
         process: WatchedProcess,
         tree: ProcessTree,
-        token: str,
         ledger: ProcessLedger,
         devices: Devices | None,
         output: OutputPump,
@@ -67,7 +66,6 @@ class TaskWatch:
         self._standby = standby
         self._process = process
         self._tree = tree
-        self._token = token
         self._ledger = ledger
         self._devices = devices
         self._files = TaskFiles.of_process(host_directory(), tree.pid)
@@ -80,7 +78,7 @@ class TaskWatch:
         self._ending: asyncio.Task[str | None] | None = None
         self._hurry = asyncio.Event()
         process.watch(self._on_exit)
-        ledger.record(tree, token)
+        ledger.record(tree)
         self._background.start(self._record_descendants(), f"recording the descendants of pid {tree.pid}")
 
     @property
@@ -139,13 +137,15 @@ class TaskWatch:
         return self._tree.search(just_ended)
 
     async def _end(self, reason: str | None, exit_grace: float) -> str | None:
-        await asyncio.to_thread(self._search)
-        if not self.ended:
+        had_ended = self.ended
+        if not had_ended:
+            await asyncio.to_thread(self._tree.update)  # while its descendants can be told by their parents
             await self._end_standby(reason, exit_grace)
-        if self._searched_at_exit is not None:
-            await self._searched_at_exit
-        known = await asyncio.to_thread(self._search)  # members of the tree may have started others since
-        left = await asyncio.to_thread(end_task, known, self._token, DYING_S)
+        if self._searched_at_exit is None or had_ended:  # its descendants may have started others since
+            found = await asyncio.to_thread(self._search)
+        else:
+            found = await self._searched_at_exit
+        left = await asyncio.to_thread(end_task, found, self._search, DYING_S)
         if left := left + await asyncio.to_thread(end_container, self._files):
             raise RuntimeError(f"processes of a task can't be ended: {', '.join(left)}")
         await self._process.wait_at_most(KILL_GRACE_S)
@@ -188,7 +188,7 @@ class TaskWatch:
             self._oom_kills.look()
             if self._has_started():
                 with contextlib.suppress(OSError):  # the disk may be full now and have room later
-                    await asyncio.to_thread(self._ledger.record_descendants, self._tree, self._token)
+                    await asyncio.to_thread(self._ledger.record_descendants, self._tree)
             await self._process.wait_at_most(DESCENDANTS_S)
 
     def _on_exit(self) -> None:

@@ -69,10 +69,10 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     host.clear()
 
 
-def tree(process: ChipHolder | subprocess.Popen[bytes]) -> ProcessTree:
+def tree(process: ChipHolder | subprocess.Popen[bytes], token: str = "t") -> ProcessTree:
     stat = stat_of(process.pid)
     assert stat is not None
-    return ProcessTree(stat.pid, stat.started)
+    return ProcessTree(stat.pid, stat.started, token)
 
 
 def runs(holder: ChipHolder) -> bool:
@@ -192,7 +192,7 @@ def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
     host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
 ) -> None:
     holder = host.holder()
-    host.ledger.record(tree(holder), "an earlier task's")
+    host.ledger.record(tree(holder, "an earlier task's"))
     assert find_holders(host.devices, host.ledger).seen[0].ours
     assert adopted(host, actor, standby) is None
     assert not runs(holder)
@@ -202,7 +202,7 @@ def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
 def test_holder_of_a_task_that_shares_the_host_is_ours(host: Host) -> None:
     """Blame for it is not a stranger's: a task without chips has taken them."""
     holder = host.holder()
-    ProcessLedger(host.directory, exclusive=False).record(tree(holder), "a neighbour's")
+    ProcessLedger(host.directory, exclusive=False).record(tree(holder, "a neighbour's"))
     assert find_holders(host.devices, host.ledger).seen[0].ours
 
 
@@ -211,7 +211,7 @@ def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_c
 ) -> None:
     """setsid starts it in a session of its own; its parent is not the task's process, which is gone."""
     task = subprocess.Popen(["sleep", "60"])
-    host.ledger.record(tree(task), "an earlier task's")
+    host.ledger.record(tree(task, "an earlier task's"))
     TaskFiles.of_process(host.directory, task.pid).started.touch()
     task.kill()
     task.wait()
@@ -241,7 +241,7 @@ def test_foreign_holder_is_named_and_never_ended_and_the_host_is_good_once_it_is
 
 def test_process_that_got_the_pid_of_a_task_is_not_ours(host: Host) -> None:
     holder = host.holder(real=False)
-    host.ledger.record(tree(holder), "t")
+    host.ledger.record(tree(holder))
     entry = host.directory / "tasks" / f"{holder.pid}.json"
     entry.write_text(entry.read_text().replace('"started": ', '"started": 1'))
     assert not find_holders(host.devices, host.ledger).seen[0].ours
@@ -268,6 +268,7 @@ def stopped(host: Host, actor: TPUHostActor, during: Callable[[], ChipHolder]) -
         holder = during()
         task.kill()
         task.wait()
+        await actor.how_it_ended(task.pid)
         return await actor.stop(task.pid, None), holder
 
     return asyncio.run(run())

@@ -8,44 +8,40 @@ import pytest
 
 from iris_ray.actors.host import end_task as module
 from iris_ray.actors.host.end_task import end_task
-from tests.support.processes import TOKEN, Nursery, alive, tree
+from tests.support.processes import Nursery, alive, tree
 from tests.support.waiting import wait_until
+
+
+def none_left() -> list[psutil.Process]:
+    return []
 
 
 def test_end_task_ends_the_whole_tree(nursery: Nursery) -> None:
     parent, children = nursery.tree("child", "daemon")
-    end_task(tree(parent).search(), TOKEN)
+    task = tree(parent)
+    assert end_task(task.search(), task.search) == []
     assert not any(map(alive, [parent, *children]))
 
 
-def test_end_task_finds_a_daemon_that_left_the_tree_by_its_token(nursery: Nursery) -> None:
-    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
-    parent.kill()
-    nursery.reap(parent)
-    assert alive(daemon)
-    end_task([], f"{TOKEN}-1")
-    assert not alive(daemon)
+def test_end_task_ends_what_a_process_has_started_since_it_was_found(nursery: Nursery) -> None:
+    process, since = nursery.sleeper(), nursery.sleeper()
+    assert end_task([process], lambda: [since]) == []
+    assert not any(map(alive, [process, since]))
 
 
-def test_end_task_leaves_other_tasks_alone(nursery: Nursery) -> None:
-    ours = nursery.sleeper(IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
-    others = [nursery.sleeper(IRIS_RAY_TASK_TOKEN=token) for token in (f"{TOKEN}-11", f"{TOKEN}-2", "")]
-    assert end_task([], f"{TOKEN}-1") == []
-    assert not alive(ours)
-    assert all(map(alive, others))
-
-
-def test_end_task_of_a_process_that_is_gone_already_leaves_none(nursery: Nursery) -> None:
+@pytest.mark.parametrize("grace_s", [0.0, 1.0])
+def test_end_task_does_not_search_if_no_process_found_runs(nursery: Nursery, grace_s: float) -> None:
+    """A search reads a file of every process of the machine."""
     process = nursery.sleeper()
     process.kill()
     nursery.reap(process)
-    assert end_task([process], TOKEN) == []
+    assert end_task([process], pytest.fail, grace_s=grace_s) == []
 
 
 def test_end_task_counts_a_zombie_as_gone(nursery: Nursery) -> None:
     """In a container whose first process does not reap, orphans stay zombies; they hold neither memory nor chips."""
     _, (child,) = nursery.tree("child")
-    assert end_task([child], TOKEN) == []
+    assert end_task([child], none_left) == []
 
 
 class Immortal(psutil.Process):
@@ -61,7 +57,7 @@ class Immortal(psutil.Process):
 
 def test_time_that_a_process_was_asked_nicely_does_not_count_for_its_end(nursery: Nursery) -> None:
     process = Immortal(nursery.sleeper().pid)
-    assert end_task([process], TOKEN, timeout_s=0.1, grace_s=0.3) == []
+    assert end_task([process], none_left, timeout_s=0.1, grace_s=0.3) == []
 
 
 class SlowToDie(psutil.Process):
@@ -87,6 +83,6 @@ def test_end_task_waits_for_a_process_that_takes_long_to_die_and_says_so(
         return True
 
     caplog.handler.addFilter(say)
-    assert end_task([process], TOKEN, timeout_s=600.0) == []
+    assert end_task([process], none_left, timeout_s=600.0) == []
     assert not alive(process)
     assert re.fullmatch(rf"pid {process.pid}: killed \d+ s ago and not gone yet; much memory takes long", said[0])

@@ -1,9 +1,13 @@
 """Which processes belong to a task's process tree, also after its own process has ended."""
 
-import psutil
+import os
 
+import psutil
+import pytest
+
+from iris_ray.actors.host import process_tree as module
 from iris_ray.actors.host.end_task import end_task
-from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 from tests.support.processes import TOKEN, Nursery, alive, tree
 
 
@@ -11,7 +15,11 @@ def by_pid(processes: list[psutil.Process]) -> list[psutil.Process]:
     return sorted(processes, key=lambda process: process.pid)
 
 
-def test_tree_that_was_updated_is_known_after_its_root_has_ended(nursery: Nursery) -> None:
+@pytest.mark.parametrize("kernel_lists_children", [True, False])
+def test_tree_that_was_updated_is_known_after_its_root_has_ended(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch, kernel_lists_children: bool
+) -> None:
+    monkeypatch.setattr(module, "KERNEL_LISTS_CHILDREN", kernel_lists_children)
     parent, children = nursery.tree("child", "daemon")
     known = tree(parent)
     assert known.update()
@@ -20,7 +28,7 @@ def test_tree_that_was_updated_is_known_after_its_root_has_ended(nursery: Nurser
     nursery.reap(parent)
     assert known.update()
     assert by_pid(known.members()) == by_pid(known.search()) == by_pid(children)
-    assert end_task(known.members(), TOKEN) == []
+    assert end_task(known.members(), known.search) == []
     assert not any(map(alive, children))
 
 
@@ -37,10 +45,47 @@ def test_tree_includes_the_group_of_its_root_as_long_as_the_number_can_not_be_re
 
 def test_tree_does_not_include_the_group_of_another_process_that_got_the_pid_of_its_root(nursery: Nursery) -> None:
     leader, _ = nursery.tree("child", leads=True)
-    assert ProcessTree(leader.pid, tree(leader).started - 1).search(just_ended=True) == []
+    assert ProcessTree(leader.pid, tree(leader).started - 1, TOKEN).search(just_ended=True) == []
 
 
 def test_tree_does_not_include_another_process_that_got_the_pid_of_a_member(nursery: Nursery) -> None:
     stranger = nursery.sleeper()
-    known = ProcessTree(2**22 + 1, 1, [(stranger.pid, tree(stranger).started + 1)])
+    known = ProcessTree(2**22 + 1, 1, TOKEN, [(stranger.pid, tree(stranger).started + 1)])
     assert known.members() == known.search() == []
+
+
+def ended_task(token: str) -> ProcessTree:
+    """Return the tree of a task whose process has ended; it started when this one did."""
+    this = stat_of(os.getpid())
+    assert this is not None
+    return ProcessTree(2**22 + 1, this.started, token)
+
+
+def test_tree_includes_a_daemon_that_left_it_before_any_update_by_its_token(nursery: Nursery) -> None:
+    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
+    another, (child,) = nursery.tree("child", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
+    parent.kill()
+    nursery.reap(parent)
+    others = [nursery.sleeper(IRIS_RAY_TASK_TOKEN=token) for token in (f"{TOKEN}-11", f"{TOKEN}-2", "")]
+    assert by_pid(ended_task(f"{TOKEN}-1").search()) == by_pid([daemon, another, child])
+    assert all(map(alive, others))
+
+
+def test_tree_does_not_look_for_its_token_in_processes_that_are_older(nursery: Nursery) -> None:
+    older = nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN)
+    assert ProcessTree(2**22 + 1, tree(older).started + 1, TOKEN).search() == []
+
+
+def test_search_finds_a_daemon_that_starts_while_others_are_read(
+    nursery: Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its parent was listed and has ended by the time its file is read."""
+    started: list[psutil.Process] = []
+
+    def read_late(pid: int) -> object:
+        if not started:
+            started.append(nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN))
+        return stat_of(pid)
+
+    monkeypatch.setattr(module, "stat_of", read_late)
+    assert ended_task(TOKEN).search() == started

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from iris_ray.actors.host.containers.record import ContainerRecord, end_container
-from iris_ray.actors.host.end_task import TOKEN_VARIABLE
 from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.process_tree import TOKEN_VARIABLE
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.wire.task_files import TaskFiles
 from tests.support.containers import StandIn
@@ -45,7 +45,7 @@ def test_next_actor_on_the_host_ends_the_container_of_an_earlier_task(
     tmp_path: Path, engine: StandIn, nursery: Nursery
 ) -> None:
     process = nursery.sleeper()
-    ProcessLedger(tmp_path).record(tree(process), TOKEN)
+    ProcessLedger(tmp_path).record(tree(process))
     pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(pid)
@@ -58,7 +58,7 @@ def test_container_that_can_not_be_ended_keeps_the_host_from_the_next_task_until
 ) -> None:
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(process), TOKEN)
+    ledger.record(tree(process))
     pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
     monkeypatch.setattr("iris_ray.actors.host.process_ledger.end_container", lambda files: end_container(files, 0.0))
     engine.break_down()
@@ -96,10 +96,10 @@ def test_task_that_is_stopped_ends_with_its_container(tmp_path: Path, engine: St
 def test_container_of_a_task_that_runs_is_left_alone(tmp_path: Path, engine: StandIn, nursery: Nursery) -> None:
     task, leftover = nursery.sleeper(), nursery.sleeper()
     shared = ProcessLedger(tmp_path, exclusive=False)
-    shared.record(tree(task), "another")
+    shared.record(tree(task, "another"))
     pid = container_of(tmp_path, engine, task.pid, *WITHOUT_TOKEN)
     exclusive = ProcessLedger(tmp_path)
-    exclusive.record(tree(leftover), TOKEN)
+    exclusive.record(tree(leftover))
     assert exclusive.end_leftovers() == []
     assert alive(pid)
 
@@ -110,7 +110,7 @@ def test_program_in_a_container_belongs_to_its_task_and_so_does_what_it_starts(
     """Its first process carries the token; others may have another environment. So they are no strangers on chips."""
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(process), TOKEN)
+    ledger.record(tree(process))
     pid = container_of(tmp_path, engine, process.pid, "sh", "-c", "env -i sleep 60; true")
     first = psutil.Process(pid)
     (child,) = wait_until(first.children)
