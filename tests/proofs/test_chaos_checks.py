@@ -18,7 +18,7 @@ def attempt(number: int, start: int, end: int, index: int = 0) -> list[Line]:
 
 
 def check(path: Path, lines: list[Line], took_part_in_the_end: bool = True) -> int:
-    return check_steps(Running(0, path, STEPS, None, 1), lines, took_part_in_the_end)
+    return check_steps(Running(0, "job-0", path, STEPS, None, 1), lines, took_part_in_the_end)
 
 
 @pytest.mark.parametrize(

@@ -201,8 +201,7 @@ class Faults:
         for status in the_controller().list_jobs():
             if slice_name in status.groups:
                 for job in self._running.values():
-                    if (lines := job.lines()) and status.job_id == lines[0]["job"]:
-                        job.charges[budget] += 1
+                    job.charges[budget] += job.job_id == status.job_id
 
     def sound_slices(self) -> list[str]:
         """Those with all their hosts, frozen ones apart; those that are announced to go are going."""

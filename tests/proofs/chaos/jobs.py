@@ -40,7 +40,7 @@ def counting(directory: str, steps: int) -> Callable[[], tuple[int, int]]:
                     unfinished.write_text(str(step))
                     unfinished.replace(checkpoint)
 
-            place = {"job": me.job_id, "slice": me.slice_name, "worker": me.worker_id}
+            place = {"slice": me.slice_name, "worker": me.worker_id}
             line(start=start, pid=os.getpid(), child=child, born=[birth(os.getpid()), birth(child)], **place)
             for step in range(start, steps):
                 time.sleep(STEP_S)
@@ -61,10 +61,12 @@ class Running:
     """One job of the crowd.
 
     Attributes:
+        job_id: its id. Its tasks may not have written anything yet.
         charges: what happened to it so far that may cost it an attempt, by budget.
     """
 
     number: int
+    job_id: str
     directory: Path
     steps: int
     ref: Any

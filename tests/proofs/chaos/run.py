@@ -102,7 +102,7 @@ class Chaos:
             ref = run_on_pod_ray.remote(
                 counting(str(directory), steps), TPU_TYPE, num_slices=slices, spares=spares, keep_warm=5
             )
-            self._running[number] = Running(number, directory, steps, ref, slices)
+            self._running[number] = Running(number, run_on_pod_ray.job_id(ref), directory, steps, ref, slices)
 
     def _settle(self, start_more: bool = True) -> None:
         """Check the jobs that have ended, replace what is broken."""
@@ -139,15 +139,15 @@ class Chaos:
             # A host that thaws may go on for a moment with an attempt that is over.
             own = sorted((line for line in lines if line["index"] == index), key=lambda line: line["attempt"])
             self.redone += check_steps(job, own, index < tasks)
-        job_id = lines[0]["job"]
-        status = next((s for s in the_controller().list_jobs() if s.job_id == job_id), None)
-        assert status is not None, f"the Controller has forgotten {job_id}"
+        status = next((s for s in the_controller().list_jobs() if s.job_id == job.job_id), None)
+        assert status is not None, f"the Controller has forgotten {job.job_id}"
         for text in overlaps(lines, self._faults.disturbances):
             self._find(self.overlaps, f"job {job.number}: {text}")
         job.charges["preemptions"] += self._faults.disturbances.attempts(lines)
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
-                self._find(self.false_alarms, f"{job_id} was charged for {budget} that nobody caused: {status.error}")
+                text = f"{job.job_id} was charged for {budget} that nobody caused: {status.error}"
+                self._find(self.false_alarms, text)
         self.jobs_done += 1
 
     def _find(self, findings: list[str], text: str) -> None:
