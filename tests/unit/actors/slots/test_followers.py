@@ -52,7 +52,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(ray, "wait", _wait)
     monkeypatch.setattr(ray, "get", lambda call: call.result())
     monkeypatch.setattr(os, "_exit", leave)
-    monkeypatch.setattr(module, "OUT_OF_STEP_S", 0.05)
+    monkeypatch.setattr(module, "OUT_OF_STEP_S", 20.0)
     place = JobInfo("j", "j/task-0", 0, 2, 1, 0, 1, "s", 0, "127.0.0.1:1234")
     for name, value in place.to_env().items():
         monkeypatch.setenv(name, value)
@@ -60,6 +60,12 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     for thread in threading.enumerate():
         if thread.name == "followers":
             thread.join(20)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts may be out of step for a moment only."""
+    monkeypatch.setattr(module, "OUT_OF_STEP_S", 0.05)
 
 
 def _wait(calls: list[Any], num_returns: int = 1, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
@@ -107,6 +113,7 @@ def test_what_fails_on_all_hosts_is_the_models_own_error() -> None:
         raise ZeroDivisionError
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_slot_ends_if_a_host_goes_on_with_a_call_that_the_leader_has_ended(exits: threading.Event) -> None:
     may_end = threading.Event()
     followers = leading(lambda _: None if may_end.wait(20) else "")
@@ -116,16 +123,16 @@ def test_a_slot_ends_if_a_host_goes_on_with_a_call_that_the_leader_has_ended(exi
     may_end.set()
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_slot_ends_if_the_leader_goes_on_with_a_call_that_has_failed_elsewhere(exits: threading.Event) -> None:
     followers = leading(lambda _: "OSError: the disk is full", lambda _: None)
-    with pytest.raises(RemoteUserError), followers.calling((1,)):
+    with pytest.raises((RemoteUserError, Exited)), followers.calling((1,)):
         assert exits.wait(20)
 
 
 def test_no_call_begins_while_a_host_is_in_the_one_before_though_another_one_has_failed(
-    exits: threading.Event, monkeypatch: pytest.MonkeyPatch
+    exits: threading.Event,
 ) -> None:
-    monkeypatch.setattr(module, "OUT_OF_STEP_S", 20.0)
     ended: list[str] = []
 
     def slow(_: Any) -> None:
@@ -140,6 +147,7 @@ def test_no_call_begins_while_a_host_is_in_the_one_before_though_another_one_has
 
 
 @pytest.mark.parametrize("first", ["OSError: the disk is full", None])
+@pytest.mark.usefixtures("soon")
 def test_a_slot_ends_if_two_hosts_go_on_with_a_call_that_the_third_one_has_ended(
     exits: threading.Event, first: str | None
 ) -> None:
@@ -151,6 +159,7 @@ def test_a_slot_ends_if_two_hosts_go_on_with_a_call_that_the_third_one_has_ended
     may_end.set()
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_call_whose_host_is_lost_has_no_answer_and_runs_again_with_the_slot(exits: threading.Event) -> None:
     """It would be the model's fault otherwise, and the caller would not have it repeated."""
 
