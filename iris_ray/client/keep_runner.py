@@ -54,7 +54,7 @@ def keep_runner(
 
 def _leave(notice: PreemptionNotice, manager: ActorHandle, here: HostHere, kept: Any) -> None:
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
-    empty = manager.empty_runner.remote(here.runner_id)
+    empty = manager.empty_runner.remote(here.runner_id, notice.reason)
     done, _ = ray.wait([empty, kept])
     if kept in done and _is_unwanted(kept):
         return

@@ -181,7 +181,12 @@ class KeptRooms:
         return self._deadlines.is_starving(gang) and not self.given_up
 
     def _is_of_use(self, job: Job, available: Availability) -> bool:
-        """Return whether a job could still run in its room, and no higher band keeps some of it."""
+        """Return whether a job could still run in its room, and no higher band keeps some of it.
+
+        A job that has come to yield waits behind all others, so nothing is kept for it.
+        """
+        if job.yields:
+            return False
         if not self._plan.kept.keys().isdisjoint(job.kept):
             return False
         if all(self._deadlines.seconds_paused(job.gangs[position]) > 0 for position in job.pending):

@@ -34,10 +34,17 @@ class RunnerLost:
 
 @dataclass(frozen=True, slots=True)
 class RunnerClosed:
-    """A runner takes no new slots, and its slots end when their requests have; or it is open again."""
+    """A runner takes no new slots, and its slots end when their requests have; or it is open again.
+
+    Attributes:
+        runner_id: which.
+        closed: whether it is closed.
+        reason: why, for those who have sessions there.
+    """
 
     runner_id: str
     closed: bool = True
+    reason: str = "its host has to go"
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,7 +123,7 @@ class Reconciler:
             self._set_open(event.runner_id)
             slots = self.fleet.on_runner(event.runner_id) if event.closed else []
             for slot in slots:
-                self._converger.drain(slot, now)
+                self._converger.drain(slot, now, event.reason)
         yield from ()
 
     def _runner_reported(self, event: ev.RunnerReported, now: float) -> Iterator[Instruction]:

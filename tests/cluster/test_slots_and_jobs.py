@@ -3,15 +3,19 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from iris_ray import IrisClient, ResourceSpec, SlotClient, SlotHosts, run_on_pod_ray
+from iris_ray import IrisClient, ResourceSpec, Session, SlotClient, SlotHosts, run_on_pod_ray
 from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.errors import SessionEndedError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import PriorityBand
+from iris_ray.scheduler.evictions import GRACE_S
 from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.testing import SimulatedCluster
@@ -24,6 +28,8 @@ GB = 2**30
 EAGER = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 PATIENT = ServingPolicy(placement=Policy(stale_at=IdleFor(600.0)))
 WHOLE_SLICE = SlotHosts(tpu_type="v4-16", memory=16 * GB)
+LEAST_RUN_S = 120.0
+"""So long an attempt of the lowest band runs before a higher one may take its hosts."""
 BATCH: dict[str, Any] = {"priority": PriorityBand.BATCH, "keep_warm": 0}
 
 
@@ -89,6 +95,45 @@ def test_busy_slots_keep_their_hosts_from_their_own_band_and_idle_ones_give_only
     assert len(everywhere.status().runners) == 4
     trace.finish()
     assert len(result_of(gang)) == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_gang_of_a_higher_band_takes_the_host_of_an_open_session_which_is_told_why(
+    everywhere: SlotClient, trace: Trace
+) -> None:
+    """The session keeps its slot busy, so its job runs for the two minutes that it may. All three slices are needed."""
+    with ThreadPoolExecutor(1) as thread:
+        session = everywhere.session("Sleeper", idle_s=600.0).open()
+        first = session.call(0.0)
+        calls = thread.submit(calls_until_it_is_over, session)
+        urgent: dict[str, Any] = {"priority": PriorityBand.PRODUCTION, "keep_warm": 0}
+        gang = run_on_pod_ray.remote(trace.gang(), "v4-16", num_slices=3, **urgent)
+        wait_until(lambda: session.over, LEAST_RUN_S + 120)
+        told = time.monotonic()
+        assert "has to end: its host has to go: PRODUCTION job" in session.over
+        answers, error = calls.result(GRACE_S)
+        assert answers == {first}, "what ran was not cut off"
+        assert session.over in error
+        assert "This call has not run; open the session again" in error
+        trace.wait_for_tasks(6, timeout_s=told + GRACE_S + 60.0 - time.monotonic())
+        assert everywhere.status().runners == {}
+        assert not alive(first)
+        trace.finish()
+        assert len(result_of(gang)) == 6
+        with session:
+            assert session.call(0.0) != first
+            assert session.over == ""
+
+
+def calls_until_it_is_over(session: Session) -> tuple[set[int], str]:
+    """Make long calls one after the other; return which processes have answered, and what the last call was told."""
+    pids: set[int] = set()
+    while True:
+        try:
+            pids.add(session.call(20.0))
+        except SessionEndedError as error:
+            return pids, str(error)
 
 
 @pytest.mark.long

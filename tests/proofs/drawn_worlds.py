@@ -22,6 +22,7 @@ from iris_ray.state.events import (
     GangMovedEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
+    JobYieldsEvent,
     LimitsSetEvent,
     SliceReleasedEvent,
     TaskDispatchFailedEvent,
@@ -128,6 +129,7 @@ HAPPENINGS = st.tuples(
             *("lose", "drain", "suspect", "relabel", "repair", "repair", "release", "hold", "time", "long time"),
             "blame",
             *("limit", "limit"),
+            *("yield", "yield"),
         )
     ),
     st.integers(0, 11),
@@ -206,6 +208,10 @@ class RandomWorld(World):
         if what == "submit" and self.specs:
             spec, age = self.specs.pop(0)
             self.do(JobSubmittedEvent(spec, self.now - age))
+        if what == "yield" and self.state.jobs:
+            whose = list(self.state.jobs.values())[pick % len(self.state.jobs)]
+            if whose.spec.spare_for is None:  # only whoever submitted a job can say so
+                self.do(JobYieldsEvent(whose.spec.job_id, not whose.yields))
         attempts = [c for owner in ("pool-a", "pool-b") for c in self.state.attempts_of(owner)]
         if not attempts:
             return

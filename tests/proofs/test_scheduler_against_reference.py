@@ -1,15 +1,18 @@
 """The scheduler proven against a slow, obvious one on random worlds. `make test` takes some, `make proofs` more."""
 
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 
+from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import GangAssignedEvent
+from iris_ray.state.events import AttemptEndConfirmedEvent, GangAssignedEvent, GangMovedEvent
 from tests.proofs.drawn_worlds import LONG, WORLDS, RandomWorld, Shape
 from tests.proofs.reference.plan import ReferencePlan
 from tests.support.proofs import EXAMPLES
@@ -21,9 +24,9 @@ def commit_what_both_plan(world: World) -> None:
     state = world.state
     result = world.plan()
     before = {account: state.limits.held(*account).chips for account in state.limits.accounts}
-    reference = ReferencePlan(
-        state.pending(), state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits
-    )
+    leaving = any(gang.eviction for job in state.jobs.values() for gang in job.gangs if gang.placed)
+    seen = state.fleet, state.usage, state.past_usage, world.now, BACKFILL_BOUND_S, state.limits
+    reference = ReferencePlan(state.pending(), *seen, leaving)
     assert result.assignments == reference.assignments
     assert {event.job_id for event in result.timed_out} == reference.timed_out
     assert {event.job_id for event in result.unschedulable} == reference.unschedulable
@@ -48,14 +51,28 @@ def commit_what_both_plan(world: World) -> None:
 
 
 def check_given_back(world: World, result: SchedulingResult) -> None:
-    """What spares give back helps some job that waits."""
+    """What spares and jobs that yield give back helps some job that waits."""
     hosts = {t.node_id for event in result.given_back for t in world.state.jobs[event.job_id].gang.tasks}
     for event in result.given_back:
         world.do(event)
     if hosts:
-        placed = [a for a in world.plan().assignments if not comes_last(world.state.jobs[a.job_id])]
-        groups = [a.groups if isinstance(a, GangAssignedEvent) else ((a.node_id,),) for a in placed]
-        assert hosts & {node_id for some in groups for group in some for node_id in group}
+        assert hosts & hosts_of_those_that_waited(deepcopy(world)), result.given_back
+
+
+def hosts_of_those_that_waited(world: World) -> set[str]:
+    """The hosts that jobs get once those that yield have left, the spares that go only then, and all that has ended."""
+    for _ in range(2):
+        for attempt in list(world.state.evicted):
+            world.do(GangMovedEvent(attempt, "saved"))
+        for attempt in [c for owner in ("pool-a", "pool-b") for c in world.state.attempts_of(owner)]:
+            with suppress(IllegalTransitionError):
+                world.do(AttemptEndConfirmedEvent(attempt))
+        plan = world.plan()
+        for event in plan.given_back:
+            world.do(event)
+    placed = [a for a in plan.assignments if not comes_last(world.state.jobs[a.job_id])]
+    groups = [a.groups if isinstance(a, GangAssignedEvent) else ((a.node_id,),) for a in placed]
+    return {node_id for some in groups for group in some for node_id in group}
 
 
 def check_random_world(drawn: dict) -> None:

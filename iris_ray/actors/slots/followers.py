@@ -3,22 +3,34 @@
 import os
 import sys
 import threading
+import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.host.free_ports import hold_ports
+from iris_ray.actors.slots.pieces import Piece
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import job_info_of
 
 OUT_OF_STEP_S = 60.0
 """How long one process may go on with a call after another one has ended it. Then the slot is broken."""
+
+
+Sent = Piece | tuple[Any]
+"""The payload of a call on its way to other hosts: of a request the caller's bytes, of a session's call the value in a
+tuple. So each host opens it as the leader does, and Ray does not put a value in the place of an `ObjectRef`."""
+
+
+def opened(sent: Sent) -> Any:
+    """Return the payload of a call."""
+    return sent.open() if isinstance(sent, Piece) else sent[0]
 
 
 class Followers:
@@ -42,8 +54,10 @@ class Followers:
             return f"{host}:{held.getsockname()[1]}"
 
     @contextmanager
-    def calling(self, payload: Any) -> Iterator[None]:
+    def calling(self, payload: Sent) -> Iterator[None]:
         """Have the others make a call while the caller makes it; one call at a time.
+
+        If the process on another host is lost, or the hosts are out of step, this process ends: the call has no result.
 
         Raises:
             RemoteUserError: the model raised an exception on another host, and not here.
@@ -60,7 +74,7 @@ class Followers:
                 yield
             finally:
                 led.set_result(None)
-                why_not = _result_or_exit(followed)
+                why_not = _result_or_exit(followed, OUT_OF_STEP_S)
             if why_not is not None:
                 raise RemoteUserError(f"the model failed on another host of its slot: {why_not}")
 
@@ -86,27 +100,39 @@ def meet_at(address: str) -> None:
 
 
 def _follow(calls: list[Any], led: "Future[None]", followed: "Future[str | None]") -> None:
-    """Set why a call of the others failed, or None. If one fails, those that don't must end soon."""
-    failed: str | None = None
-    while calls and failed is None:
-        (done,), calls = ray.wait(calls)
-        failed = _why_not(done)
-    followed.set_result(failed)
-    if failed is not None:
-        _result_or_exit(led)
+    """Set why a call of the others failed, or None, once all have ended. After the first one, all must end soon."""
+    ray.wait(calls)
+    limit = time.monotonic() + OUT_OF_STEP_S
+    _, late = ray.wait(calls, num_returns=len(calls), timeout=OUT_OF_STEP_S)
+    if late:
+        _end_out_of_step()
+    failures = [_why_not(call) for call in calls]
+    followed.set_result(next((each for each in failures if each is not None), None))
+    _result_or_exit(led, limit - time.monotonic())
 
 
 def _why_not(call: Any) -> str | None:
     try:
         found: str | None = ray.get(call)
-    except RayError as error:  # its process is gone; the SlotManager sees that, and ends this one
-        return f"{type(error).__name__}"
+    except RayTaskError as error:  # the payload can't be opened there
+        return f"{type(error.cause).__name__}: {error.cause}"
+    except RayError as error:
+        _end(f"another host of this slot is lost: {type(error).__name__}")
     return found
 
 
-def _result_or_exit(future: "Future[Any]") -> Any:
+def _result_or_exit(future: "Future[Any]", timeout_s: float) -> Any:
     try:
-        return future.result(OUT_OF_STEP_S)
+        return future.result(max(0.0, timeout_s))
     except TimeoutError:
-        print(f"the hosts of this slot are out of step for {OUT_OF_STEP_S:g} s; it ends", file=sys.stderr, flush=True)
-        os._exit(1)
+        _end_out_of_step()
+
+
+def _end_out_of_step() -> NoReturn:
+    _end(f"the hosts of this slot are out of step for {OUT_OF_STEP_S:g} s")
+
+
+def _end(why: str) -> NoReturn:
+    """End this process, and so the slot: its requests run again on another one."""
+    print(f"{why}; it ends", file=sys.stderr, flush=True)
+    os._exit(1)

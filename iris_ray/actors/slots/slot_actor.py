@@ -13,7 +13,7 @@ from ray import cloudpickle
 from ray.actor import ActorHandle
 
 from iris_ray.actors.host.process_tree import stat_of
-from iris_ray.actors.slots.followers import Followers, meet_at
+from iris_ray.actors.slots.followers import Followers, Sent, meet_at, opened
 from iris_ray.actors.slots.held_sessions import HeldSessions
 from iris_ray.actors.slots.loaded_model import LoadedModel
 from iris_ray.actors.slots.model_call import RunningCalls, StoppedError
@@ -101,7 +101,7 @@ class SlotActor:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request_id) as call, self._followers.calling(value):
+            with self._calls.running(request_id) as call, self._followers.calling(Piece(payload)):
                 return packed(self._model.answer(value, call))
         except StoppedError:
             return None
@@ -113,7 +113,7 @@ class SlotActor:
         """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request_id) as call, self._followers.calling(value):
+            with self._calls.running(request_id) as call, self._followers.calling(Piece(payload)):
                 for piece in self._followers.in_full(self._model.pieces(value, call)):
                     yield packed(piece)
         except StoppedError:
@@ -130,11 +130,11 @@ class SlotActor:
             self._calls.stop(call_id)
 
     @_runs_user_code
-    def follow(self, payload: Any) -> str | None:
+    def follow(self, payload: Sent) -> str | None:
         """Make the call that the leader of this slot makes. Return why that failed, or None."""
         try:
             with self._calls.running("the leader's") as call:
-                self._model.answer(payload, call)
+                self._model.answer(opened(payload), call)
         except Exception as error:
             return "".join(traceback.format_exception_only(error)).strip()
         return None
@@ -155,7 +155,7 @@ class SlotActor:
         if (refused := self._sessions.begin_call(session_id)) is not None:
             return refused
         try:
-            with self._calls.running(call_id) as call, self._followers.calling(payload):
+            with self._calls.running(call_id) as call, self._followers.calling((payload,)):
                 return self._model.answer(payload, call)
         except Exception as error:
             return packed_error(error)
@@ -169,7 +169,7 @@ class SlotActor:
             yield refused
             return
         try:
-            with self._calls.running(call_id) as call, self._followers.calling(payload):
+            with self._calls.running(call_id) as call, self._followers.calling((payload,)):
                 yield from self._followers.in_full(self._model.pieces(payload, call))
         except Exception as error:
             yield packed_error(error)

@@ -136,9 +136,9 @@ class SlotManager:
         """Use a host; returns whether it is not wanted any more, else its agent is gone."""
         return await self._runners.keep(here)
 
-    async def empty_runner(self, runner_id: str) -> None:
+    async def empty_runner(self, runner_id: str, why: str) -> None:
         """Give a runner that has to go nothing new; returns once its slots have ended."""
-        self._hear(ev.RunnerClosed(runner_id))
+        self._hear(ev.RunnerClosed(runner_id, reason=f"its host has to go: {why}"))
         while runner_id in self._core.fleet.runners and self._core.fleet.on_runner(runner_id):
             await asyncio.sleep(EMPTY_LOOK_S)
 

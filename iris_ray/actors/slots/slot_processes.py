@@ -155,8 +155,9 @@ class SlotProcesses:
         return all(await asyncio.gather(*(_is_gone(host, process) for host, process in hosts)))
 
     async def _end(self, made: SlotProcess) -> None:
-        with suppress(RayError, TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*(actor.unload.remote() for actor in made.actors)), UNLOAD_S)
+        unloads = (actor.unload.remote() for actor in made.actors)
+        with suppress(TimeoutError):  # one that raises cuts off no other host's
+            await asyncio.wait_for(asyncio.gather(*unloads, return_exceptions=True), UNLOAD_S)
         made.kill()
 
 

@@ -208,7 +208,17 @@ class Kept:
         record = state.record(job.spec.job_id)
         assert record is not None
         held = {(attempt, place[0]) for attempt, places in record.allocations.items() for place in places}
-        rest = (job.spec.job_id, job.number, job.state, job.failures, job.preemptions, job.started, job.error, job.over)
+        rest = (
+            job.spec.job_id,
+            job.number,
+            job.state,
+            job.failures,
+            job.preemptions,
+            job.started,
+            job.error,
+            job.yields,
+            job.over,
+        )
         return Kept(tuple(map(view, job.gangs)), rest, frozenset(held))
 
     @property

@@ -11,9 +11,10 @@ def counts(job: Job) -> tuple[int, ...]:
     return job.spec.coscheduling.num_groups if job.spec.coscheduling else (1,)
 
 
-def is_extra(spec: JobSpec) -> bool:
-    """Whether it holds slices that its owner can do without."""
-    return spec.spare_for is not None and spec.spare_for.purpose is not SparePurpose.REPLACEMENT
+def is_extra(job: Job) -> bool:
+    """Whether its owner can do without the hosts that it holds."""
+    spec = job.spec
+    return job.yields or (spec.spare_for is not None and spec.spare_for.purpose is not SparePurpose.REPLACEMENT)
 
 
 def oldest(jobs: Sequence[Job], user: str) -> int:

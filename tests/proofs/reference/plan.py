@@ -53,6 +53,7 @@ class ReferencePlan:
         limited: jobs that wait for a limit of their user.
         kept: for each job that has waited too long, or returns, the groups that are kept for it.
         rooms: for each job that has waited too long, the hosts that are kept for it until it runs.
+        leaving: whether a job that yields is about to give its hosts to those that wait.
         starving: jobs among them that did not get hosts.
     """
 
@@ -65,11 +66,13 @@ class ReferencePlan:
         now: float,
         bound: float,
         limits: UserLimits,
+        leaving: bool = False,
     ) -> None:
         pending = list(pending)
         self.workers = list(fleet.workers.values())
         self.avoided_by_users = fleet.avoided
         self.holders, self.now, self.bound = fleet.holders, now, bound
+        self.leaving = leaving
         self.limits, self.limited, self.kept_limits = limits, set[str](), set[Account]()
         self.chips = {account: limits.held(*account).chips for account in limits.accounts}
         self.running = {account: set(limits.held(*account).running) for account in limits.accounts}
@@ -97,7 +100,7 @@ class ReferencePlan:
 
     def schedule_all(self, pending: list[Job]) -> None:
         pending.sort(key=lambda job: (job.spec.priority, job.number))
-        extras = [job for job in pending if is_extra(job.spec)]
+        extras = [job for job in pending if is_extra(job)]
         for some in ([job for job in pending if job not in extras], extras):
             for band in PriorityBand:
                 jobs = [job for job in some if job.spec.priority == band]
@@ -116,7 +119,7 @@ class ReferencePlan:
                 jobs.remove(job)
 
     def returns(self, job: Job) -> bool:
-        return bool(job.spec.coscheduling) and self.now < job.gang.returning_until
+        return bool(job.spec.coscheduling) and not job.yields and self.now < job.gang.returning_until
 
     def waited_long(self, gang: Gang) -> bool:
         return self.now - gang.waiting_since > self.bound
@@ -135,7 +138,7 @@ class ReferencePlan:
             self.timed_out.add(spec.job_id)
             return False
         gang = next((gang for gang in gangs if gang.not_before <= self.now), None)
-        if gang is None:
+        if gang is None or (job.yields and self.leaving):
             return False
         room, others = self.rooms.pop(spec.job_id, None), dict(self.rooms)
         if self.returns(job):  # it may go back to its own groups
@@ -172,7 +175,7 @@ class ReferencePlan:
             return False
         if any(self.is_host_kept(worker) for worker in self.workers if worker.node_id in job.kept):
             return False  # for a higher band
-        if not job.kept or all(job.gangs[position].not_before > self.now for position in job.pending):
+        if job.yields or not job.kept or all(job.gangs[position].not_before > self.now for position in job.pending):
             return False
         groups = [group for group in self.groups(job.spec) if any(w.node_id in job.kept for w in group[1])]
         found = [o for o in self.options_of_any_size(job) if o.name in [name for name, _ in groups]]
@@ -209,7 +212,7 @@ class ReferencePlan:
 
     def keep_chips(self, job: Job, gang: Gang, found: list[Option]) -> None:
         """If the gang has waited too long for a limit on chips, its user's chips are kept for it."""
-        if self.waited_long(gang) and not job.spec.spare_for:
+        if self.waited_long(gang) and not (job.spec.spare_for or job.yields):
             account = job.spec.user, job.spec.priority
             of_jobs = not found and not self.may_have(job, [0])  # nothing would be too much, too
             hosts = job.spec.replicas if job.spec.coscheduling else 1
@@ -290,7 +293,7 @@ class ReferencePlan:
         if self.returns(job):
             there = self.in_time(job, options)
             least = max(count for count in counts(job) if count <= max(least, min(len(gang.groups), there)))
-        elif kept_already or not self.waited_long(gang) or self.given_up or job.spec.spare_for:
+        elif kept_already or not self.waited_long(gang) or self.given_up or job.spec.spare_for or job.yields:
             return
         else:
             there = len(options)

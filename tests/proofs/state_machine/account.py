@@ -52,8 +52,9 @@ class Account:
         blames: of the last hour.
         avoided: (user, worker id) → until when, and the blames for which it is.
         set_aside: worker id → until when, and the blames for which it is.
-        evicted: attempt → the job that takes its hosts, and when it is stopped.
+        evicted: attempt → the job that takes its hosts, and when it is stopped; "" if it yields to whoever waits.
         evictions: (job, position) → how often it gave its hosts away.
+        yields: jobs whose owners can do without them.
         last_held: spare that is gone → the hosts that it had.
     """
 
@@ -79,6 +80,7 @@ class Account:
     avoided: dict[tuple[str, str], tuple[float, list[BlameView]]] = field(default_factory=dict)
     evicted: dict[AttemptId, tuple[str, float]] = field(default_factory=dict)
     evictions: Counter[tuple[str, int]] = field(default_factory=Counter)
+    yields: set[str] = field(default_factory=set)
     last_held: dict[str, list[str]] = field(default_factory=dict)
 
     def forgive(self, node_id: str) -> None:

@@ -17,6 +17,7 @@ from iris_ray.state.events import (
     GangAssignedEvent,
     GangMovedEvent,
     JobCancelledEvent,
+    JobYieldsEvent,
     PoolRestartedEvent,
     SliceReleasedEvent,
     TaintedEvent,
@@ -156,7 +157,7 @@ class Bookkeeper:
                 if was.live and was.attempt == number and not before[job_id].state.finished:
                     assert set(after[job_id].gangs[position].states) == {S.PENDING}
                     if attempt in account.evicted:
-                        self.gave_way(attempt, was)
+                        self.gave_way(attempt, was, after[job_id].gangs[position])
                     else:
                         account.returning[job_id] = now + 30.0
                         account.quick[job_id, position] = 0
@@ -164,7 +165,7 @@ class Bookkeeper:
                 for attempt in [attempt for attempt, (_, until) in account.evicted.items() if until <= now]:
                     job_id, _, position = attempt
                     assert set(after[job_id].gangs[position].states) == {S.PENDING}
-                    self.gave_way(attempt, before[job_id].gangs[position])
+                    self.gave_way(attempt, before[job_id].gangs[position], after[job_id].gangs[position])
             case GangAssignedEvent(job_id):
                 account.began.pop((job_id, 0), None)
             case TaskAssignedEvent(job_id, index):
@@ -178,9 +179,10 @@ class Bookkeeper:
                     if set(gang.states) == {S.RUNNING} and len(gang.groups) >= account.wanted.get(job_id, 0):
                         account.wanted[job_id] = 0
 
-    def gave_way(self, attempt: AttemptId, was: GangView) -> None:
-        """Write down that an attempt has given its hosts away."""
+    def gave_way(self, attempt: AttemptId, was: GangView, now: GangView) -> None:
+        """Write down that an attempt has given its hosts away. If it yields, those that wait choose before it does."""
         job_id, _, position = attempt
+        assert job_id not in self.account.yields or now.not_before == self.account.now + 5.0
         del self.account.evicted[attempt]
         self.account.evictions[job_id, position] += 1
         self.account.quick[job_id, position] = 0
@@ -249,6 +251,8 @@ class Bookkeeper:
                 self.launch_failed(attempt, before[attempt.job_id])
             case WorkerBlamedEvent(node_id, job_id, _, fault) if node_id in self.state.workers:
                 self.blame(node_id, job_id, fault)
+            case JobYieldsEvent(job_id, yields) if not self.state.jobs[job_id].state.finished:
+                (self.account.yields.add if yields else self.account.yields.discard)(job_id)
             case TaintedEvent(target, name, _, until):
                 self.account.taints[target, name] = until
             case TaintLiftedEvent(target, name):

@@ -180,7 +180,7 @@ class HostRules(RuleBasedStateMachine):
         """What comes back from the records is what was there; attempts that are over are stopped once more."""
         self.apply(TimePassedEvent(self.world.now))  # taints whose time is over are not left behind
         old, new = self.state, ControllerState()
-        self.oracle.latest = (0, 0), 0.0, {}  # its fleet counts its changes anew
+        self.oracle.latest = (0, 0, 0), 0.0, {}  # its fleet counts its changes anew
         new.handle_event(TimePassedEvent(self.account.now))
         for (user, band), limits in old.limits.table.items():
             new.handle_event(LimitsSetEvent(user, band, limits))

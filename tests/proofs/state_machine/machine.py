@@ -20,8 +20,10 @@ from iris_ray.state.events import (
     Event,
     EvictionEvent,
     GangMovedEvent,
+    GivesWayEvent,
     JobCancelledEvent,
     JobSubmittedEvent,
+    JobYieldsEvent,
     LimitsSetEvent,
     PoolRestartedEvent,
     SpareGivenBackEvent,
@@ -107,8 +109,7 @@ class RandomEvents(HostRules):
                 is_assigned = isinstance(event, AssignedEvent)
                 assert (self.apply(event) is None) == is_assigned, "nothing is assigned twice"
         if not (spares_changed or plan.gave_up_room):  # else there is more to place or to keep, or some slices are free
-            versions = self.state.fleet.version, self.state.limits.version
-            self.oracle.latest = versions, self.world.now, plan.pending_reasons
+            self.oracle.latest = self.oracle.versions(), self.world.now, plan.pending_reasons
 
     @precondition(lambda self: len(self.own_jobs()) < 10)
     @rule(job=JOBS)
@@ -169,6 +170,59 @@ class RandomEvents(HostRules):
             self.submit((shape, terms | {"priority": PriorityBand.BATCH, "constraints": ()}))
         for seconds in pauses:
             self.schedule(seconds)
+
+    @rule(pick=PICK, yields=st.booleans())
+    def its_owner_can_do_without_it_or_needs_it_again(self, pick: int, yields: bool) -> None:
+        for _ in range(2):
+            self.apply(JobYieldsEvent(self.job(pick).spec.job_id, yields))
+
+    @rule(pick=PICK, seconds=SECONDS)
+    def one_is_to_give_its_hosts_to_whoever_waits(self, pick: int, seconds: float) -> None:
+        """Whether it yields or not."""
+        for _ in range(2):
+            self.apply(GivesWayEvent(self.job(pick).spec.job_id, self.world.now + seconds))
+
+    @precondition(lambda self: len(self.own_jobs()) < 20)
+    @rule(
+        shapes=st.lists(st.sampled_from((*GANGS, *SHAPES)), min_size=1, max_size=4),
+        comers=st.lists(JOBS, min_size=1, max_size=3),
+        pick=PICK,
+        leave_early=st.booleans(),
+    )
+    def some_yield_and_others_come(
+        self, shapes: list[Any], comers: list[tuple[Any, Any]], pick: int, leave_early: bool
+    ) -> None:
+        """Those that wait get hosts, and then nobody gives way any more: no host goes to and fro."""
+        self.only_these_run(shapes, pick)
+        for user, band in list(self.state.limits.table):
+            self.limit(user, band, Limits())
+        yielding = [job for job in self.own_jobs() if len(job.gangs) == 1 and job.gang.placed]
+        for job in yielding:
+            self.apply(JobYieldsEvent(job.spec.job_id, True))
+        before = {job.spec.job_id: (job.failures, job.preemptions, job.evictions) for job in yielding}
+        for shape, terms in comers:
+            self.submit((shape, terms | {"scheduling_timeout": None, "spares": 0, "grow_after": None}))
+        for number in range(8):
+            self.schedule((6.0, 1.0, 0.0)[(pick + number) % 3])
+            evicted = [attempt for attempt in self.account.evicted if self.oracle.is_live(attempt)]
+            for attempt in evicted if leave_early or number % 4 == 3 else ():
+                self.apply(GangMovedEvent(attempt, "all its tasks have saved"))
+            if (pick + number) % 2:
+                self.confirm_all_that_is_over()
+            for job, gang in list(self.live()):
+                if any(task.state is S.ASSIGNED for task in gang.tasks):
+                    self.report_all(job, gang, S.RUNNING)
+            self.state_is_whole()
+        for _ in range(2):
+            self.confirm_all_that_is_over()
+            self.schedule(31.0)
+        self.confirm_all_that_is_over()
+        self.schedule(6.0)
+        assert not [attempt for attempt, (taker, _) in self.account.evicted.items() if not taker], "they go to and fro"
+        for job in yielding:
+            failures, preemptions, evictions = before[job.spec.job_id]
+            assert (job.failures, job.preemptions) == (failures, preemptions), "nothing is charged"
+            assert job.evictions - evictions <= 1 + len(comers), "it goes to and fro"
 
     def only_these_run(self, shapes: list[Any], pick: int) -> None:
         """Gangs of the lowest band have all the hosts, for themselves or their spares."""

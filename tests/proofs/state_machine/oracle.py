@@ -15,7 +15,9 @@ from iris_ray.state.events import (
     EvictionEvent,
     GangAssignedEvent,
     GangMovedEvent,
+    GivesWayEvent,
     JobSubmittedEvent,
+    JobYieldsEvent,
     MaintenanceCalledOffEvent,
     PoolRestartedEvent,
     SpareGivenBackEvent,
@@ -70,6 +72,7 @@ class Oracle(PlanChecks):
             instructions = self.state.handle_event(event)
         except IllegalTransitionError:
             assert not charged
+            assert not self.must_be_accepted(event)
             assert view_all(self.state) == everything
             return None
         after = view_jobs(self.state)
@@ -115,6 +118,13 @@ class Oracle(PlanChecks):
         assert Counter(stop.attempt for stop in instructions.stop) == +stops
         return instructions
 
+    def must_be_accepted(self, event: Event) -> bool:
+        """Whether an event says which jobs yield, of a job that can; or has one that yields give way."""
+        if not isinstance(event, JobYieldsEvent | GivesWayEvent) or event.job_id not in self.state.jobs:
+            return False
+        yields = isinstance(event, JobYieldsEvent) or event.job_id in self.account.yields
+        return yields and len(self.state.jobs[event.job_id].gangs) == 1
+
     def lost_by(self, event: Event) -> WorkerFailedEvent | None:
         """The loss of a host that registers with less than is in use, or in another group than that of a gang on it."""
         worker = self.state.workers.get(event.node_id) if isinstance(event, WorkerRegisteredEvent) else None
@@ -142,6 +152,7 @@ class Oracle(PlanChecks):
             assert ((job_id, owner) in dropped) == gang.live
             dropped.discard((job_id, owner))
             self.account.last_held[job_id] = []
+            self.account.yields.discard(job_id)
             for attempt in [attempt for attempt in self.account.held if attempt.job_id == job_id]:
                 hosts = self.account.held.pop(attempt)  # nothing runs there, so it is free at once
                 self.account.last_held[job_id] += hosts.values() if attempt.number == gang.attempt else ()
@@ -226,6 +237,11 @@ class Oracle(PlanChecks):
                     if self.is_live(attempt) and attempt not in account.evicted:
                         account.evicted[attempt] = job_id, deadline
                         tell(attempt, NoticeKind.EVICTION, deadline)
+            case GivesWayEvent(job_id, deadline):
+                attempt = self.state.jobs[job_id].current_attempt(self.state.jobs[job_id].gang)
+                if self.is_live(attempt) and attempt not in account.evicted:
+                    account.evicted[attempt] = "", deadline
+                    tell(attempt, NoticeKind.EVICTION, deadline)
         for attempt in self.evictions_called_off():
             if account.told.get(attempt, (None, 0.0))[0] is NoticeKind.EVICTION:
                 del account.told[attempt]
@@ -253,7 +269,7 @@ class Oracle(PlanChecks):
             kept = set(self.state.jobs[taker].kept) if taker in self.state.jobs else set()
             if not self.is_live(attempt):
                 del evicted[attempt]
-            elif kept.isdisjoint(self.account.held[attempt].values()):
+            elif taker and kept.isdisjoint(self.account.held[attempt].values()):
                 del evicted[attempt]
                 called_off.append(attempt)
         return called_off
@@ -365,7 +381,11 @@ class Oracle(PlanChecks):
             positions = {i for i, gang in enumerate(job.gangs) if gang.tasks[0].state is S.PENDING}
             assert set(job.pending) == positions
             assert (job_id in pending) == bool(positions)
+            assert job.state.finished or job.yields == (job_id in self.account.yields)
             assert [task.task_id for task in job.tasks] == [f"{job_id}/task-{i}" for i in range(len(job.tasks))]
+        yielding = {job.spec.job_id for job in self.state.yielding()}
+        placed = {i for i in self.account.yields if i in self.state.jobs and self.state.jobs[i].gang.placed}
+        assert yielding == {job_id for job_id in placed if not self.state.jobs[job_id].state.finished}
         for owner in OWNERS:
             unfinished = [j for j in self.state.jobs.values() if j.spec.owner == owner and not j.state.finished]
             assert self.state.jobs_of(owner) == unfinished

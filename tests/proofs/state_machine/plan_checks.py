@@ -14,6 +14,7 @@ from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import (
     AssignedEvent,
+    GivesWayEvent,
     TaskAssignedEvent,
 )
 from tests.proofs.state_machine.account import demand_of, uses_chips
@@ -51,8 +52,8 @@ def counts_of(job: Job) -> tuple[int, ...]:
 
 
 def is_extra(job: Job) -> bool:
-    """Whether it holds slices that its owner can do without."""
-    return job.spec.spare_for is not None and job.spec.spare_for.purpose is not SparePurpose.REPLACEMENT
+    """Whether its owner can do without the hosts that it holds."""
+    return job.yields or (job.spec.spare_for is not None and job.spec.spare_for.purpose is not SparePurpose.REPLACEMENT)
 
 
 class PlanChecks(Bookkeeper):
@@ -65,7 +66,7 @@ class PlanChecks(Bookkeeper):
 
     def __init__(self, world: World, places: Mapping[str, tuple[str, int]]) -> None:
         super().__init__(world, places)
-        self.latest: tuple[tuple[int, int], float, Mapping[str, PendingReason]] = (0, 0), 0.0, {}
+        self.latest: tuple[tuple[int, int, int], float, Mapping[str, PendingReason]] = (0, 0, 0), 0.0, {}
 
     def check_plan(self, plan: SchedulingResult) -> None:
         """Everything in it is legal, and every job that waits for something is told why."""
@@ -94,6 +95,7 @@ class PlanChecks(Bookkeeper):
         self.check_reasons(plan, placed)
         self.check_kept(plan, takers)
         self.check_evictions(plan, takers.keys())
+        self.check_who_gives_way(plan)
 
     def check_limits(
         self,
@@ -118,10 +120,14 @@ class PlanChecks(Bookkeeper):
             assert not chips[who] or held.chips + chips[who] <= limits.chips, f"{who} gets too many chips"
             assert not started[who] or len(held.running) + len(started[who]) <= limits.running_jobs, f"{who}: jobs"
 
+    def versions(self) -> tuple[int, int, int]:
+        """Those of all that a plan depends on but the queue."""
+        return self.state.fleet.version, self.state.limits.version, self.state.yields_version
+
     def check_plan_after_the_latest(self, plan: SchedulingResult) -> None:
         """If fleet and limits are the same, it makes no difference whether those that waited are looked at again."""
         version, then, waiting = self.latest
-        if version != (self.state.fleet.version, self.state.limits.version) or self.world.now > then + 0.5:
+        if version != self.versions() or self.world.now > then + 0.5:
             return
         short = self.world.plan(waiting)
         assert short.assignments == plan.assignments
@@ -259,8 +265,9 @@ class PlanChecks(Bookkeeper):
                 victim = self.state.jobs[attempt.job_id]
                 assert self.is_live(attempt)
                 assert victim.spec.priority > job.spec.priority
+                least = 600.0 if victim.spec.priority == 1 else 120.0
                 ran = self.world.now - self.account.began.get((attempt.job_id, attempt.gang), self.world.now)
-                assert victim.spec.spare_for is not None or ran >= (600.0 if victim.spec.priority == 1 else 120.0)
+                assert is_extra(victim) or victim.spec.spare_for is not None or ran >= least
             room = rooms.get(event.job_id, job.kept)
             assert room
             if not set(takers).intersection(room):
@@ -268,6 +275,38 @@ class PlanChecks(Bookkeeper):
                 assert self.is_room(job, room, gone)
                 for attempt in event.victims:
                     assert not self.is_room(job, room, gone - {attempt}), f"{attempt} need not go"
+
+    def check_who_gives_way(self, plan: SchedulingResult) -> None:
+        """Jobs that yield give way once, each for somebody who waits and then has enough groups, its own among them."""
+        given = [self.state.jobs[event.job_id] for event in plan.given_back]
+        gone = {job.current_attempt(job.gang) for job in given}
+        assert len(gone) == len(given), "nobody gives way twice"
+        going = {attempt for event in plan.evictions for attempt in event.victims} | self.account.evicted.keys()
+        assert gone.isdisjoint(going)
+        spares = {spare.current_attempt(spare.gang) for spare in self.state.spares()}  # they may go once these have
+        waiting = [self.state.jobs[job_id] for job_id in plan.pending_reasons]
+        helped: set[str] = set()
+        for job in waiting if given else ():
+            if not is_extra(job) and any(gang.pending and gang.not_before <= self.world.now for gang in job.gangs):
+                helped |= self.hosts_of_groups_for(job, gone | going | spares)
+        for event, job in zip(plan.given_back, given, strict=True):
+            assert is_extra(job)
+            assert self.is_live(job.current_attempt(job.gang))
+            assert isinstance(event, GivesWayEvent) == (job.spec.spare_for is None)
+            assert not isinstance(event, GivesWayEvent) or event.deadline == self.world.now + 30.0
+            assert not helped.isdisjoint(self.account.held[job.current_attempt(job.gang)].values()), (
+                f"nobody who waits can use the hosts of {job.spec.job_id}"
+            )
+
+    def hosts_of_groups_for(self, job: Job, gone: Set[AttemptId]) -> set[str]:
+        """The hosts of all groups that are free for a job once these attempts are gone; none if they are too few."""
+        coscheduling, groups = job.spec.coscheduling, defaultdict[str, list[str]](list)
+        name_of = self.state.fleet.grouping(coscheduling.group_by if coscheduling else None).name_of
+        for worker in self.state.workers.values():
+            if (name := name_of(worker)) is not None:
+                groups[name].append(worker.node_id)
+        free = [hosts for hosts in groups.values() if self.is_room(job, hosts, gone)]
+        return {node_id for hosts in free for node_id in hosts} if len(free) >= counts_of(job)[0] else set()
 
     def is_room(self, job: Job, node_ids: Iterable[str], gone: Set[AttemptId]) -> bool:
         """Whether all groups of some hosts are free for a job once these attempts are gone."""
@@ -302,7 +341,7 @@ class PlanChecks(Bookkeeper):
         if spare_for is not None:
             return spare_for.purpose is SparePurpose.REPLACEMENT
         coscheduled = job.spec.coscheduling is not None
-        return coscheduled and self.world.now < self.account.returning.get(job.spec.job_id, 0.0)
+        return coscheduled and not job.yields and self.world.now < self.account.returning.get(job.spec.job_id, 0.0)
 
     def waits_long(self, gang: Gang) -> bool:
         return gang.pending and self.world.now - gang.waiting_since > BACKFILL_BOUND_S

@@ -105,5 +105,6 @@ def view_all(state: ControllerState) -> tuple[dict[str, JobView], object]:
         for job_id, job in state.jobs.items()
         for position, gang in enumerate(job.gangs)
     }
+    yields = {job_id for job_id, job in state.jobs.items() if job.yields}
     queue = sorted((job.number, list(job.pending)) for job in state.pending())
-    return view_jobs(state), (workers, dict(state.holders), usage, queue, memory, deepcopy(state.fleet.taints))
+    return view_jobs(state), (workers, dict(state.holders), usage, queue, yields, memory, deepcopy(state.fleet.taints))

@@ -11,7 +11,7 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
 from iris_ray.scheduler.evictions import GRACE_S
 from iris_ray.scheduler.planner import Planner
-from iris_ray.scheduler.scheduler import Scheduler
+from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S, Scheduler
 from iris_ray.state.events import (
     GangMovedEvent,
     GivesWayEvent,
@@ -201,6 +201,23 @@ def test_spare_is_not_given_back_before_the_jobs_that_yield_beside_it_have_left(
     moves(world, "slots")
     assert plan(world)[0] == ["other"]
     world.check()
+
+
+def test_room_of_a_job_that_comes_to_yield_is_for_those_that_wait(world: World) -> None:
+    """It has waited for so long that hosts were kept for it; then its owner had no use for them any more."""
+    world.submit_tasks("slots-three", 1, **SLOTS)
+    plan(world)
+    world.now += BACKFILL_BOUND_S + 1.0
+    plan(world)
+    late = world.state.jobs["slots-three"]
+    assert late.kept
+    world.do(JobYieldsEvent("slots-three", True))
+    waiting(world)
+    holder = world.state.jobs[f"slots-{late.kept[0]}"]
+    world.do(JobCancelledEvent(holder.spec.job_id, "enough"))
+    world.confirm(holder)
+    assert plan(world)[0] == ["other"]
+    assert late.kept == ()
 
 
 def three_that_yield() -> World:

@@ -128,9 +128,9 @@ def test_a_runner_that_has_to_go_stops_its_sessions_and_waits_for_their_calls() 
     w.open("busy", A.identity)
     w.settle()
     w.begin_call("busy")
-    w.hear(ev.RunnerClosed("a"))
+    w.hear(ev.RunnerClosed("a", reason="its host has to go: a PRODUCTION job takes it"))
     run(w, 20, "busy")
-    assert "has to end" in w.ended["busy"]
+    assert "has to end: its host has to go: a PRODUCTION job takes it" in w.ended["busy"]
     assert w.ready("a")
     w.end_call("busy")
     w.settle()

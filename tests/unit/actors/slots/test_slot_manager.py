@@ -256,3 +256,27 @@ def test_a_host_that_cannot_load_fails_the_slot_though_the_others_wait_for_it(
         answer.cancel()
 
     asyncio.run(story())
+
+
+def test_an_unload_that_fails_on_one_host_cuts_off_no_other_hosts(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of_a_slice()
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
+        slots.made[0].may_answer.set()
+        await answer
+        unloaded: list[str] = []
+
+        async def fails() -> None:
+            raise RayTaskError("unload", "", OSError("the disk is full"))
+
+        async def unloads() -> None:
+            await asyncio.sleep(0.02)
+            unloaded.append("second")
+
+        slots.made[0].__dict__["unload"], slots.made[1].__dict__["unload"] = Method(fails), Method(unloads)
+        await manager.evict(*manager._core.fleet.slots)
+        await until(lambda: slots.made[1].killed.is_set())
+        assert unloaded == ["second"]
+
+    asyncio.run(story())
