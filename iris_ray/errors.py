@@ -3,7 +3,7 @@
 ::
 
     IrisError
-    ├── InvalidRequestError (ValueError)     refused at the door; nothing was acquired
+    ├── InvalidRequestError (ValueError)     refused when it is made; nothing was acquired
     │   ├── UnknownTPUTypeError
     │   ├── InvalidSliceCountError
     │   ├── InvalidConstraintError           a constraint or an attribute's value that can't work as written

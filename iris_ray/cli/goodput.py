@@ -17,6 +17,7 @@ from iris_ray.cli.options import json_option
 from iris_ray.cli.tables import print_facts, print_table
 from iris_ray.cli.words import duration
 from iris_ray.goodput.kinds import TimeKind
+from iris_ray.goodput.measure import Disruption
 from iris_ray.goodput.totals import Totals, productive_share
 from iris_ray.goodput.user_times import UserDay
 
@@ -139,7 +140,7 @@ def _print_job(jobs: Sequence[JobGoodput]) -> None:
     unmeasured = None if job.measured is None or job.measured > 0.99 else _NOT_MEASURED
     print_facts({
         "job": job.job_id, "user": job.user, "state": job.state.value, "attempts": job.attempts,
-        "goodput": _percent(job.goodput), "but": unmeasured,
+        "goodput": _percent(job.goodput), "but": unmeasured, "last disruption": _disruption(job.last_disruption),
     })  # fmt: skip
     total = sum(job.seconds.values()) or 1.0
     ordered = sorted(job.seconds.items(), key=lambda one: -one[1])
@@ -149,6 +150,15 @@ def _print_job(jobs: Sequence[JobGoodput]) -> None:
     ]
     click.echo()
     print_table(("TIME", "HOW LONG", "SHARE", "CHIP-HOURS"), rows, "it has not begun")
+
+
+def _disruption(last: Disruption | None) -> str | None:
+    if last is None:
+        return None
+    so_far = "" if last.over else " so far"
+    again = f", {duration(last.wasted_s)} of them for steps that were done again" if last.wasted_s >= 1 else ""
+    cost = f"{duration(last.wasted_s + last.recovery_s)} and {_hours(last.chip_seconds)} chip-hours{so_far}{again}"
+    return f"the end of attempt {last.attempt} cost {cost}"
 
 
 def _print_csv(jobs: Iterable[JobGoodput]) -> None:

@@ -98,7 +98,7 @@ def _read(path: Path) -> Study:
     except OSError as error:
         raise InvalidSimulationError(f"{path} can't be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InvalidSimulationError(f"{path} is no TOML: {error}") from None
+        raise InvalidSimulationError(f"{path} is not valid TOML: {error}") from None
 
     def read_lines(name: str) -> list[str]:
         trace = path.parent / name

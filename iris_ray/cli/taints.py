@@ -85,4 +85,6 @@ def _in_words(target: str, affected: Sequence[WorkerStatus]) -> str:
 
 def _require_taint_name(name: str) -> None:
     if not _TAINT.fullmatch(name):
-        raise InvalidRequestError(f"{name!r} is no name of a taint; give letters, digits and _.-, such as big-jobs")
+        raise InvalidRequestError(
+            f"{name!r} is not the name of a taint; give letters, digits and _.-, such as big-jobs"
+        )

@@ -95,9 +95,13 @@ def _answer(call: ray.ObjectRef, timeout_s: float) -> Any:
         raise InspectionFailedError(f"its host failed: {error.cause}") from None
     except GetTimeoutError:
         ray.cancel(call, force=True)
-        raise InspectionFailedError(f"its host has not answered within {timeout_s:g} s") from None
+        raise InspectionFailedError(
+            f"its host has not answered within {timeout_s:g} s; try again, or see iris-ray workers"
+        ) from None
     except RayError as error:
-        raise InspectionFailedError(f"its host is gone: {error}") from None
+        raise InspectionFailedError(
+            f"its host is gone ({error}); see iris-ray events: the job may go on elsewhere"
+        ) from None
 
 
 def _inspected(task: TaskStatus) -> InspectedTask:

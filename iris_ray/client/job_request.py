@@ -80,7 +80,8 @@ def make_request(
 def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: JobOptions) -> JobSpec:
     if len(name) > MAX_NAME_LENGTH:
         raise InvalidRequestError(
-            f"the job's name ({name[:20]}…) has {len(name)} characters, and the limit is {MAX_NAME_LENGTH}"
+            f"the job's name ({name[:20]}…) has {len(name)} characters, and the limit is {MAX_NAME_LENGTH};"
+            " give a shorter one"
         )
     spec = JobSpec(
         job_id=new_job_id(name),

@@ -177,7 +177,10 @@ class RayJobs:
         except AuthenticationError as error:
             raise TokenRefusedError(_about_tokens(self._address, str(error))) from None
         except (requests.RequestException, ConnectionError) as error:
-            raise NoClusterError(f"the dashboard at {self._address} does not answer: {type(error).__name__}") from None
+            raise NoClusterError(
+                f"the dashboard at {self._address} does not answer ({type(error).__name__}); is the cluster"
+                " up, and is this the dashboard's address? Its port is usually 8265"
+            ) from None
         except RuntimeError as error:  # Ray's word for all else
             if "does not exist" in str(error):
                 raise UnknownNameError(f"the cluster at {self._address} has no job {run_id!r}") from None

@@ -41,17 +41,15 @@ def of_job(before: Row | None, now: Row) -> Iterator[Happening]:
         return
     about = {"job": now["id"], "user": now["user"]}
     if before is None:
-        yield Happening("submitted", "plain", f"{now['user']} submitted it", **about)
+        yield Happening("submitted", "plain", f"submitted by {now['user']}", **about)
         before = {"state": "pending", "attempt": 0, "gives_way": None, "over": False}
     if now["over"] and not before["over"]:
         good = now["state"] == "succeeded"
         why = f": {_first_line(now['error'])}" if now["error"] and not good else ""
         yield Happening("ended", "good" if good else "bad", f"{now['state'].replace('_', ' ')}{why}", **about)
-    elif now["state"] == "pending" and before["state"] != "pending":
-        yield _ended(before["attempt"], now, about)
-    elif now["state"] == "running" and (before["state"] != "running" or now["attempt"] > before["attempt"]):
-        if 0 < before["attempt"] < now["attempt"] and before["state"] != "pending":
-            yield _ended(before["attempt"], now, about)
+    elif before["state"] != "pending" and (now["state"] == "pending" or now["attempt"] > before["attempt"]):
+        yield _ended(before, now, about)
+    if now["state"] == "running" and (before["state"] != "running" or now["attempt"] > before["attempt"]):
         where = ", ".join(now["groups"][:4]) + (", …" if now["groups"][4:] else "")
         yield Happening(
             "started", "good", f"attempt {now['attempt']} runs" + (f" on {where}" if where else ""), **about
@@ -82,9 +80,11 @@ def of_slice(before: Row | None, now: Row | None) -> Iterator[Happening]:
         yield _of_hosts(now["name"], what, why, numbers)
 
 
-def _ended(attempt: int, now: Row, about: Mapping[str, str]) -> Happening:
+def _ended(before: Row, now: Row, about: Mapping[str, str]) -> Happening:
     why = f": {_first_line(now['error'])}" if now["error"] else ""
-    return Happening("restarted", "bad", f"attempt {attempt} ended, another one follows{why}", **about)
+    counts = {"was preempted": "preemptions", "failed": "failures", "was evicted": "evictions"}
+    how = next((how for how, name in counts.items() if now[name] > before.get(name, 0)), "ended")
+    return Happening("restarted", "bad", f"attempt {before['attempt']} {how}, another one follows{why}", **about)
 
 
 def _of_hosts(name: str, what: str, why: str | None, numbers: list[str]) -> Happening:

@@ -9,6 +9,8 @@ from iris_ray.goodput.marks import Marks
 
 _K = TimeKind
 
+_DISRUPTIONS = _K.WASTED_PROGRESS_FROM_DISRUPTION, _K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
+
 ATTEMPTS_KEPT = 8
 """So many attempts at most are kept one by one; those before are settled."""
 
@@ -28,6 +30,25 @@ class Span:
     chips: float
 
 
+@dataclass(frozen=True, slots=True)
+class Disruption:
+    """What one disruption of a job cost, until user code ran again.
+
+    Attributes:
+        attempt: the number of the attempt that it ended.
+        wasted_s: steps that a later attempt did again.
+        recovery_s: from the last step, or from the end of the attempt if it made none, until user code ran again.
+        chip_seconds: of both, times the chips that the job held meanwhile.
+        over: whether user code runs again, or the job has ended.
+    """
+
+    attempt: int
+    wasted_s: float
+    recovery_s: float
+    chip_seconds: float
+    over: bool
+
+
 def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
     """Return everything since the submission of a job until its end, or until now. The seconds add up to that time."""
     spans = [Span(TimeKind(kind), *both_of(both)) for kind, both in times.settled.items()]
@@ -40,6 +61,39 @@ def measure(times: JobTimes, submitted_at: float, now: float) -> list[Span]:
     waits_until = now if times.ended_at is None else times.ended_at
     spans.append(Span(_recovery(has_run, _K.QUEUEING), max(0.0, waits_until - until), 0.0))
     return [span for span in spans if span.seconds > 0]
+
+
+def last_disruption(times: JobTimes, now: float) -> Disruption | None:
+    """Return what the latest disruption of a job has cost until now; None if none is known.
+
+    A disruption is the end of an attempt in which user code ran, if the job went on.
+    """
+    job_ended = times.ended_at is not None
+    disrupted = times.attempts[:-1] if job_ended else times.attempts
+    known = [at for at, one in enumerate(disrupted) if one.began_at is not None and one.ended_at is not None]
+    if known:
+        at = known[-1]
+        first = times.attempts[at]
+        number, until = first.number, _end(first, now)
+        _, _, *spans = _attempt(times, at, first.assigned_at, True, now)
+    elif times.has_run and times.settled_until is not None and times.attempts:  # that attempt made no steps
+        at, until, number, spans = -1, times.settled_until, times.attempts[0].number - 1, []
+    else:
+        return None
+    over = job_ended
+    for index in range(at + 1, len(times.attempts)):
+        wait, launch, *_ = _attempt(times, index, until, True, now)
+        spans += [wait, launch]
+        until = _end(times.attempts[index], now)
+        if times.attempts[index].began_at is not None:
+            over = True
+            break
+    else:
+        spans.append(Span(_K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION, max(0.0, (times.ended_at or now) - until), 0.0))
+    lost = [span for span in spans if span.kind in _DISRUPTIONS]
+    wasted_s = sum(span.seconds for span in lost if span.kind is _K.WASTED_PROGRESS_FROM_DISRUPTION)
+    total_s = sum(span.seconds for span in lost)
+    return Disruption(number, wasted_s, total_s - wasted_s, sum(span.seconds * span.chips for span in lost), over)
 
 
 def both_of(both: tuple[float, float]) -> tuple[float, float]:

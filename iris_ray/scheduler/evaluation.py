@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import nsmallest
 
-from iris_ray.model.constraints import AttributeValue, Constraint
+from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue, Constraint
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import TPU_VM_COUNT, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
@@ -182,7 +182,8 @@ def _check_taints(found: _Findings) -> Evaluation | None:
         if taint not in found.need.tolerated:
             tainted = [w for w in found.group.workers if taint in w.attributes and w.node_id not in found.unfit]
             found.excluded.append((taint, len(tainted)))
-            found.unfit.update({w.node_id: f"{w.name} has {taint} ({w.attributes[taint]})" for w in tainted})
+            name = taint.removeprefix(TAINT_PREFIX)
+            found.unfit.update({w.node_id: f"{w.name} is tainted: {name} ({w.attributes[taint]})" for w in tainted})
     return None
 
 

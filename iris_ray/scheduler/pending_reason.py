@@ -90,6 +90,14 @@ class ReachedLimit:
             f" which {self.held:,g} are taken, and it needs {self.needed:,g}{rest}; iris-ray limit shows all"
         )
 
+    @property
+    def summary(self) -> str:
+        """The same, in sentences."""
+        return (
+            f"{self.user} may have {self.limit:,g} {self.what} in band {self.band.name.lower()} and has {self.held:,g}."
+            f" This job needs {self.needed:,g} more."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Protected:
@@ -187,9 +195,34 @@ class PendingReason:
         return bool(self.kept) or (self.limit is not None and self.limit.kept)
 
     @property
+    def summary(self) -> str:
+        """Why it waits, in sentences for people who know no constraints and no taints. `str()` has the details."""
+        if self.pause is not None:
+            return f"It pauses for {self.pause[0]:.0f} s before it is tried again: {self.pause[1]}."
+        if self.limit is not None:
+            return self.limit.summary
+        if self.kind is PendingKind.NOT_LOOKED_AT:
+            return "Jobs with too many different requirements wait before it. It has its turn when fewer of them wait."
+        wanted, one = " or ".join(map(str, self.num_groups)), self._group_noun
+        needs = f"It needs {wanted} {one}." if self.num_groups == (1,) else f"It needs {wanted} {one}s at once."
+        if self.kind is PendingKind.NO_SUCH_WORKERS:
+            return f"{needs} No {one} in the cluster suits it."
+        suits = f"1 {one} suits it" if self.suitable == 1 else f"{self.suitable} {one}s suit it"
+        free = "1 is free" if self.free == 1 else f"{self.free} are free" if self.free else "none is free"
+        if self.kind is PendingKind.TOO_FEW:
+            return f"{needs} Only {suits}, and {free} now."
+        before = f" The job {self.first_ahead} comes first." if self.ahead else ""
+        return f"{needs} {suits[0].upper()}{suits[1:]}, and {free} now.{before}"
+
+    @property
+    def _group_noun(self) -> str:
+        group_by = self.requirement.group_by
+        return {None: "host", TPU_NAME: "slice"}.get(group_by, f"group by {group_by}")
+
+    @property
     def _wish(self) -> str:
         need = self.requirement
-        what = {None: "host", TPU_NAME: "slice"}.get(need.group_by, f"group by {need.group_by}")
+        what = self._group_noun
         conditions = " and ".join(map(str, need.constraints)) or "any"
         plural = "" if self.num_groups == (1,) else "s"
         gpus = next((f" with {amount:g} {GPU} a task" for resource, amount in need.resources if resource == GPU), "")

@@ -44,6 +44,7 @@ class Browser:
         try:
             return story(page)
         finally:
+            page.unroute_all(behavior="ignoreErrors")  # a request may be on its way
             context.close()
 
 

@@ -9,7 +9,7 @@ from iris_ray.actors.controller.progress_board import Heard
 from iris_ray.actors.wire.status import JobGoodput
 from iris_ray.goodput.fleet_times import ChipState
 from iris_ray.goodput.job_times import JobTimes
-from iris_ray.goodput.measure import measure
+from iris_ray.goodput.measure import last_disruption, measure
 from iris_ray.goodput.totals import Totals
 from iris_ray.model.constraints import TAINT_PREFIX
 from iris_ray.model.jobs import Job
@@ -26,7 +26,8 @@ def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
         heard: what its tasks have last said.
         clock: the Controller's.
     """
-    totals = Totals.of(measure(_with_latest(job.times, heard), job.submitted_at, clock.now()))
+    times, now = _with_latest(job.times, heard), clock.now()
+    totals = Totals.of(measure(times, job.submitted_at, now))
     return JobGoodput(
         number=job.number,
         job_id=job.spec.job_id,
@@ -39,6 +40,7 @@ def job_goodput(job: Job, heard: Heard | None, clock: Clock) -> JobGoodput:
         chip_seconds=dict(totals.chip_seconds),
         goodput=totals.goodput,
         measured=totals.measured,
+        last_disruption=last_disruption(times, now),
     )
 
 

@@ -19,7 +19,9 @@ def plain(value: Any) -> Any:
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
         found = {f.name: plain(getattr(value, f.name)) for f in fields(value) if not f.name.startswith("_")}
-        return {"sentence": str(value), **found} if isinstance(value, PendingReason) else found
+        return (
+            {"sentence": str(value), "summary": value.summary, **found} if isinstance(value, PendingReason) else found
+        )
     if isinstance(value, Mapping):
         return {plain(key): plain(item) for key, item in value.items()}
     if isinstance(value, Set):

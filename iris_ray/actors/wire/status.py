@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from iris_ray.goodput.measure import Disruption
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.limits import Limits
@@ -126,6 +127,7 @@ class JobGoodput:
         goodput: the productive share of the time since user code began, from 0 to 1; None if its tasks call no
             ``heartbeat(step)``.
         measured: the share of the time with user code of which is known what it went into; None if none ran.
+        last_disruption: what the latest disruption has cost until now; None if none is known.
     """
 
     number: int
@@ -139,6 +141,7 @@ class JobGoodput:
     chip_seconds: Mapping[str, float]
     goodput: float | None
     measured: float | None
+    last_disruption: Disruption | None
 
 
 @dataclass(frozen=True, slots=True)

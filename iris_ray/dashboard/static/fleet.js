@@ -24,6 +24,7 @@ export function fleetPage(root) {
     h("div", { class: "bar" },
       h("label", { for: "fleet-search", class: "unseen" }, "Search slices"), search,
       h("label", { for: "fleet-type", class: "unseen" }, "Type"), types, legend),
+    h("details", { class: "meanings" }, h("summary", {}, "What the marks mean"), h("dl", { class: "terms" }, Object.entries(CONDITIONS).flatMap(meaning))),
     found, groups,
   );
 
@@ -39,6 +40,8 @@ export function fleetPage(root) {
   }
   return { update: (changed) => { if (["slices", "jobs", "cluster"].some((name) => changed.has(name))) show(); } };
 }
+
+const meaning = ([name, [word, means]]) => [h("dt", {}, h("i", { class: `cell ${name}`, "aria-hidden": "true" }), " ", word), h("dd", {}, means)];
 
 function showStats(stats) {
   const { chips = 0, chips_in_use = 0, slices = {}, hosts = {}, jobs = {}, waiting = 0 } = cluster();

@@ -37,7 +37,7 @@ export const amount = (number) => Number(number).toLocaleString(undefined, { max
 const STATES = {
   pending: ["waits", "waiting"], starting: ["starting", "busy"], running: ["running", "busy"],
   succeeded: ["succeeded", "good"], failed: ["failed", "bad"], killed: ["cancelled", "over"],
-  worker_failed: ["lost its hosts", "bad"], unschedulable: ["unschedulable", "bad"], assigned: ["starting", "busy"],
+  worker_failed: ["preempted", "bad"], unschedulable: ["unschedulable", "bad"], assigned: ["starting", "busy"],
   cosched_failed: ["ended with its gang", "over"],
 };
 const MARKS = { waiting: "◷", busy: "▶", good: "✓", bad: "✕", over: "■" };

@@ -13,7 +13,8 @@ const GROUPS = [
 ];
 export const DISRUPTIONS = GROUPS[3][2];
 const COLUMNS = ["Time", "How long", "Share", "Chip-hours"];
-const NOT_MEASURED = "Its tasks call no iris_ray.heartbeat(step), so it is not known what they did.";
+const NOT_RUN = "Its code has not run yet.";
+const NOT_MEASURED = "Its tasks have not called iris_ray.heartbeat(step), so iris_ray does not know what they did.";
 
 export const sum = (amounts, kinds) => kinds.reduce((total, kind) => total + (amounts[kind] ?? 0), 0);
 export const hours = (chipSeconds) => amount(chipSeconds / 3600);
@@ -37,8 +38,9 @@ export function goodputView(goodput) {
 function headline({ goodput, measured, seconds, chip_seconds: chips }) {
   const lost = sum(seconds, DISRUPTIONS);
   return h("p", { class: "headline" },
-    goodput === null || measured === 0 ? NOT_MEASURED : ["Goodput ", h("b", {}, percent(goodput)), ". "],
-    lost > 0 ? [" Disruptions have cost ", h("b", {}, duration(lost)), ", that is ", h("b", {}, `${hours(sum(chips, DISRUPTIONS))} chip-hours`), "."] : null);
+    measured === null ? NOT_RUN : goodput === null || (goodput === 0 && seconds.unmeasured > 0) ? NOT_MEASURED
+      : ["Goodput, the productive share since its code first ran: ", h("b", {}, percent(goodput)), ". "],
+    lost > 0 ? [" All disruptions together have cost ", h("b", {}, duration(lost)), ", that is ", h("b", {}, `${hours(sum(chips, DISRUPTIONS))} chip-hours`), "."] : null);
 }
 
 function part({ name, look, seconds }, total) {

@@ -2,7 +2,7 @@
 import { fill, h, jobLink, link, setText, sliceLink, table, tr } from "./dom.js";
 import { badge, clock, counted, duration, howFar, now, since } from "./format.js";
 import { attemptsOf, timeline } from "./timeline.js";
-import { goodputView } from "./goodput.js";
+import { goodputView, hours } from "./goodput.js";
 import { logView } from "./logs.js";
 import { tables } from "./store.js";
 
@@ -56,8 +56,9 @@ function showHead({ head, why, facts }, job) {
   why.hidden = job.waiting === null;
   if (job.waiting) {
     const closest = job.waiting.shortage?.closest ?? [];
-    fill(why, h("h2", {}, "Why it waits"), h("p", { class: "callout" }, job.explanation),
-      closest.length ? h("ul", { class: "closest" }, closest.map(obstacle)) : null,
+    fill(why, h("h2", {}, "Why it waits"), h("p", { class: "callout" }, job.waiting.summary),
+      closest.length ? [h("p", { class: "small" }, "What comes closest:"), h("ul", { class: "closest" }, closest.map(obstacle))] : null,
+      job.waiting.shortage ? h("p", { class: "small" }, `In full, as iris-ray why says it: ${job.explanation}.`) : null,
       h("p", { class: "small" }, place ? `Place ${place} in the queue. ` : "", link("queue", "The whole queue")));
   }
   fill(facts,
@@ -66,12 +67,14 @@ function showHead({ head, why, facts }, job) {
     fact("Tasks", String(job.size)),
     job.status || job.step !== null ? fact("Says", howFar({ step: job.step, says: job.status }), "wide") : null,
     job.heartbeat_at ? fact("Heartbeat", [since(job.heartbeat_at), " ago"]) : null,
-    fact("Preemptions", `${job.preemptions} of ${job.max_retries_preemption.toLocaleString()} allowed`),
-    fact("Failures", `${job.failures} of ${job.max_retries_failure.toLocaleString()} allowed`),
+    fact("Preemptions", ofAllowed(job.preemptions, job.max_retries_preemption)),
+    fact("Failures", ofAllowed(job.failures, job.max_retries_failure)),
     job.evictions ? fact("Evictions", `${job.evictions}, free of charge`) : null,
     job.gives_way ? fact("Gives way", `${job.gives_way[0]}, within ${duration(job.gives_way[1] - now())}`) : null,
     job.error ? fact("Last end", h("span", { class: "error" }, job.error.trim().split("\n")[0]), "wide") : null);
 }
+
+const ofAllowed = (number, most) => (most ? `${number} of ${most.toLocaleString()} allowed` : `${number}, none allowed`);
 
 // What is in the way on one slice; the jobs that it names are links.
 function obstacle({ group, why, used_by: users }) {
@@ -99,7 +102,21 @@ function showAttempts(section, job) {
     one.number, badge(one.state), one.start ? duration((one.end ?? now()) - one.start) : "–", one.groups.join(", ") || "–",
     one.cause ? h("span", { class: "why" }, one.cause) : "",
   ])));
-  fill(section, h("h2", {}, "Attempts"), timeline(job, attempts), rows.element);
+  fill(section, h("h2", {}, "Attempts"), timeline(job, attempts), lastDisruption(job, attempts), rows.element);
+}
+
+const ENDS = { worker_failed: "preemption", failed: "failure" };
+
+// What the latest end of an attempt cost from which the job went on.
+function lastDisruption({ goodput }, attempts) {
+  const last = goodput?.last_disruption;
+  if (!last) return null;
+  const ended = attempts.find((one) => one.number === last.attempt);
+  const what = `The last ${ENDS[ended?.state] ?? "disruption"}, which ended attempt ${last.attempt},`;
+  const total = last.wasted_s + last.recovery_s;
+  const parts = [last.wasted_s >= 1 && `${duration(last.wasted_s)} of steps that were done again`, `${duration(last.recovery_s)} until its code ran again`];
+  return h("p", { class: "headline last-cost" }, `${what} ${last.over ? "cost" : "has cost so far"} `, h("b", {}, duration(total)), " and ",
+    h("b", {}, `${hours(last.chip_seconds)} chip-hours`), `: ${parts.filter(Boolean).join(" and ")}.`);
 }
 
 function taskRow(task) {

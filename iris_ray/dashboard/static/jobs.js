@@ -1,6 +1,7 @@
 // All jobs that the Controller knows, those that ended lately included.
 import { h, jobLink, keyed, setText, table, tr } from "./dom.js";
 import { badge, counted, howFar, since, wants } from "./format.js";
+import { inShort } from "./queue.js";
 import { tables } from "./store.js";
 
 const COLUMNS = ["Job", "User", "State", "Wants", "Runs on", "Attempt", "Age", "Note"];
@@ -63,7 +64,7 @@ function row(job) {
     job.evictions && counted(job.evictions, "eviction"),
   ].filter(Boolean).join(", ");
   const said = job.state === "running" ? howFar(job) : "";
-  const waits = tables.queue[job.id]?.why.split("; ").slice(0, 2).join("; ");
+  const waits = tables.queue[job.id] && inShort(tables.queue[job.id]);
   const note = job.gives_way ? `its hosts are to go: ${job.gives_way.to}` : said || waits || (job.error?.split("\n")[0] ?? "");
   const on = job.groups.length > 4 ? `${job.groups.slice(0, 4).join(", ")} and ${job.groups.length - 4} more` : job.groups.join(", ");
   return tr(COLUMNS, [jobLink(job.id), job.user, badge(job.state), wants(job), on || "–", job.attempt || "–", since(job.submitted),

@@ -5,16 +5,20 @@ import { cluster, tables } from "./store.js";
 
 const COLUMNS = ["#", "Job", "User", "Priority", "Wants", "Waits", "Why"];
 const KINDS = {
-  paused: "pauses", not_looked_at: "too many kinds", limited: "limit", no_such_workers: "no such hosts",
-  too_few: "too few", in_use: "in use",
+  paused: "It pauses after a launch that failed", not_looked_at: "Too many different jobs are before it",
+  limited: "Its user has reached a limit", no_such_workers: "Nothing in the cluster suits it",
+  too_few: "The cluster has too few that suit it", in_use: "Other jobs use what suits it, or come first",
 };
+
+// Why a job waits, in a few words; its page and the rest of the reason say more.
+export const inShort = ({ kind }) => KINDS[kind] ?? "It waits";
 
 export function queuePage(root) {
   const { element, body } = table(COLUMNS, "Jobs that wait, the next one first");
   const empty = h("p", { class: "empty" }, "Nobody waits: every job has what it asked for.");
   const more = h("p", { class: "found" });
   root.append(h("h1", {}, "Queue"),
-    h("p", { class: "lead" }, "By priority, then by fair share: who holds least of the cluster goes first."), element, empty, more);
+    h("p", { class: "lead" }, "By priority, then by fair share: the user who holds the least of the cluster goes first. A job that does not fit lets smaller ones pass."), element, empty, more);
 
   function update(changed) {
     if (!["queue", "cluster", "jobs"].some((name) => changed.has(name))) return;
@@ -43,8 +47,6 @@ export function queuePage(root) {
 const idOf = (item) => item.slice(item.indexOf(" ") + 1);
 
 function row({ id, place, parts: [, queued, job] }) {
-  const kind = h("span", { class: `tag ${queued.kind}` }, KINDS[queued.kind] ?? queued.kind);
-  const [what, ...rest] = queued.why.split("; ");
-  const why = h("span", { class: "why" }, kind, " ", what, rest.length ? h("span", { class: "rest" }, rest.join("; ")) : null);
+  const why = h("span", { class: "why" }, inShort(queued), h("span", { class: "rest" }, queued.why));
   return tr(COLUMNS, [String(place), jobLink(id), job.user, job.band, wants(job), since(queued.since), why]);
 }

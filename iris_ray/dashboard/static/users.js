@@ -1,22 +1,27 @@
 // Who uses the chips: what each user holds now, has held lately, and may have.
-import { h, fill, keyed, table, tr } from "./dom.js";
+import { h, fill, keyed, setText, table, tr } from "./dom.js";
 import { amount, counted, percent } from "./format.js";
 import { DISRUPTIONS, hours, sum } from "./goodput.js";
 import { cluster, tables } from "./store.js";
 
 const COLUMNS = ["User", "Chips now", "Share now", "Chip-hours lately", "Counted share", "Running", "Waiting", "Goodput", "Lost to disruptions", "Limits"];
+const TERMS = [
+  ["Chip-hours lately", "What the user held four hours ago counts half, and what was before that still less."],
+  ["Counted share", "What the user holds now and held lately, as a share of the cluster. The queue serves the smallest one first."],
+  ["Goodput", "The share of the user's chip-hours that went into steps whose result was kept."],
+  ["Lost to disruptions", "Chip-hours of steps that were done again, and of the time until code ran again after a preemption or a failure."],
+];
 const LOOK_MS = 10_000;
 const HUES = 8;
 
 export function usersPage(root) {
   const bar = h("div", { class: "stack", role: "img" });
+  const holds = h("p", { class: "lead" });
   const legend = h("ul", { class: "stack-legend" });
   const { element, body } = table(COLUMNS, "Users, who holds most first");
   const empty = h("p", { class: "empty" }, "Nobody has used the cluster lately.");
-  root.append(h("h1", {}, "Users"), bar, legend, element, empty,
-    h("p", { class: "lead small" }, "Chip-hours lately: what was held four hours ago counts half. The queue serves the smallest counted",
-      " share first; it counts what is held now and what was held lately. Goodput: the productive share of the chip-hours of the",
-      " jobs that the Controller knows, see iris-ray goodput."));
+  root.append(h("h1", {}, "Users"), holds, bar, legend, element, empty,
+    h("dl", { class: "terms" }, TERMS.flatMap(([term, meaning]) => [h("dt", {}, term), h("dd", {}, meaning)])));
 
   let goodput = {};
   async function look() {
@@ -32,6 +37,7 @@ export function usersPage(root) {
     if (!changed.has("users") && !changed.has("cluster")) return;
     const users = Object.values(tables.users).sort((a, b) => b.chips - a.chips || b.counted - a.counted || (a.user < b.user ? -1 : 1));
     const { chips = 0 } = cluster();
+    setText(holds, `Who holds the ${counted(chips, "chip")} of the cluster now.`);
     showStack(bar, legend, users.filter((user) => user.chips > 0), chips);
     element.hidden = users.length === 0;
     empty.hidden = users.length > 0;

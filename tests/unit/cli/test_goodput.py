@@ -56,6 +56,18 @@ def test_job_that_says_nothing_has_no_goodput_and_it_says_why(world: ControllerI
     assert world.json("goodput", "silent")["goodput"] is None
 
 
+def test_job_says_what_its_last_disruption_cost(world: ControllerInProcess) -> None:
+    world.start("train", max_retries_failure=3)
+    assert world.json("goodput", "train")["last_disruption"] is None
+    make_step(world, "train", 0)
+    world.fail("train", 0)
+    world.wait_for_attempt("train", 2)
+    found = world.json("goodput", "train")["last_disruption"]
+    assert (found["attempt"], found["over"]) == (1, True)
+    assert found["recovery_s"] > 0
+    assert "last disruption: the end of attempt 1 cost" in " ".join(world.iris("goodput", "train").stdout.split())
+
+
 def test_users_are_summed_up_and_the_chips_of_the_cluster(world: ControllerInProcess) -> None:
     trained(world, "train")
     world.succeed(world.start("of-bob", user="bob"))

@@ -82,7 +82,7 @@ def test_a_trace_is_found_beside_the_description(fleet: Path) -> None:
     ("text", "says"),
     [
         (FLEET.replace("count = 4", "count = 0"), "[[slices]] number 1: count is 0; give a whole number of 1 or more"),
-        ("days = ", "is no TOML"),
+        ("days = ", "is not valid TOML"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_one_line(fleet: Path, text: str, says: str) -> None:

@@ -155,7 +155,7 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
         (["submit", __file__, "--tpu", "v4-17"], "v4-16"),
         (["submit", __file__, "--max-task-failures", "-1"], "-1 is not in the range"),
         (["run", __file__, "v4-16", "--env", "1=2"], "NAME=VALUE"),
-        (["taint", "v4-16-0", "not a name"], "no name of a taint"),
+        (["taint", "v4-16-0", "not a name"], "is not the name of a taint"),
     ],
 )
 def test_typo_is_bad_usage_and_the_line_says_how_to_mend_it(arguments: list[str], said: str) -> None:

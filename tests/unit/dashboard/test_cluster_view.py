@@ -2,6 +2,9 @@
 
 from typing import Any
 
+import pytest
+
+from iris_ray.actors.pool import attempt
 from iris_ray.actors.wire.messages import GangProgress, PoolProcess
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
@@ -67,21 +70,24 @@ def test_rows_say_who_has_what_and_who_waits_for_what(world: ControllerInProcess
     assert {band["band"]: band["queued"] for band in users["bob"]["bands"]} == {"interactive": 1, "batch": 1}
 
 
-def test_events_tell_the_story_of_a_job_and_of_hosts(world: ControllerInProcess) -> None:
+def test_events_tell_the_story_of_a_job_and_of_hosts(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempt, "AT_ONCE_S", 0.0)  # later than that, a lost host costs a preemption
     page = Followed()
     page.follow()
-    world.start("train", slices=(2,), max_retries_failure=1)
+    world.start("train", slices=(2,), max_retries_preemption=1)
     page.until(lambda _: "train: attempt 1 runs on v4-16-0, v4-16-1" in page.events())
     world.kill_host("v4-16-0", 1)
     page.until(lambda _: "v4-16-0: host 1 gone" in page.events())
     world.wait_for_attempt("train", 2)
     page.until(lambda _: any("train: attempt 2 runs" in event for event in page.events()))
-    assert any("train: attempt 1 ended, another one follows: " in event for event in page.events())
+    assert any("train: attempt 1 was preempted, another one follows: " in event for event in page.events())
     world.iris("drain", "v4-16-0", "--reason", "a fan")
     page.until(lambda _: any("v4-16-0: host 0 closed: drained (a fan)" in one for one in page.events()))
     world.succeed("train")
     page.until(lambda _: "train: succeeded" in page.events())
-    assert page.events()[0] == "train: ann submitted it"
+    assert page.events()[0] == "train: submitted by ann"
 
 
 def test_new_controller_is_followed_from_the_beginning(world: ControllerInProcess) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from iris_ray.actors.pool import attempt
 from iris_ray.model.job_spec import PriorityBand
 from tests.support.browser import Browser, browser
 from tests.support.controller_in_process import ControllerInProcess
@@ -71,9 +72,7 @@ def picture(page: "Page", name: str) -> None:
         page.screenshot(path=Path(directory, f"{name}.png"))
 
 
-@pytest.mark.parametrize(
-    ("look", "dark", "width"), [("light", False, 1280), ("dark", True, 1280), ("phone", True, 390)]
-)
+@pytest.mark.parametrize(("look", "dark", "width"), LOOKS)
 def test_every_page_fits_its_window(chromium: Browser, url: str, look: str, dark: bool, width: int) -> None:
     def story(page: "Page") -> None:
         for name, shown in PAGES.items():
@@ -92,7 +91,7 @@ def test_what_happens_shows_without_a_reload(chromium: Browser, world: Controlle
     def story(page: "Page") -> None:
         page.goto(f"{url}/#/fleet")
         page.locator(".tile.busy").nth(1).wait_for(timeout=PATIENCE_MS)
-        assert page.locator(".cell.lost").count() == 0
+        assert page.locator(".tile .cell.lost").count() == 0
         world.kill_host("v4-16-1", 1)
         page.locator("a.tile.incomplete", has_text="v4-16-1").wait_for(timeout=PATIENCE_MS)
         assert page.locator("a.tile.incomplete .cell.lost").count() == 1
@@ -127,6 +126,7 @@ def test_queue_says_who_comes_first_and_why_each_waits(chromium: Browser, url: s
 
     first, second = chromium.see(story)
     assert "eval" in first
+    assert "The cluster has too few that suit it" in first
     assert "waiting for 3 slices" in first
     assert "nightly" in second
     assert "batch" in second
@@ -180,8 +180,78 @@ def test_job_page_says_what_disruptions_have_cost(chromium: Browser, url: str) -
         picture(page, "goodput")
         return page.locator(".headline").inner_text()
 
-    said = "Goodput 91 %. Disruptions have cost 35m00s, that is 9.3 chip-hours."
+    said = (
+        "Goodput, the productive share since its code first ran: 91 %."
+        " All disruptions together have cost 35m00s, that is 9.3 chip-hours."
+    )
     assert chromium.see(story, height=1400) == said
+
+
+def test_job_page_says_why_it_waits_in_plain_words(chromium: Browser, url: str) -> None:
+    def story(page: "Page") -> tuple[str, list[str], str]:
+        page.goto(f"{url}/#/jobs/eval")
+        waits_for(page, "Why it waits")
+        why = page.locator(".callout").inner_text(), page.locator(".closest li").all_inner_texts()
+        waits_for(page, "Its code has not run yet.")
+        return *why, page.locator(".fact-grid").inner_text()
+
+    callout, closest, facts = chromium.see(story)
+    assert callout == "It needs 3 slices at once. Only 2 slices suit it, and none is free now."
+    assert "v4-16-0: in use by train-llama" in closest
+    assert "v4-16-2: host 0 is tainted: drained (a fan is broken)" in closest
+    assert "0, none allowed" in facts
+
+
+@pytest.mark.parametrize(("look", "dark", "width"), LOOKS)
+def test_job_page_says_what_the_last_preemption_cost(
+    chromium: Browser,
+    world: ControllerInProcess,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    look: str,
+    dark: bool,
+    width: int,
+) -> None:
+    monkeypatch.setattr(attempt, "AT_ONCE_S", 0.0)  # later than that, a lost host costs a preemption
+    world.start("pretrain", tpu_type="v4-32", max_retries_preemption=10)
+    world.kill_host(world.status("pretrain").groups[0], 1)
+    world.wait_for_attempt("pretrain", 2)
+
+    def story(page: "Page") -> str:
+        page.goto(f"{url}/#/jobs")
+        waits_for(page, "1 preemption")
+        picture(page, f"{look}-jobs-with-a-preemption")
+        page.goto(f"{url}/#/jobs/pretrain")
+        waits_for(page, "The last preemption, which ended attempt 1, cost")
+        picture(page, f"{look}-last-preemption")
+        return page.locator(".last-cost").inner_text()
+
+    assert "until its code ran again" in chromium.see(story, dark=dark, width=width, height=1100)
+
+
+@pytest.mark.parametrize(("look", "dark", "width"), LOOKS)
+def test_fleet_of_5000_hosts_fits_its_window(chromium: Browser, url: str, look: str, dark: bool, width: int) -> None:
+    """The rows are copies of those of the small cluster."""
+
+    def many(route: "Route") -> None:
+        answer = route.fetch()
+        body = answer.json()
+        rows = [row for row in body["tables"]["slices"].values() if row["type"] == "v4-32"]
+        for number in range(4, 1252):
+            name = f"v4-32-{number}"
+            body["tables"]["slices"][name] = rows[number % len(rows)] | {"name": name}
+        route.fulfill(response=answer, json=body)
+
+    def story(page: "Page") -> int:
+        page.route("**/api/snapshot", many)
+        page.goto(f"{url}/#/fleet")
+        page.locator("a.tile", has_text="v4-32-1251").wait_for(timeout=PATIENCE_MS)
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+        page.get_by_text("What the marks mean").click()
+        picture(page, f"{look}-fleet-of-5000-hosts")
+        return page.locator(".cell").count()
+
+    assert chromium.see(story, dark=dark, width=width) > 5000
 
 
 def test_keyboard_alone_leads_to_a_slice_and_its_reason(chromium: Browser, url: str) -> None:

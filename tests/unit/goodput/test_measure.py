@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from iris_ray.goodput.job_times import AttemptTimes, JobTimes
 from iris_ray.goodput.kinds import TimeKind
 from iris_ray.goodput.marks import MOST_STEPS, Marks, StepTime, with_step
-from iris_ray.goodput.measure import ATTEMPTS_KEPT, Span, measure, settle
+from iris_ray.goodput.measure import ATTEMPTS_KEPT, Disruption, Span, last_disruption, measure, settle
 
 K = TimeKind
 RECOVERY = K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION
@@ -143,3 +143,59 @@ def test_settling_changes_nothing_of_what_a_job_with_steps_went_into_and_keeps_f
     assert sum(span.seconds * span.chips for span in after) == pytest.approx(held, abs=1e-3)
     for kind in (K.PRODUCTIVE, K.WASTED_PROGRESS_FROM_DISRUPTION, K.PROGRAM_STARTUP, K.QUEUEING):
         assert seconds(after).get(kind, 0.0) == pytest.approx(seconds(before).get(kind, 0.0), abs=1e-3)
+
+
+def test_last_disruption_costs_steps_that_are_done_again_and_the_way_back() -> None:
+    """Steps of 2 s from 0 to 9; the slice is lost 1 s into step 9, and the next attempt goes on from step 6."""
+    first = AttemptTimes(1, 8.0, 100.0, 101.0, 125.0, Marks(steps(0, 10, 4.0, 2.0, startup=1.0)))
+    second = AttemptTimes(2, 8.0, 130.0, 131.0, None, Marks(steps(6, 4, 3.0, 2.0, startup=1.0)))
+    found = last_disruption(JobTimes([first, second]), 999.0)
+    assert found == Disruption(1, wasted_s=6.0, recovery_s=1.0 + 5.0 + 1.0, chip_seconds=8 * 8.0, over=True)
+
+
+def test_disruption_goes_on_costing_until_user_code_runs_again() -> None:
+    """A launch that fails in between is part of the way back, and so is the step that broke off."""
+    first = AttemptTimes(1, 8.0, 100.0, 100.0, 120.0, Marks(steps(0, 10, 0.0, 2.0)))
+    failed_launch = AttemptTimes(2, 8.0, 125.0, None, 128.0)
+    waits = JobTimes([first, failed_launch])
+    found = last_disruption(waits, 140.0)
+    assert found == Disruption(1, wasted_s=0.0, recovery_s=2.0 + 20.0, chip_seconds=8 * (2.0 + 3.0), over=False)
+    starts = JobTimes([first, failed_launch, AttemptTimes(3, 8.0, 130.0)])
+    found = last_disruption(starts, 140.0)
+    assert found == Disruption(1, wasted_s=0.0, recovery_s=2.0 + 20.0, chip_seconds=8 * (2.0 + 3.0 + 10.0), over=False)
+
+
+def test_end_of_a_job_is_no_disruption() -> None:
+    only = AttemptTimes(1, 8.0, 100.0, 100.0, 120.0, Marks(steps(0, 10, 0.0, 2.0)))
+    assert last_disruption(JobTimes([only], ended_at=120.0, succeeded=True), 999.0) is None
+    assert last_disruption(JobTimes([AttemptTimes(1, 8.0, 100.0, 100.0)]), 999.0) is None
+    assert last_disruption(JobTimes(), 999.0) is None
+
+
+def test_disruption_of_a_job_that_names_no_steps_costs_the_time_that_it_was_away() -> None:
+    times = JobTimes()
+    for number, (assigned, began, ended) in enumerate(((100.0, 101.0, 120.0), (123.0, 124.0, None)), start=1):
+        times.assigned(number, 8.0, assigned)
+        settle(times, 100.0)
+        times.began(began)
+        if ended is not None:
+            times.ended(ended)
+    assert last_disruption(times, 999.0) == Disruption(1, 0.0, 3.0 + 1.0, 8 * 1.0, over=True)
+
+
+@given(st.lists(st.tuples(*[st.floats(0.1, 50.0)] * 3), min_size=2, max_size=6), st.booleans())
+def test_single_disruption_never_costs_more_than_all(runs: list[tuple[float, float, float]], ended: bool) -> None:
+    times, now = JobTimes(), 0.0
+    for number, (wait, launch, run) in enumerate(runs, start=1):
+        times.assigned(number, 4.0, now := now + wait)
+        settle(times, 0.0)
+        times.began(now := now + launch)
+        times.attempts[-1].marks = Marks(steps(number, 5, 0.0, run / 6))
+        now += run
+        if number < len(runs) or ended:
+            times.ended(now)
+    last = last_disruption(times, now)
+    assert last is not None
+    spent = seconds(measure(times, 0.0, now))
+    assert last.wasted_s <= spent.get(K.WASTED_PROGRESS_FROM_DISRUPTION, 0.0) + 1e-3
+    assert last.recovery_s <= spent.get(RECOVERY, 0.0) + 1e-3

@@ -71,7 +71,7 @@ STEPS: dict[str, tuple[Callable[[World], object], dict[str, Any], int, str]] = {
     "constraint, all hosts": (nothing, {"constraints": (LARGE_POOL,)}, 0, ""),
     "constraint, one host": (tag_host_1(pool="small"), {"constraints": (NO_POOL,)}, 1, "host 1 fails pool not exists"),
     "constraint, not comparable": (tag_host_1(age="old"), {"constraints": (YOUNG,)}, 4, "age < 3 can't be evaluated"),
-    "taint": (tag_host_1(**{"taint:hot": True}), {}, 1, "host 1 has taint:hot (True)"),
+    "taint": (tag_host_1(**{"taint:hot": True}), {}, 1, "host 1 is tainted: hot (True)"),
     "completeness": (lambda world: world.lose("a-1"), {}, 1, "host 1 of 4 is missing"),
     "size": (nothing, {"tpu_type": "v4-64"}, 4, "has 4 hosts, the job needs 8"),
     "health": (lambda world: world.do(WorkerDrainedEvent("a-1", "repair")), {}, 1, "host 1 is draining (repair)"),

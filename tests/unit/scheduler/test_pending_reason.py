@@ -44,6 +44,7 @@ def test_reason_when_nothing_is_like_that(world: World) -> None:
     world.submit(tpu_type="v4-32")
     found = waiting(world)
     assert (found.kind, found.free, found.suitable) == (PendingKind.NO_SUCH_WORKERS, 0, 0)
+    assert found.summary == "It needs 1 slice. No slice in the cluster suits it."
 
 
 def test_reason_when_there_are_fewer_than_that(world: World) -> None:
@@ -53,6 +54,7 @@ def test_reason_when_there_are_fewer_than_that(world: World) -> None:
     world.submit(slices=(3,))
     found = waiting(world)
     assert (found.kind, found.free, found.suitable, found.num_groups) == (PendingKind.TOO_FEW, 1, 2, (3,))
+    assert found.summary == "It needs 3 slices at once. Only 2 slices suit it, and 1 is free now."
 
 
 def test_reason_when_others_use_them(world: World) -> None:
@@ -62,6 +64,7 @@ def test_reason_when_others_use_them(world: World) -> None:
     world.submit()
     found = waiting(world)
     assert (found.kind, found.free, found.suitable) == (PendingKind.IN_USE, 0, 2)
+    assert found.summary == "It needs 1 slice. 2 slices suit it, and none is free now."
     assert shortage(world).closest == (
         Obstacle("a", 2, "in use by other", ("other",)),
         Obstacle("b", 2, "in use by other", ("other",)),
