@@ -12,10 +12,12 @@ Nothing is evicted unless the slot has a place then.
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 from iris_ray.slots.decisions import Decision, Full, Never, Place, Requirement, Snapshot
 from iris_ray.slots.devices import DeviceSet, Runner
 from iris_ray.slots.evictable import EvictableSlots
+from iris_ray.slots.eviction import EvictionPlan
 from iris_ray.slots.eviction_indexes import EvictionIndexes
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.indexes import FreeIndex, Pool
@@ -33,21 +35,18 @@ class Allocator:
         self.evictable = EvictableSlots(fleet, policy)
         self._busy_too = EvictableSlots(fleet, policy, busy_too=True)
         self._no_places: dict[SlotIdentity, tuple[int, ModelSpec, Full | Never]] = {}
-        self._free: dict[Pool, FreeIndex] = {}
-        self._evictions: dict[tuple[Pool, bool], EvictionIndexes] = {}
+        self._pools: dict[Pool, _Indexes] = {}
 
     def decide(self, requirement: Requirement, now: float) -> Decision:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
         self.evictable.refresh(now)
         if requirement.starving:
             self._busy_too.refresh(now)
-        degrees = requirement.spec.memory
-        if self.policy.spread_before_evicting:
-            place = self._free_place(requirement, degrees) or self._evicting_place(requirement, degrees)
-        else:
-            by_degree = (self._free_place(requirement, [n]) or self._evicting_place(requirement, [n]) for n in degrees)
-            place = next(filter(None, by_degree), None)
-        return place or self._no_place(requirement.spec)
+        by_degree = [self._indexes(requirement.spec, degree) for degree in requirement.spec.memory]
+        for indexes in [by_degree] if self.policy.spread_before_evicting else [[each] for each in by_degree]:
+            if place := _free_place(requirement, indexes) or _evicting_place(requirement, indexes):
+                return place
+        return self._no_place(requirement.spec)
 
     def commit(self, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
         """Carry a decision out in the books: what it evicts drains, and the slot is planned; it starts if it can."""
@@ -56,33 +55,16 @@ class Allocator:
         self.fleet.plan(slot_id, spec, place.allocation, now)
         self.fleet.start(slot_id, now)
 
-    def _free_place(self, requirement: Requirement, degrees: Iterable[int]) -> Place | None:
-        spec = requirement.spec
-        for degree in degrees:
-            pool = Pool(spec.kind, spec.constraints, degree)
-            index = self._free.get(pool)
-            if index is None:
-                index = self._free[pool] = FreeIndex(self.fleet, pool)
-            if found := index.find(spec.memory[degree], requirement.avoid):
-                return Place(_allocation(*found, spec))
-        return None
-
-    def _evicting_place(self, requirement: Requirement, degrees: Iterable[int]) -> Place | None:
-        spec = requirement.spec
-        plans = [self._eviction_indexes(requirement, degree).find(spec, requirement.avoid) for degree in degrees]
-        found = [each for each in plans if each is not None]
-        if not found:
-            return None
-        runner, plan = min(found, key=lambda each: each[1].key)
-        return Place(_allocation(runner, plan.devices, spec), tuple([slot.slot_id for slot in plan.evict]))
-
-    def _eviction_indexes(self, requirement: Requirement, degree: int) -> EvictionIndexes:
-        spec, starving = requirement.spec, requirement.starving
+    def _indexes(self, spec: ModelSpec, degree: int) -> "_Indexes":
         pool = Pool(spec.kind, spec.constraints, degree)
-        found = self._evictions.get((pool, starving))
+        found = self._pools.get(pool)
         if found is None:
-            evictable = self._busy_too if starving else self.evictable
-            found = self._evictions[pool, starving] = EvictionIndexes(self.fleet, pool, evictable)
+            found = self._pools[pool] = _Indexes(
+                degree,
+                FreeIndex(self.fleet, pool),
+                EvictionIndexes(self.fleet, pool, self.evictable),
+                EvictionIndexes(self.fleet, pool, self._busy_too),
+            )
         return found
 
     def fits_nowhere(self, spec: ModelSpec) -> Never | None:
@@ -108,6 +90,38 @@ class Allocator:
         if not any(fits_when_empty(runner, spec) for runner in alike):
             return Full(f"no runner that could hold {spec.identity} has its host; `iris-ray ls` shows their jobs")
         return Full(f"all devices that could hold {spec.identity} are full, and nothing there may be evicted now")
+
+
+@dataclass(frozen=True, slots=True)
+class _Indexes:
+    """All indexes of one pool."""
+
+    degree: int
+    free: FreeIndex
+    evictable: EvictionIndexes
+    busy_too: EvictionIndexes
+
+
+def _free_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Place | None:
+    spec = requirement.spec
+    for indexes in by_degree:
+        if found := indexes.free.find(spec.memory[indexes.degree], requirement.avoid):
+            return Place(_allocation(*found, spec))
+    return None
+
+
+def _evicting_place(requirement: Requirement, by_degree: Iterable[_Indexes]) -> Place | None:
+    spec = requirement.spec
+    best: tuple[Runner, EvictionPlan] | None = None
+    for indexes in by_degree:
+        evictions = indexes.busy_too if requirement.starving else indexes.evictable
+        found = evictions.find(spec, requirement.avoid)
+        if found and (best is None or found[1].key < best[1].key):
+            best = found
+    if best is None:
+        return None
+    runner, plan = best
+    return Place(_allocation(runner, plan.devices, spec), tuple([slot.slot_id for slot in plan.evict]))
 
 
 def decide(snapshot: Snapshot, requirement: Requirement, policy: Policy, now: float) -> Decision:

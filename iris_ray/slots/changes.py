@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from iris_ray.slots.devices import DeviceKey
 
-KEPT = 20_000
-"""Changes. Whoever was away for longer looks at all devices anew."""
+KEPT, MOST = 20_000, 40_000
+"""Changes; the oldest are forgotten when there are too many. Whoever was away for longer looks at all devices anew."""
 
 
 @dataclass(slots=True)
@@ -28,10 +28,11 @@ class ChangeLog:
 
     def add(self, keys: Iterable[DeviceKey]) -> None:
         """Note that something changed on these devices."""
-        self._keys.extend(keys)
-        if len(self._keys) > 2 * KEPT:
-            self._forgotten += len(self._keys) - KEPT
-            del self._keys[:-KEPT]
+        known = self._keys
+        known.extend(keys)
+        if len(known) > MOST:
+            self._forgotten += len(known) - KEPT
+            del known[:-KEPT]
 
     def since(self, position: int) -> set[DeviceKey] | None:
         """Return what has changed since somebody read up to there; None: that is no longer known, it may be all."""

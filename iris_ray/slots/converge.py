@@ -1,7 +1,7 @@
 """What is done after every event: requests get slots, slots get places, and what is over ends."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from iris_ray.slots.active_requests import ActiveRequests
 from iris_ray.slots.allocator import Allocator
@@ -117,7 +117,7 @@ class Converger:
             return None
         decision = self.allocator.decide(requirement, now)
         if requirement.avoid and not isinstance(decision, Place):
-            decision = self.allocator.decide(replace(requirement, avoid=frozenset()), now)
+            decision = self.allocator.decide(requirement._replace(avoid=frozenset()), now)
         if not isinstance(decision, Place):
             model.waits_for = decision.reason
             return None

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from iris_ray.slots.devices import Runner
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.slot import Allocation, Slot
 
 
-@dataclass(frozen=True, slots=True)
-class Requirement:
+class Requirement(NamedTuple):
     """One more slot of a model is needed.
 
     Attributes:
@@ -23,8 +23,7 @@ class Requirement:
     starving: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Put the slot there, and evict exactly these slots for it.
 
     The slot may have to wait until memory is really free: until the evicted slots, or others that end there, are gone.

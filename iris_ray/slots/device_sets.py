@@ -4,49 +4,54 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 
 from iris_ray.slots.devices import DeviceSet, Runner
-from iris_ray.slots.ranking import LONG_AGO, Key
+from iris_ray.slots.ranking import NOTHING, Key
+
+Bound = tuple[Key, int]
+"""A key that no plan for a device is below, and the device's number."""
 
 
 def sum_of(keys: Iterable[Key]) -> Key:
     """Return a key that no plan for several devices is below, if none for one of them is below its key."""
-    price, size, used = 0, 0, LONG_AGO
-    for key in keys:
-        price, size, used = price + key[0], size + key[1], max(used, key[2])
+    price, size, used = NOTHING
+    for more, bytes_more, when in keys:
+        price, size = price + more, size + bytes_more
+        if when > used:
+            used = when
     return price, size, used
 
 
-def cheapest_bound(keys: Iterable[Key | None], degree: int) -> Key | None:
-    """Return a key that no plan for any ``degree`` devices is below; None: so many have no room.
+def cheapest_bound(order: Sequence[Bound], degree: int) -> Key | None:
+    """Return a key that no plan for any ``degree`` of these devices is below; None: there are not so many."""
+    return sum_of([key for key, _ in order[:degree]]) if len(order) >= degree else None
+
+
+def cheapest_sets(runner: Runner, order: Sequence[Bound], degree: int) -> Iterable[tuple[Key, DeviceSet]]:
+    """Return the sets of devices that a slot can use together, each with its bound, the lowest bound first.
 
     Args:
-        keys: the bound of each device; None: it has no room.
+        runner: whose devices they are.
+        order: its devices that have room, the lowest bound first.
+        degree: how many devices a slot has.
     """
-    best = sorted([key for key in keys if key is not None])[:degree]
-    return sum_of(best) if len(best) == degree else None
-
-
-def cheapest_sets(runner: Runner, keys: Sequence[Key | None], degree: int) -> Iterable[tuple[Key, DeviceSet]]:
-    """Return the sets of devices that a slot can use together, each with its bound, the lowest bound first."""
     if runner.legal_sets is None:
-        return _any_sets(keys, degree)
-    bounds = ((devices, [keys[device] for device in devices]) for devices in runner.sets(degree))
-    return sorted((sum_of(filter(None, found)), devices) for devices, found in bounds if None not in found)
+        return _any_sets(order, degree)
+    keys = {device: key for key, device in order}
+    sets = [devices for devices in runner.sets(degree) if keys.keys() >= set(devices)]
+    return sorted((sum_of([keys[device] for device in devices]), devices) for devices in sets)
 
 
-def _any_sets(keys: Sequence[Key | None], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
+def _any_sets(order: Sequence[Bound], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
     """There may be too many sets to look at all: each follows from one that is not dearer."""
-    order = sorted([(key, device) for device, key in enumerate(keys) if key is not None])
-    if len(order) < degree:
-        return
-    first = tuple(range(degree))
-    heap, seen = [(sum_of([order[place][0] for place in first]), first)], {first}
-    while heap:
-        bound, places = heappop(heap)
+    bound, places = cheapest_bound(order, degree), tuple(range(degree))
+    heap: list[tuple[Key, DeviceSet]] = []
+    seen = {places}
+    while bound is not None:
         yield bound, tuple(sorted([order[place][1] for place in places]))
         for more in _next(places, len(order)):
             if more not in seen:
                 seen.add(more)
                 heappush(heap, (sum_of([order[place][0] for place in more]), more))
+        bound, places = heappop(heap) if heap else (None, ())
 
 
 def _next(places: DeviceSet, end: int) -> Iterator[DeviceSet]:

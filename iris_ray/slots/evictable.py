@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iris_ray.slots.devices import Device, DeviceKey
@@ -10,7 +10,7 @@ from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import SlotIdentity
 from iris_ray.slots.policy import Policy
 from iris_ray.slots.slot import Slot, SlotState
-from iris_ray.slots.staircase import FREE, Item, Staircase, Step, staircase
+from iris_ray.slots.staircase import FREE, Item, Staircase, Step
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,7 @@ class DeviceView:
 
     hardware: Device
     free: int
-    slots: tuple[Slot, ...]
+    slots: Sequence[Slot]
     prices: Mapping[SlotIdentity, int]
     device: int
     _alone: Staircase | None = field(init=False, default=None)
@@ -39,32 +39,35 @@ class DeviceView:
         Whoever needs this device only pays a slot's whole price, even if the slot has others as well. Whoever needs
         several pays shares, which add up to the price.
         """
-        if need > self.hardware.memory:
+        hardware = self.hardware
+        if need > hardware.memory:
             return None
-        missing = self.missing(need)
+        missing = hardware.charge(need) - self.free
         if missing <= 0:
             return FREE
+        stairs = self._alone if degree == 1 else self._shared
+        return (stairs or self._climb(degree)).least(missing)
+
+    def _climb(self, degree: int) -> Staircase:
         if degree == 1:
-            if self._alone is None:
-                self._alone = staircase([self._whole(slot) for slot in self.slots])
-            return self._alone.least(missing)
-        if self._shared is None:
-            self._shared = staircase([self._share(slot) for slot in self.slots])
-        return self._shared.least(missing)
+            self._alone = stairs = Staircase([self._whole(slot) for slot in self.slots])
+        else:
+            self._shared = stairs = Staircase([self._share(slot) for slot in self.slots])
+        return stairs
 
     def missing(self, need: int) -> int:
         """Return how many bytes have to be evicted for a slot that needs ``need`` bytes here."""
         return self.hardware.charge(need) - self.free
 
     def _whole(self, slot: Slot) -> Item:
-        place = slot.allocation
-        return place.on(self.device), self.prices.get(slot.identity, 0), place.total, slot
+        place, price = slot.allocation, self.prices.get(slot.identity, 0)
+        return place.bytes_each[place.devices.index(self.device)], (price, place.total, slot.last_activity), slot
 
     def _share(self, slot: Slot) -> Item:
         place, price = slot.allocation, self.prices.get(slot.identity, 0)
         part, parts = place.devices.index(self.device), len(place.devices)
-        share = price * (part + 1) // parts - price * part // parts
-        return place.bytes_each[part], share, place.bytes_each[part], slot
+        share, size = price * (part + 1) // parts - price * part // parts, place.bytes_each[part]
+        return size, (share, size, slot.last_activity), slot
 
 
 class EvictableSlots:
@@ -98,8 +101,8 @@ class EvictableSlots:
         changed = changes.since(self._read)
         self._read = changes.end
         for key in list(self._views) if changed is None else changed:
-            self._views.pop(key, None)
-            self._views_for.pop(key, None)
+            if self._views.pop(key, None):
+                self._views_for.pop(key, None)
 
     def next_change(self) -> float:
         """Return when the next slot may become evictable though nothing happens; infinity if none is known to."""
@@ -109,7 +112,7 @@ class EvictableSlots:
         """Return the view of a device for whoever may evict all that is evictable there."""
         view = self._views.get(key)
         if view is None:
-            view = self._views[key] = self._view_of(key, tuple(self._evictable(key)))
+            view = self._views[key] = self._view_of(key, self._evictable(key))
         return view
 
     def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
@@ -119,24 +122,26 @@ class EvictableSlots:
             return view
         views = self._views_for.setdefault(key, {})
         if keep not in views:
-            views[keep] = self._view_of(key, tuple(slot for slot in view.slots if slot.identity != keep))
+            views[keep] = self._view_of(key, [slot for slot in view.slots if slot.identity != keep])
         return views[keep]
 
-    def _view_of(self, key: DeviceKey, slots: tuple[Slot, ...]) -> DeviceView:
+    def _view_of(self, key: DeviceKey, slots: Sequence[Slot]) -> DeviceView:
         runner_id, device = key
         hardware = self._fleet.runners[runner_id].devices[device]
         return DeviceView(hardware, self._fleet.ledger.unpromised_on(*key), slots, self._fleet.prices, device)
 
-    def _evictable(self, key: DeviceKey) -> Iterator[Slot]:
+    def _evictable(self, key: DeviceKey) -> list[Slot]:
         busy_too, now = self._busy_too, self._now
+        found = []
         for slot in self._fleet.on_device(key):
             if slot.state is SlotState.READY and not slot.claimed and (busy_too or not slot.active):
                 when = self.evictable_at(slot)
                 if when <= now:
-                    yield slot
+                    found.append(slot)
                 elif when < self._next.get(key, math.inf):
                     self._next[key] = when
                     heapq.heappush(self._times, (when, key))
+        return found
 
     def evictable_at(self, slot: Slot) -> float:
         """Return from when on a ready slot may be evicted if it stays as it is."""

@@ -5,7 +5,7 @@ used: the longer ago, the better.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from iris_ray.slots.device_sets import sum_of
@@ -40,7 +40,7 @@ class EvictionSearch:
     best: EvictionPlan | None = None
     steps: int = 0
     _devices: DeviceSet = ()
-    _slots: Sequence[Slot] = field(default_factory=list)
+    _slots: Sequence[Slot] = ()
 
     def may_improve(self, bound: Key) -> bool:
         """Return whether to look on, for plans that are not below the bound."""
@@ -53,9 +53,6 @@ class EvictionSearch:
         if len(steps) < len(devices):
             return
         self._devices = devices
-        if len(steps) == 1 and steps[0].slots is not None:  # one device: its cheapest step is the cheapest plan
-            self._keep(EvictionPlan(steps[0].key, devices, steps[0].slots))
-            return
         if self._cheapest_of_each(steps):
             return
         unique = dict.fromkeys(slot for view in views for slot in view.slots)
@@ -68,7 +65,8 @@ class EvictionSearch:
         for step in steps:
             if step.slots is None:
                 return False
-            unique |= dict.fromkeys(step.slots)
+            for slot in step.slots:
+                unique[slot] = None
         key = NOTHING
         for slot in unique:
             key = self._with(key, slot)

@@ -6,16 +6,17 @@ the front, until no other one can be lower. Models of similar sizes share an ind
 computed gets an index of its own size, where bounds are closer.
 """
 
+from abc import abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import attrgetter
 
-from iris_ray.slots.device_sets import cheapest_bound, cheapest_sets
-from iris_ray.slots.devices import DeviceKey, DeviceSet, Runner
+from iris_ray.slots.device_sets import Bound, cheapest_bound, cheapest_sets
+from iris_ray.slots.devices import DeviceKey, Runner
 from iris_ray.slots.evictable import EvictableSlots
 from iris_ray.slots.eviction import EvictionPlan, EvictionSearch
 from iris_ray.slots.fleet import SlotFleet
-from iris_ray.slots.indexes import Index, Item, Pool, allows_alone, runner_of
+from iris_ray.slots.indexes import Index, Item, Pool, runner_of
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.ranking import Key
 
@@ -38,80 +39,118 @@ class EvictionIndex(Index):
     evictable: EvictableSlots
     least_need: int
     misled: int = field(init=False, default=0)
-    _bounds: dict[str, list[Key | None]] = field(init=False, default_factory=dict)
-    """Of each device, by runner, if a slot needs several."""
+
+    @abstractmethod
+    def catch_up(self) -> None:
+        """Rank what has changed by its new bound."""
+
+    @abstractmethod
+    def cheapest(self, item: Item, bound: Key, spec: ModelSpec) -> EvictionPlan | None:
+        """Return an item's best plan for one model."""
+
+    def find(self, spec: ModelSpec, avoid: frozenset[str]) -> tuple[Runner, EvictionPlan] | None:
+        """Return the cheapest plan, which may evict nothing if memory is about to be free; None: there is none."""
+        self.catch_up()
+        self.misled = 0
+        plans: dict[Item, EvictionPlan] = {}
+
+        def exact(item: Item, bound: Key) -> Key | None:
+            runner_id = runner_of(item)
+            if runner_id in avoid:
+                return None
+            plan = self.cheapest(item, bound, spec)
+            if plan:
+                plans[item] = plan
+                if plan.key == bound:
+                    return bound
+            self.misled += all(slot.identity != spec.identity for slot in self.fleet.on_runner(runner_id))
+            return plan.key if plan else None
+
+        found = self.ranking.best(exact)
+        return None if found is None else (self.fleet.runners[runner_of(found[1])], plans[found[1]])
+
+
+@dataclass(slots=True, eq=False)
+class DeviceEvictionIndex(EvictionIndex):
+    """Ranks devices, for slots that have one."""
+
+    def catch_up(self) -> None:
+        """See `EvictionIndex`."""
+        for key in self.changed_devices():
+            step = self.evictable.view(key).least(self.least_need, 1) if self.usable(key) else None
+            self.ranking.put(key, None if step is None else step.key)
+
+    def cheapest(self, item: Item, bound: Key, spec: ModelSpec) -> EvictionPlan | None:
+        """See `EvictionIndex`."""
+        assert not isinstance(item, str)
+        view, devices, need = self.evictable.view_for(item, spec.identity), (item[1],), spec.memory[1]
+        step = view.least(need, 1)
+        if step is not None and step.slots is not None:
+            return EvictionPlan(step.key, devices, step.slots)
+        search = EvictionSearch(self.fleet.prices)
+        search.try_devices(devices, [view], need)
+        return search.best
+
+
+@dataclass(slots=True, eq=False)
+class RunnerEvictionIndex(EvictionIndex):
+    """Ranks runners, for slots that have several devices."""
+
+    _bounds: dict[str, list[Bound | None]] = field(init=False, default_factory=dict)
+    """Of each device, by runner; None: it has no room."""
+    _order: dict[str, list[Bound]] = field(init=False, default_factory=dict)
+    """Devices that have room, by runner, the lowest bound first."""
 
     def forget_runners(self) -> None:
         """See `Index`."""
         Index.forget_runners(self)
         self._bounds.clear()
+        self._order.clear()
 
-    def find(self, spec: ModelSpec, avoid: frozenset[str]) -> tuple[Runner, EvictionPlan] | None:
-        """Return the cheapest plan, which may evict nothing if memory is about to be free; None: there is none."""
-        (self._catch_up_devices if self.pool.degree == 1 else self._catch_up_runners)(self.changed_devices())
-        plans: dict[Item, EvictionPlan] = {}
-
-        def exact(item: Item, bound: Key) -> Key | None:
-            if runner_of(item) in avoid:
-                return None
-            if plan := self._cheapest(item, bound, spec):
-                plans[item] = plan
-                if plan.key == bound:
-                    return bound
-            self.misled += all(slot.identity != spec.identity for slot in self.fleet.on_runner(runner_of(item)))
-            return plan.key if plan else None
-
-        self.misled = 0
-        found = self.ranking.best(exact)
-        return None if found is None else (self.fleet.runners[runner_of(found[1])], plans[found[1]])
-
-    def _catch_up_devices(self, changed: set[DeviceKey]) -> None:
+    def catch_up(self) -> None:
+        """See `EvictionIndex`."""
+        changed = self.changed_devices()
         for key in changed:
-            self.put(key, self._bound(key))
-
-    def _catch_up_runners(self, changed: set[DeviceKey]) -> None:
-        for key in changed:
-            if key[0] in self._bounds:
-                self._bounds[key[0]][key[1]] = self._bound(key)
+            if bounds := self._bounds.get(key[0]):
+                bounds[key[1]] = self._bound_of(key)
         for runner_id in {key[0] for key in changed}:
-            self.put(runner_id, cheapest_bound(self._bounds_on(runner_id), self.pool.degree))
+            self.ranking.put(runner_id, cheapest_bound(self._sort(runner_id), self.pool.degree))
 
-    def _bounds_on(self, runner_id: str) -> list[Key | None]:
+    def _sort(self, runner_id: str) -> list[Bound]:
+        order = self._order[runner_id] = sorted(filter(None, self._bounds_on(runner_id)))
+        return order
+
+    def _bounds_on(self, runner_id: str) -> list[Bound | None]:
+        known = self._bounds.get(runner_id)
+        if known is not None:
+            return known
         runner = self.usable(runner_id)
         if runner is None:
             return []
-        known = self._bounds.get(runner_id)
-        if known is None:
-            known = self._bounds[runner_id] = [
-                self._bound((runner_id, device)) for device in range(len(runner.devices))
-            ]
-        return known
+        keys = [(runner_id, device) for device in range(len(runner.devices))]
+        return self._bounds.setdefault(runner_id, [self._bound_of(key) for key in keys])
 
-    def _bound(self, key: DeviceKey) -> Key | None:
-        """Return a key that no plan for the device is below, whoever needs it; None: nobody has room there."""
-        runner = self.usable(key[0])
-        if runner is None or (self.pool.degree == 1 and not allows_alone(runner, key[1])):
-            return None
+    def _bound_of(self, key: DeviceKey) -> Bound | None:
         step = self.evictable.view(key).least(self.least_need, self.pool.degree)
-        return None if step is None else step.key
+        return None if step is None else (step.key, key[1])
 
-    def _cheapest(self, item: Item, bound: Key, spec: ModelSpec) -> EvictionPlan | None:
-        """Return an item's best plan for one model."""
-        runner, need = self.fleet.runners[runner_of(item)], spec.memory[self.pool.degree]
+    def cheapest(self, item: Item, bound: Key, spec: ModelSpec) -> EvictionPlan | None:
+        """See `EvictionIndex`."""
+        assert isinstance(item, str)
+        runner, need = self.fleet.runners[item], spec.memory[self.pool.degree]
         search = EvictionSearch(self.fleet.prices)
-        for least, devices in self._sets(runner, item, bound):
+        order = self._order.get(item) or self._sort(item)
+        for least, devices in cheapest_sets(runner, order, self.pool.degree):
             if not search.may_improve(least):
                 break
-            views = [self.evictable.view_for((runner.runner_id, device), spec.identity) for device in devices]
+            views = [self.evictable.view_for((item, device), spec.identity) for device in devices]
             search.try_devices(devices, views, need)
             if search.best is not None and search.best.key == least:
                 break
         return search.best
 
-    def _sets(self, runner: Runner, item: Item, bound: Key) -> Iterable[tuple[Key, DeviceSet]]:
-        if isinstance(item, str):
-            return cheapest_sets(runner, self._bounds_on(item), self.pool.degree)
-        return [(bound, (item[1],))]
+
+_least_need = attrgetter("least_need")
 
 
 @dataclass(slots=True, eq=False)
@@ -126,7 +165,7 @@ class EvictionIndexes:
     def find(self, spec: ModelSpec, avoid: frozenset[str]) -> tuple[Runner, EvictionPlan] | None:
         """Return the cheapest plan for a model, and its runner; None: there is none."""
         need = spec.memory[self.pool.degree]
-        place = bisect_right(self._indexes, need, key=lambda each: each.least_need)
+        place = bisect_right(self._indexes, need, key=_least_need)
         if place == 0:
             del self._indexes[: len(self._indexes) - MOST_SIZES + 1]
             return self._add(0, need).find(spec, avoid)
@@ -137,6 +176,7 @@ class EvictionIndexes:
         return found
 
     def _add(self, place: int, need: int) -> EvictionIndex:
-        index = EvictionIndex(self.fleet, self.pool, self.evictable, need)
+        kind = DeviceEvictionIndex if self.pool.degree == 1 else RunnerEvictionIndex
+        index = kind(self.fleet, self.pool, self.evictable, need)
         self._indexes.insert(place, index)
         return index

@@ -123,7 +123,8 @@ class SlotFleet:
         for key in slot.allocation.keys:
             self._on_device[key][slot.slot_id] = slot
         self._of_identity.setdefault(slot.identity, {})[slot.slot_id] = slot
-        self._requests_on[slot.allocation.runner_id] += len(slot.active)
+        if slot.active:
+            self._requests_on[slot.allocation.runner_id] += len(slot.active)
         self.changes.add(slot.allocation.keys)
 
     def start(self, slot_id: str, now: float) -> bool:
@@ -164,11 +165,12 @@ class SlotFleet:
             self.ledger.promise(slot.allocation, -1)
         if slot.state in USES_MEMORY:
             self.ledger.use(slot.allocation, -1)
-        self._move(slot, SlotState.GONE)
-        del self._in_state[SlotState.GONE][slot_id]
+        del self._in_state[slot.state][slot_id]
+        slot.move_to(SlotState.GONE)
         for key in slot.allocation.keys:
             del self._on_device[key][slot_id]
-        self._requests_on[slot.allocation.runner_id] -= len(slot.active)
+        if slot.active:
+            self._requests_on[slot.allocation.runner_id] -= len(slot.active)
         of_identity = self._of_identity[slot.identity]
         del of_identity[slot_id]
         if not of_identity:
@@ -232,7 +234,7 @@ class SlotFleet:
         for runner_id, runner in self.runners.items():
             promised, used = [0] * len(runner.devices), [0] * len(runner.devices)
             for slot in self.on_runner(runner_id):
-                for device, need in zip(slot.allocation.devices, slot.allocation.bytes_each, strict=True):
+                for device, need in slot.allocation.needs:
                     promised[device] += need if slot.wanted else 0
                     used[device] += need if slot.state in USES_MEMORY else 0
             for number, hardware in enumerate(runner.devices):

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from iris_ray.model.constraints import Constraint
 from iris_ray.slots.devices import DeviceKey, DeviceKind, DeviceSet, Runner
 from iris_ray.slots.fleet import SlotFleet
-from iris_ray.slots.ranking import Key, Ranking
+from iris_ray.slots.ranking import Ranking
 
 Item = str | DeviceKey
 
@@ -38,47 +38,48 @@ class Index:
     ranking: Ranking[Item] = field(init=False)
     _read: int = field(init=False, default=0)
     _runner_changes: int = field(init=False, default=-1)
-    _usable: dict[str, Runner | None] = field(init=False, default_factory=dict)
+    _usable: dict[Item, Runner | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.ranking = Ranking()
 
     def changed_devices(self) -> set[DeviceKey]:
         """Return the devices to look at again, once."""
-        changes, there = self.fleet.changes, self.fleet.devices()
+        changes = self.fleet.changes
         changed = changes.since(self._read)
         self._read = changes.end
         if changed is None:
             self.ranking.clear()
-            changed = set(there)
+            changed = set(self.fleet.devices())
         if self._runner_changes != changes.runner_changes:
             self._runner_changes = changes.runner_changes
             self.forget_runners()
-            for key in [key for key in changed if key not in there]:  # its runner is gone, or is there again with fewer
-                self.ranking.drop(key if self.pool.degree == 1 else key[0])
-                changed.discard(key)
+            self._drop_lost(changed)
         return changed
+
+    def _drop_lost(self, changed: set[DeviceKey]) -> None:
+        """Drop devices whose runner is gone, or is there again with fewer."""
+        for key in changed.difference(self.fleet.devices()):
+            self.ranking.put(key if self.pool.degree == 1 else key[0], None)
+            changed.discard(key)
 
     def forget_runners(self) -> None:
         """Forget what is known of runners: one has come, gone, opened or closed."""
         self._usable.clear()
 
-    def put(self, item: Item, bound: Key | None) -> None:
-        """Rank an item, or drop it."""
-        if bound is None:
-            self.ranking.drop(item)
-        else:
-            self.ranking.put(item, bound)
+    def usable(self, item: Item) -> Runner | None:
+        """Return an item's runner if slots can go there now."""
+        try:
+            return self._usable[item]
+        except KeyError:
+            return self._usable.setdefault(item, self._look_at(item))
 
-    def usable(self, runner_id: str) -> Runner | None:
-        """Return the runner if it can take slots now."""
-        if runner_id not in self._usable:
-            self._usable[runner_id] = self._look_at(runner_id)
-        return self._usable[runner_id]
-
-    def _look_at(self, runner_id: str) -> Runner | None:
-        runner, pool = self.fleet.runners.get(runner_id), self.pool
-        if runner is None or runner_id in self.fleet.closed:
+    def _look_at(self, item: Item) -> Runner | None:
+        if not isinstance(item, str):
+            runner = self.usable(item[0])
+            return runner if runner and _allows_alone(runner, item[1]) else None
+        runner, pool = self.fleet.runners.get(item), self.pool
+        if runner is None or item in self.fleet.closed:
             return None
         return runner if runner.kind is pool.kind and runner.satisfies(pool.constraints) else None
 
@@ -92,27 +93,36 @@ class FreeIndex(Index):
         changed = self.changed_devices()
         items: set[DeviceKey] | set[str] = changed if self.pool.degree == 1 else {key[0] for key in changed}
         for item in items:
-            room = self._most_room(item)
-            self.put(item, None if room is None else (-room[0], 0, 0.0))
-        found = self.ranking.best(lambda item, bound: None if runner_of(item) in avoid else bound)
+            room = self._room(item)
+            self.ranking.put(item, None if room is None else (-room, 0, 0.0))
+        if avoid:
+            found = self.ranking.best(lambda item, bound: None if runner_of(item) in avoid else bound)
+        else:
+            found = self.ranking.first()
         if found is None or -found[0][0] < need:
             return None
-        room = self._most_room(found[1])
-        assert room is not None, f"{found[1]} has changed meanwhile"
-        return self.fleet.runners[runner_of(found[1])], room[1]
+        return self.fleet.runners[runner_of(found[1])], self._freest(found[1])
 
-    def _most_room(self, item: Item) -> tuple[int, DeviceSet] | None:
-        runner = self.usable(runner_of(item))
+    def _room(self, item: Item) -> int | None:
+        """Return what the fullest device of the best set has free; None: there is no set."""
+        runner = self.usable(item)
         if runner is None:
             return None
         if not isinstance(item, str):
-            return (self.fleet.ledger.free_now_on(*item), (item[1],)) if allows_alone(runner, item[1]) else None
-        free, degree = self.fleet.ledger.free_now(runner.runner_id), self.pool.degree
+            return self.fleet.ledger.free_now_on(*item)
+        free, degree = self.fleet.ledger.free_now(item), self.pool.degree
         if runner.legal_sets is None:
-            freest = sorted(range(len(free)), key=free.__getitem__, reverse=True)[:degree]
-            return (free[freest[-1]], tuple(sorted(freest))) if len(freest) == degree else None
-        rooms = [(min(free[device] for device in devices), devices) for devices in runner.sets(degree)]
-        return max(rooms, key=lambda room: room[0], default=None)
+            return sorted(free)[-degree] if len(free) >= degree else None
+        return max((min([free[device] for device in devices]) for devices in runner.sets(degree)), default=None)
+
+    def _freest(self, item: Item) -> DeviceSet:
+        """Return the set of devices whose fullest one has the most free."""
+        if not isinstance(item, str):
+            return (item[1],)
+        runner, free, degree = self.fleet.runners[item], self.fleet.ledger.free_now(item), self.pool.degree
+        if runner.legal_sets is None:
+            return tuple(sorted(sorted(range(len(free)), key=free.__getitem__, reverse=True)[:degree]))
+        return max(runner.sets(degree), key=lambda devices: min([free[device] for device in devices]))
 
 
 def runner_of(item: Item) -> str:
@@ -120,6 +130,6 @@ def runner_of(item: Item) -> str:
     return item if isinstance(item, str) else item[0]
 
 
-def allows_alone(runner: Runner, device: int) -> bool:
+def _allows_alone(runner: Runner, device: int) -> bool:
     """Return whether a slot can use a device without others."""
     return runner.legal_sets is None or (device,) in runner.legal_sets

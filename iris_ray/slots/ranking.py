@@ -20,18 +20,16 @@ class Ranking(Generic[Item]):
         self._heap: list[tuple[Key, Item]] = []
         self._bounds: dict[Item, Key] = {}
 
-    def put(self, item: Item, bound: Key) -> None:
-        """Set what an item's exact key is not below."""
-        if self._bounds.get(item) != bound:
+    def put(self, item: Item, bound: Key | None) -> None:
+        """Set what an item's exact key is not below; None removes the item."""
+        if bound is None:
+            self._bounds.pop(item, None)
+        elif self._bounds.get(item) != bound:
             self._bounds[item] = bound
             heappush(self._heap, (bound, item))
             if len(self._heap) > 4 * len(self._bounds) + 64:
                 self._heap = [(bound, item) for item, bound in self._bounds.items()]
                 heapify(self._heap)
-
-    def drop(self, item: Item) -> None:
-        """Remove an item, if it is there."""
-        self._bounds.pop(item, None)
 
     def clear(self) -> None:
         """Remove all items."""
@@ -46,7 +44,7 @@ class Ranking(Generic[Item]):
         """
         aside: list[tuple[Key, Item]] = []
         found: tuple[Key, Item] | None = None
-        while (entry := self._first()) is not None and (found is None or entry[0] < found[0]):
+        while (entry := self.first()) is not None and (found is None or entry[0] < found[0]):
             bound, item = entry
             key = exact(item, bound)
             if key is not None and (found is None or key < found[0]):
@@ -58,10 +56,12 @@ class Ranking(Generic[Item]):
             heappush(self._heap, entry)
         return found
 
-    def _first(self) -> tuple[Key, Item] | None:
-        while self._heap:
-            bound, item = self._heap[0]
-            if self._bounds.get(item) == bound:
-                return self._heap[0]
-            heappop(self._heap)
+    def first(self) -> tuple[Key, Item] | None:
+        """Return the item with the lowest bound, which comes first; None: there are no items."""
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            if self._bounds.get(entry[1]) == entry[0]:
+                return entry
+            heappop(heap)
         return None

@@ -50,6 +50,7 @@ class Allocation:
         devices: numbers of its devices, ascending.
         bytes_each: bytes kept from others on each of them: all of an exclusive device.
         keys: the devices' keys.
+        needs: each device's number with its bytes.
         total: bytes on all devices together.
     """
 
@@ -57,9 +58,11 @@ class Allocation:
     devices: DeviceSet
     bytes_each: tuple[int, ...]
     keys: tuple[DeviceKey, ...] = field(init=False, repr=False, compare=False)
+    needs: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
     total: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "needs", tuple(zip(self.devices, self.bytes_each, strict=True)))
         object.__setattr__(self, "keys", tuple([(self.runner_id, device) for device in self.devices]))
         object.__setattr__(self, "total", sum(self.bytes_each))
 

@@ -11,9 +11,8 @@ from iris_ray.slots.slot import Slot
 MOST_EXACT = 6
 """Slots whose combinations are all compared. For more, parts of slots count, as if they could be evicted."""
 
-
-Item = tuple[int, int, int, Slot]
-"""Of a slot that could be evicted: bytes that it leaves on the device, what its end costs, its bytes, and the slot."""
+Item = tuple[int, Key, Slot]
+"""Of a slot that could be evicted: bytes that it leaves on the device, the key of evicting it, and the slot."""
 
 
 class Step(NamedTuple):
@@ -33,54 +32,65 @@ class Step(NamedTuple):
 FREE = Step(0, NOTHING, ())
 """Nothing needs to be evicted."""
 
+_gain = attrgetter("gain")
+_key = itemgetter(1)
 
-class Staircase(NamedTuple):
-    """The least that has to be paid for some bytes.
 
-    Attributes:
-        steps: evictions, the fewest bytes first.
-        exact: whether one pays per step, else in proportion between steps.
-    """
+class Staircase:
+    """The least that has to be paid for some bytes, if these are the slots that can be evicted."""
 
-    steps: Sequence[Step]
-    exact: bool
+    def __init__(self, items: Sequence[Item]) -> None:
+        self._items = items
+        self._cheapest = FREE
+        if items:
+            gain, key, slot = min(items, key=_key) if len(items) > 1 else items[0]
+            self._cheapest = Step(gain, key, (slot,))
+        self._steps: list[Step] = []
+        """Evictions, the fewest bytes first; empty until somebody needs more than the cheapest slot leaves."""
 
     def least(self, missing: int) -> Step | None:
         """Return a step whose key no eviction for so many bytes is below; None: there are not so many."""
-        place = bisect_left(self.steps, missing, key=attrgetter("gain"))
-        if place == len(self.steps):
+        if self._cheapest.gain >= missing:
+            return self._cheapest
+        exact = len(self._items) <= MOST_EXACT
+        if not self._steps:
+            self._steps = _combinations(self._items) if exact else _fractions(self._items)
+        place = bisect_left(self._steps, missing, key=_gain)
+        if place == len(self._steps):
             return None
-        above = self.steps[place]
-        if self.exact:
-            return above
-        gain, (price, *_), _ = self.steps[place - 1] if place else FREE
-        part = (above.key[0] - price) * (missing - gain) // (above.gain - gain)
-        return Step(missing, (price + part, missing, LONG_AGO), None)
+        above = self._steps[place]
+        return above if exact else _between(self._steps[place - 1] if place else FREE, above, missing)
 
 
-def staircase(items: Sequence[Item]) -> Staircase:
-    """Return what bytes cost if these are the slots that can be evicted."""
-    return _combinations(items) if len(items) <= MOST_EXACT else _fractions(items)
-
-
-def _combinations(items: Sequence[Item]) -> Staircase:
-    sums: list[tuple[int, int, float, int, tuple[Slot, ...]]] = [(*NOTHING, 0, ())]
-    for gain, price, size, slot in items:
-        used = slot.last_activity
-        sums += [(p + price, s + size, max(u, used), g - gain, (*slots, slot)) for p, s, u, g, slots in sums]
-    sums.sort(key=itemgetter(0, 1, 2, 3))  # the cheapest first; of these the one that leaves most: gains are negative
+def _combinations(items: Sequence[Item]) -> list[Step]:
+    """Return the steps that are cheaper than all that leave more."""
+    sums: list[tuple[Key, int, tuple[Slot, ...]]] = [(NOTHING, 0, ())]
+    for gain, (price, size, used), slot in items:
+        sums += [
+            ((p + price, s + size, u if u > used else used), loss - gain, (*slots, slot))
+            for (p, s, u), loss, slots in sums
+        ]
+    sums.sort(key=itemgetter(0, 1))  # the cheapest first; of these the one that leaves most: gains are negative
     steps: list[Step] = []
-    most = -1
-    for price, size, used, loss, slots in sums:
+    most = 0
+    for key, loss, slots in sums:
         if -loss > most:
             most = -loss
-            steps.append(Step(most, (price, size, used), slots))
-    return Staircase(steps, exact=True)
+            steps.append(Step(most, key, slots))
+    return steps
 
 
-def _fractions(items: Sequence[Item]) -> Staircase:
+def _fractions(items: Sequence[Item]) -> list[Step]:
+    """Return the sums of slots, those that cost least for each byte first."""
     steps = [FREE]
-    for gain, price, size, _ in sorted(items, key=lambda item: item[1] / item[0]):
+    for gain, (price, size, _), _ in sorted(items, key=lambda item: item[1][0] / item[0]):
         below, (cost, total, _), _ = steps[-1]
         steps.append(Step(below + gain, (cost + price, total + size, LONG_AGO), None))
-    return Staircase(steps[1:], exact=False)
+    return steps[1:]
+
+
+def _between(below: Step, above: Step, missing: int) -> Step:
+    """Return what a part of a slot costs, in proportion."""
+    gain, (price, *_), _ = below
+    part = (above.key[0] - price) * (missing - gain) // (above.gain - gain)
+    return Step(missing, (price + part, missing, LONG_AGO), None)
