@@ -44,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 FIRST_WORD_S, REPEAT_S = 2.0, 30.0
 """When a waiting job says for the first time why it waits, and how often it repeats that."""
+RESULTS_FIRST_S = 0.01
+"""So long after a gang's success its processes are ended: on a host with few cores they would hold its results up."""
 EXIT_WORD_S = 2.0
 """After how long a job that has succeeded says that its tasks have not ended yet."""
 
@@ -188,6 +190,8 @@ class GangRun:
         )
 
     async def _tidy(self, attempt: Attempt) -> None:
+        if attempt.place.on_slices:
+            await asyncio.sleep(RESULTS_FIRST_S)
         await attempt.look_again()
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
