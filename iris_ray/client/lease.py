@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import ObjectLostError, RayActorError
 
 from iris_ray.actors.slots.messages import Grant, NotHeld
 from iris_ray.actors.slots.pieces import Piece
@@ -80,7 +80,7 @@ class Lease:
         """Make a call, or wait for its turn. What is given up is stopped. Ray's words for a lost slot become ours."""
         try:
             yield
-        except RayActorError:
+        except (RayActorError, ObjectLostError):  # the latter: a large answer that was on a host which is gone
             raise self.lost() from None
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             self.grant.actor.stop.remote(turn.call_id)
