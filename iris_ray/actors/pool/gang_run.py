@@ -190,8 +190,6 @@ class GangRun:
         )
 
     async def _tidy(self, attempt: Attempt) -> None:
-        if attempt.place.on_slices:
-            await asyncio.sleep(RESULTS_FIRST_S)
         await attempt.look_again()
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
@@ -213,6 +211,8 @@ class GangRun:
 
     async def _let_exit(self, attempt: Attempt) -> None:
         """End the processes of an attempt that has succeeded; say so if threads or exit handlers take their time."""
+        if attempt.place.on_slices:
+            await asyncio.sleep(RESULTS_FIRST_S)
         ending = asyncio.ensure_future(attempt.stop_all(None))
         await asyncio.wait({ending}, timeout=EXIT_WORD_S)
         if not ending.done():
