@@ -109,6 +109,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def profiles_of(item: pytest.Item) -> list[str]:
     """The profiles in which a test runs; those in tests/proofs that are not marked run in two sizes."""
+    if item.get_closest_marker("small"):
+        return ["test"]
     if item.get_closest_marker("long"):
         return ["long"]
     if item.get_closest_marker("proof"):

@@ -101,7 +101,7 @@ def test_warm_slices_of_an_idle_driver_go_to_the_driver_that_needs_them(drivers:
     assert "[0, 1]" in output
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("normal", "SIGTERM", "SIGINT")])
+@pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("normal", "SIGTERM"), *in_long("SIGINT")])
 def test_drivers_end_leaves_nothing_but_the_controller(cluster: SimulatedCluster, drivers: "Drivers", how: str) -> None:
     ends_by_itself = (
         "ref = run_on_pod_ray.remote(linger, 'v4-16')\nwhile len(list(directory.glob('pid-*'))) < 2: time.sleep(0.05)"

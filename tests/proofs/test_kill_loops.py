@@ -10,7 +10,7 @@ import pytest
 from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Crowd, CrowdOfTasks, Trace, alive, controller_pid, job_view, kill_controller, result_of
-from tests.support.proofs import in_long, in_proofs
+from tests.support.proofs import in_long, in_proofs, in_test
 from tests.support.waiting import wait_until
 
 SEED = 20_261_121
@@ -51,7 +51,7 @@ GANGS, AND_TASKS = (Crowd,), (Crowd, CrowdOfTasks)
 
 @pytest.mark.parametrize(
     ("crowd_types", "kills"),
-    [(GANGS, 3), *in_proofs((AND_TASKS, 3)), *in_long((AND_TASKS, 20))],
+    [*in_test((GANGS, 3)), *in_proofs((AND_TASKS, 3)), *in_long((AND_TASKS, 20))],
     ids=["gangs", "and tasks", "and tasks, long"],
 )
 def test_controller_killed_again_and_again_costs_no_job_anything(

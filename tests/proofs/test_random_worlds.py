@@ -15,6 +15,7 @@ from tests.proofs.random_worlds.__main__ import play
 from tests.support.proofs import EXAMPLES, a_seed
 
 
+@pytest.mark.small
 def test_some_worlds_have_no_finding() -> None:
     counts = play(seed=1, steps=7_000, each=500)
     assert min(counts["killed"], counts["attempts"]) > 30

@@ -18,6 +18,11 @@ def a_seed(usual: int) -> int:
     return random.randrange(10**6) if LONGER else usual
 
 
+def in_test(*values: Any) -> list[ParameterSet]:
+    """Values of a parametrized proof that run in `make test` alone: in `make proofs` there are larger ones."""
+    return _marked(pytest.mark.small, values)
+
+
 def in_proofs(*values: Any) -> list[ParameterSet]:
     """Values of a parametrized test that run in `make proofs` alone; one of several names is a tuple."""
     return _marked(pytest.mark.proof, values)
