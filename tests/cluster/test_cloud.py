@@ -163,6 +163,7 @@ def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: Simulat
         ray.get(ref)
 
 
+@pytest.mark.proof
 def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     cloud_cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ def test_gang_runs_and_ends_while_no_gcs_is_there_and_the_controller_goes_on_ans
     assert len(trace.starts()) == 4
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_job_submitted_while_no_gcs_is_there_runs_when_it_is_back(cluster: SimulatedCluster, trace: Trace) -> None:
     trace.finish()
     assert run_on_pod(lambda: 1, "v4-16") == [1, 1]  # now there is a Controller, and a pool of this process

@@ -64,7 +64,7 @@ except KeyError as error:
     assert "iris_ray: the run was over before 'add slice after 1h'" in output
 
 
-@pytest.mark.proof
+@pytest.mark.long
 @pytest.mark.usefixtures("no_shared_cluster")
 def test_reference_of_a_local_run_has_its_results_and_can_be_cancelled(tmp_path: Path) -> None:
     body = """

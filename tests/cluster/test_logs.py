@@ -221,6 +221,7 @@ def test_task_that_prints_gigabytes_goes_on_and_neither_disk_nor_driver_is_flood
     assert sum(kept) == log.end - first.offset
 
 
+@pytest.mark.proof
 def test_last_lines_of_a_task_remain_when_its_host_is_gone(cluster: SimulatedCluster, trace: Trace) -> None:
     def says(facts: dict[str, Any]) -> None:
         print("attempt", facts["attempt"], "of", facts["index"])

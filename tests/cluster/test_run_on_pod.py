@@ -378,7 +378,7 @@ def test_release_gives_everything_back(cluster: SimulatedCluster) -> None:
     assert run_on_pod(index, "v4-16") == [0, 1], "and the next call starts afresh"
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_release_in_the_middle_of_a_call_costs_the_call_no_retry(cluster: SimulatedCluster) -> None:
     """An order for a slice that is just being given back gets it afresh."""
     run_on_pod(index, "v4-16")

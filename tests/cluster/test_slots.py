@@ -179,7 +179,7 @@ def test_slots_of_one_host_see_the_chips_that_are_theirs(cluster: SimulatedClust
         assert {future.result(120)[1] for future in futures} == {"0,1", "2,3"}
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_the_command_line_shows_loads_and_evicts(cluster: SimulatedCluster) -> None:
     with SlotClient([SlotHosts(memory=1000 * MB)], name="slots", policy=EAGER) as client:
         client.register(Echo, memory={1: 600 * MB})

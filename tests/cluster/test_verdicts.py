@@ -44,7 +44,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("hang", "SIGSEGV"), *in_long("out of memory")])
+@pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("SIGSEGV"), *in_long("out of memory", "hang")])
 def test_end_that_is_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
     end, kind, words = ENDS[how]
 

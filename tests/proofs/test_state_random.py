@@ -13,7 +13,7 @@ from tests.support.proofs import EXAMPLES, in_proofs, in_test
 
 @pytest.mark.timeout(900 * EXAMPLES)
 @pytest.mark.parametrize(
-    ("part", "sequences"), [*in_test(("some", 80)), *in_proofs(*((f"part {n}", 200) for n in range(4)))]
+    ("part", "sequences"), [*in_test(("some", 60)), *in_proofs(*((f"part {n}", 200) for n in range(4)))]
 )
 def test_random_events_break_no_invariant(part: str, sequences: int) -> None:
     machine = type(f"RandomEvents of {part}", (RandomEvents,), {})  # fixed seeds come from the name
