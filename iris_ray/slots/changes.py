@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from iris_ray.slots.devices import DeviceKey
 
 KEPT, MOST = 20_000, 40_000
-"""Changes; the oldest are forgotten when there are too many. Whoever was away for longer looks at all devices anew."""
+"""Changes; the oldest are forgotten when there are too many. A reader that was away for longer looks at all devices."""
 
 
 @dataclass(slots=True)
