@@ -20,7 +20,7 @@ TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """The environment variable with a task's token. All processes that the task starts inherit it."""
 LISTINGS = 3
 """How often a search lists the processes: a daemon may start while its parent, which a listing has seen, ends."""
-KERNEL_LISTS_CHILDREN = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
 """Most kernels are built with that file."""
 
 
