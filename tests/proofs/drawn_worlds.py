@@ -210,7 +210,7 @@ class RandomWorld(World):
             self.do(JobSubmittedEvent(spec, self.now - age))
         if what == "yield" and self.state.jobs:
             whose = list(self.state.jobs.values())[pick % len(self.state.jobs)]
-            if whose.spec.spare_for is None:  # only whoever submitted a job can say so
+            if whose.spec.spare_for is None:  # only the process that submitted a job can say so
                 self.do(JobYieldsEvent(whose.spec.job_id, not whose.yields))
         attempts = [c for owner in ("pool-a", "pool-b") for c in self.state.attempts_of(owner)]
         if not attempts:

@@ -146,7 +146,7 @@ class Chaos:
         job.charges["preemptions"] += self._faults.disturbances.attempts(lines)
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
-                text = f"{job.job_id} was charged for {budget} that nobody caused: {status.error}"
+                text = f"{job.job_id} was charged for {budget} without a known cause: {status.error}"
                 self._find(self.false_alarms, text)
         self.jobs_done += 1
 

@@ -52,7 +52,7 @@ class Account:
         blames: of the last hour.
         avoided: (user, worker id) → until when, and the blames for which it is.
         set_aside: worker id → until when, and the blames for which it is.
-        evicted: attempt → the job that takes its hosts, and when it is stopped; "" if it yields to whoever waits.
+        evicted: attempt → the job that takes its hosts, and when it is stopped; "" if it yields to jobs that wait.
         evictions: (job, position) → how often it gave its hosts away.
         yields: jobs whose owners can do without them.
         last_held: spare that is gone → the hosts that it had.

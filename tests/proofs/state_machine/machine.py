@@ -192,7 +192,7 @@ class RandomEvents(HostRules):
     def some_yield_and_others_come(
         self, shapes: list[Any], comers: list[tuple[Any, Any]], pick: int, leave_early: bool
     ) -> None:
-        """Those that wait get hosts, and then nobody gives way any more: no host goes to and fro."""
+        """Jobs that wait get hosts. After that no job gives way any more, so no host moves back and forth."""
         self.only_these_run(shapes, pick)
         for user, band in list(self.state.limits.table):
             self.limit(user, band, Limits())

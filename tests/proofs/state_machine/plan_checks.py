@@ -254,7 +254,7 @@ class PlanChecks(Bookkeeper):
         rooms = {event.job_id: event.node_ids for event in plan.rooms}
         assert len({event.job_id for event in plan.evictions}) == len(plan.evictions)
         going = {attempt for event in plan.evictions for attempt in event.victims}
-        assert len(going) == sum(len(event.victims) for event in plan.evictions), "nobody gives way twice"
+        assert len(going) == sum(len(event.victims) for event in plan.evictions), "a job gives way twice"
         assert going.isdisjoint(self.account.evicted)
         for event in plan.evictions:
             job = self.state.jobs[event.job_id]
@@ -280,7 +280,7 @@ class PlanChecks(Bookkeeper):
         """Jobs that yield give way once, each for somebody who waits and then has enough groups, its own among them."""
         given = [self.state.jobs[event.job_id] for event in plan.given_back]
         gone = {job.current_attempt(job.gang) for job in given}
-        assert len(gone) == len(given), "nobody gives way twice"
+        assert len(gone) == len(given), "a job gives way twice"
         going = {attempt for event in plan.evictions for attempt in event.victims} | self.account.evicted.keys()
         assert gone.isdisjoint(going)
         spares = {spare.current_attempt(spare.gang) for spare in self.state.spares()}  # they may go once these have
@@ -295,7 +295,7 @@ class PlanChecks(Bookkeeper):
             assert isinstance(event, GivesWayEvent) == (job.spec.spare_for is None)
             assert not isinstance(event, GivesWayEvent) or event.deadline == self.world.now + 30.0
             assert not helped.isdisjoint(self.account.held[job.current_attempt(job.gang)].values()), (
-                f"nobody who waits can use the hosts of {job.spec.job_id}"
+                f"no job that waits can use the hosts of {job.spec.job_id}"
             )
 
     def hosts_of_groups_for(self, job: Job, gone: Set[AttemptId]) -> set[str]:
