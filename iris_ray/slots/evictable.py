@@ -39,10 +39,9 @@ class DeviceView:
         Whoever needs this device only pays a slot's whole price, even if the slot has others as well. Whoever needs
         several pays shares, which add up to the price.
         """
-        hardware = self.hardware
-        if need > hardware.memory:
+        if need > self.hardware.memory:
             return None
-        missing = hardware.charge(need) - self.free
+        missing = self.missing(need)
         if missing <= 0:
             return FREE
         stairs = self._alone if degree == 1 else self._shared

@@ -49,7 +49,7 @@ class Staircase:
         """Evictions, the fewest bytes first; empty until somebody needs more than the cheapest slot leaves."""
 
     def least(self, missing: int) -> Step | None:
-        """Return a step whose key no eviction for so many bytes is below; None: there are not so many."""
+        """Return a step whose key no eviction for ``missing`` bytes (above 0) is below; None: there are too few."""
         if self._cheapest.gain >= missing:
             return self._cheapest
         exact = len(self._items) <= MOST_EXACT
