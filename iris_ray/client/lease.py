@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayActorError
 
 from iris_ray.actors.slots.messages import Grant, NotHeld
@@ -21,17 +22,19 @@ MOST_CALLS = 32
 """Of one session that have not been answered. They run one after the other."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Turn:
     """The place of a call in the line of its session's calls.
 
     Attributes:
         call_id: what the call is named.
         came: done when the call may be made.
+        end: Ray's reference to the end of the call; None: it was not sent.
     """
 
     call_id: str
     came: "Future[None]" = field(default_factory=Future)
+    end: "ObjectRef | None" = None
 
 
 @dataclass(slots=True, eq=False)
@@ -75,18 +78,39 @@ class Lease:
                 turn.came.set_result(None)
             return turn
 
+    def send(self, turn: "Turn", payload: Any) -> Any:
+        """Send a call whose turn has come; return Ray's reference to the answer."""
+        turn.end = answer = self.grant.actor.call.remote(self.session_id, turn.call_id, payload)
+        return answer
+
+    def send_for_pieces(self, turn: "Turn", payload: Any) -> Any:
+        """Send a call whose turn has come; return Ray's generator of references to the pieces of its answer."""
+        call = self.grant.actor.call_in_pieces.options(num_returns="streaming")
+        pieces = call.remote(self.session_id, turn.call_id, payload)
+        turn.end = pieces.completed()
+        return pieces
+
     @contextmanager
     def calling(self, turn: "Turn") -> Iterator[None]:
         """Make a call, or wait for its turn. What is given up is stopped. Ray's words for a lost slot become ours."""
+        given_up = False
         try:
             yield
         except (RayActorError, ObjectLostError):  # the latter: a large answer that was on a host which is gone
             raise self.lost() from None
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
-            self.grant.actor.stop.remote(turn.call_id)
+            given_up = True
             raise
         finally:
-            self._leave(turn)
+            if given_up and turn.end is not None:
+                self._stop(turn, turn.end)
+            else:
+                self._leave(turn)
+
+    def _stop(self, turn: "Turn", end: "ObjectRef") -> None:
+        """Stop a call. Until its end it has the session's seat, and the next call waits."""
+        self.grant.actor.stop.remote(turn.call_id)
+        end.future().add_done_callback(lambda _: self._leave(turn))
 
     def _leave(self, turn: "Turn") -> None:
         with self._lock:

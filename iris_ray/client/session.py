@@ -96,21 +96,21 @@ class Session:
         lease, turn = self._line_up()
         with lease.calling(turn):
             turn.came.result()
-            return lease.opened(ray.get(lease.grant.actor.call.remote(lease.session_id, turn.call_id, payload)))
+            return lease.opened(ray.get(lease.send(turn, payload)))
 
     async def generate(self, payload: Any) -> Any:
         """As `call`, for an event loop."""
         lease, turn = self._line_up()
         with lease.calling(turn):
             await asyncio.wrap_future(turn.came)
-            return lease.opened(await lease.grant.actor.call.remote(lease.session_id, turn.call_id, payload))
+            return lease.opened(await lease.send(turn, payload))
 
     def stream(self, payload: Any) -> Generator[Any, None, None]:
         """Call the model, and yield the pieces of its answer as they come. Who stops early stops the model, too."""
         lease, turn = self._line_up()
         with lease.calling(turn):
             turn.came.result()
-            for reference in self._pieces(lease, turn, payload):
+            for reference in lease.send_for_pieces(turn, payload):
                 yield lease.opened(ray.get(reference))
 
     async def astream(self, payload: Any) -> AsyncGenerator[Any, None]:
@@ -118,7 +118,7 @@ class Session:
         lease, turn = self._line_up()
         with lease.calling(turn):
             await asyncio.wrap_future(turn.came)
-            async for reference in self._pieces(lease, turn, payload):
+            async for reference in lease.send_for_pieces(turn, payload):
                 yield lease.opened(await reference)
 
     def __enter__(self) -> Self:
@@ -152,8 +152,3 @@ class Session:
         if self._lease is None:
             raise SessionEndedError(f"the session with {self._model} is not open; open() it, or use it with `with`")
         return self._lease, self._lease.line_up()
-
-    @staticmethod
-    def _pieces(lease: Lease, turn: Turn, payload: Any) -> Any:
-        call = lease.grant.actor.call_in_pieces.options(num_returns="streaming")
-        return call.remote(lease.session_id, turn.call_id, payload)

@@ -107,6 +107,26 @@ def test_coroutines_have_sessions_too_and_what_is_given_up_is_stopped(client: Sl
 
 
 @pytest.mark.proof
+def test_a_call_that_can_not_be_stopped_holds_up_its_own_session_and_no_other(client: SlotClient) -> None:
+    client.register(Echo, name="Pair", memory=LARGE, concurrency=2)
+    with client.session("Pair") as one, client.session("Pair") as other:
+        assert one.slot_id == other.slot_id
+
+        async def give_up() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(one.generate(5.0), 0.5)
+
+        started = time.monotonic()
+        asyncio.run(give_up())
+        with ThreadPoolExecutor(1) as thread:
+            following = thread.submit(one.call, 1)
+            assert other.call(2)[0] == 2
+            assert not following.done()
+            assert following.result(60)[0] == 1
+        assert time.monotonic() - started >= 5.0
+
+
+@pytest.mark.proof
 def test_a_killed_slot_cuts_its_calls_off_and_the_session_may_be_opened_again(client: SlotClient) -> None:
     session = client.session("Echo").open()
     pid = session.call(0)[1]

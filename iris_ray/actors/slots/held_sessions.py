@@ -22,12 +22,8 @@ class HeldSessions:
                 self._calls[session_id] = 0
 
     def begin_call(self, session_id: str) -> NotHeld | None:
-        """Count a call, once the one before has ended; return why the session may not make it, or None.
-
-        A client makes one call at a time. The one before may have been given up, and not have ended yet.
-        """
+        """Count a call; return why the session may not make it, or None. Its client makes one at a time."""
         with self._changed:
-            self._changed.wait_for(lambda: self._over.knows(session_id) or not self._calls.get(session_id))
             if session_id not in self._calls or self._over.knows(session_id):
                 return NotHeld(self._over.of(session_id))
             self._calls[session_id] += 1
@@ -43,6 +39,5 @@ class HeldSessions:
         """Let a session call no more, and return once it has no call left."""
         with self._changed:
             self._over.note(session_id, reason)
-            self._changed.notify_all()
             self._changed.wait_for(lambda: not self._calls.get(session_id))
             self._calls.pop(session_id, None)

@@ -1,6 +1,8 @@
 """What a session's client knows of its seat."""
 
 import time
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +14,7 @@ from iris_ray.client.lease import MOST_CALLS, Lease
 from iris_ray.errors import RequestLostError, SessionEndedError, SlotQueueFullError
 
 
-def lease() -> Lease:
-    actor: Any = None
+def lease(actor: Any = None) -> Lease:
     return Lease("session-1", "llama", Grant("slot-1", actor))
 
 
@@ -76,4 +77,31 @@ def test_calls_take_turns_and_one_that_is_given_up_holds_nobody_up() -> None:
     assert not third.came.done()
     with seat.calling(first):
         assert not third.came.done()
+    assert third.came.done()
+
+
+def test_a_call_that_is_given_up_is_stopped_and_the_next_one_waits_for_its_end() -> None:
+    """It has the session's seat until then. Were the next one sent, it would take the seat of another session."""
+    stopped: list[str] = []
+    end: Future[None] = Future()
+    sent: Any = SimpleNamespace(future=lambda: end)
+    seat = lease(SimpleNamespace(stop=SimpleNamespace(remote=stopped.append)))
+    first, second = seat.line_up(), seat.line_up()
+    first.end = sent
+    with pytest.raises(KeyboardInterrupt), seat.calling(first):
+        raise KeyboardInterrupt
+    assert stopped == [first.call_id]
+    assert not second.came.done()
+    assert seat.idle_s() == 0.0
+    end.set_result(None)
+    assert second.came.done()
+
+
+def test_a_call_that_is_given_up_before_it_was_sent_leaves_the_line_at_once() -> None:
+    seat = lease()
+    first, second, third = (seat.line_up() for _ in range(3))
+    with pytest.raises(KeyboardInterrupt), seat.calling(second):
+        raise KeyboardInterrupt
+    with seat.calling(first):
+        pass
     assert third.came.done()

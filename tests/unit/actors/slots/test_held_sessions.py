@@ -14,24 +14,11 @@ def test_a_session_that_is_stopped_is_over_after_the_call_that_it_has() -> None:
     assert sessions.begin_call("a") is None
     with ThreadPoolExecutor() as threads:
         over = threads.submit(sessions.stop, "a", "its runner goes")
-        assert sessions.begin_call("a") == NotHeld("its runner goes"), "it waits until one of both has ended"
+        assert sessions.begin_call("a") == NotHeld("its runner goes")
         assert not over.done()
         sessions.end_call("a")
         over.result(10)
     assert sessions.begin_call("a") == NotHeld("its runner goes")
-
-
-def test_a_call_waits_for_the_end_of_one_that_was_given_up() -> None:
-    sessions = HeldSessions()
-    for name in "ab":
-        sessions.open(name)
-        assert sessions.begin_call(name) is None
-    with ThreadPoolExecutor() as threads:
-        following = threads.submit(sessions.begin_call, "a")
-        sessions.end_call("b")
-        assert not following.done()
-        sessions.end_call("a")
-        assert following.result(10) is None
 
 
 def test_a_session_that_is_stopped_before_it_is_open_stays_closed() -> None:
