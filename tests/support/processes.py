@@ -10,9 +10,28 @@ import psutil
 from iris_ray.actors.host.process_tree import ProcessTree, stat_of
 
 # Starts one child for each argument, prints its pid, and sleeps. It reaps none, so children that end become zombies.
+# "fork TOKEN" is a daemon that starts no program, of a parent that has marked its forks.
 PARENT = """
 import os, subprocess, sys, time
+
+def fork(token):
+    global mark
+    from iris_ray.actors.host.process_tree import mark_forks
+    mark = mark_forks(token)
+    if between := os.fork():
+        os.waitpid(between, 0)
+    else:
+        os.setsid()
+        if daemon := os.fork():
+            print(daemon, flush=True)
+            os._exit(0)
+        time.sleep(60)
+        os._exit(0)
+
 for kind in sys.argv[1:]:
+    if kind.startswith("fork "):
+        fork(kind.removeprefix("fork "))
+        continue
     detached = kind == "daemon"
     print(subprocess.Popen(["sleep", "60"], start_new_session=detached).pid, flush=True)
 time.sleep(60)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import psutil
 
+from iris_ray.actors.host.process_tree import stat_of
+
 logger = logging.getLogger(__name__)
 
 SAY_EVERY_S = 10.0
@@ -23,8 +25,8 @@ def end_task(
 ) -> list[str]:
     """SIGKILL a task's processes, and then those that they have started meanwhile, until none is left.
 
-    Blocks until they are gone, or for ``grace_s`` and ``timeout_s`` seconds. Zombies count as gone: they hold neither
-    memory nor chips.
+    Blocks until they are gone, or for ``grace_s`` and ``timeout_s`` seconds. Zombies count as gone, once no
+    thread of them runs: they hold neither memory nor chips.
 
     Args:
         found: its processes, as a search has just found them.
@@ -76,8 +78,6 @@ def _running(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 def _runs(process: psutil.Process) -> bool:
-    """Return whether a process exists and is not a zombie."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    """Return whether a process exists and a thread of it runs. Its first thread may have ended before the others."""
+    found = stat_of(process.pid)
+    return found is not None and not found.has_ended and process.is_running()

@@ -4,9 +4,13 @@ The descendants are recorded while the task's process lives: the kernel forgets 
 
 A pid names one process only together with the time at which that process started. A process counts as part of the tree
 only if it was seen as a child of another member, in the process group or session that the task's process leads, if it
-carries the task's token in its environment, or if the task has named it (`TaskFiles.members`).
+carries the task's token, or if the task has named it (`TaskFiles.members`).
+
+A program that a task starts carries the token in its environment. What a task forks shows the environment of the task's
+process, which began before it had a token; so the token is also the name of memory that the kernel maps into forks.
 """
 
+import mmap
 import os
 import threading
 from collections.abc import Iterable, Mapping
@@ -18,6 +22,9 @@ import psutil
 
 TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """The environment variable with a task's token. All processes that the task starts inherit it."""
+FORK_MARK = "iris-ray-task-"
+"""Before the token in the name of the memory that a task's process and its forks have mapped."""
+RAYLET = "raylet"
 LISTINGS = 3
 """How often a search lists the processes: a daemon may start while its parent, which a listing has seen, ends."""
 KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
@@ -31,6 +38,9 @@ class ProcessStat:
     Attributes:
         pid, parent, group, session: process numbers.
         started: clock ticks since boot; unlike a time of day, this never changes.
+        name: the process's name in the kernel, 15 bytes at most.
+        is_zombie: whether its first thread has ended.
+        threads: how many threads it has, the first one included.
     """
 
     pid: int
@@ -38,6 +48,14 @@ class ProcessStat:
     group: int
     session: int
     started: int
+    name: str
+    is_zombie: bool
+    threads: int
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no thread of it runs. While one runs, the process holds its memory and chips."""
+        return self.is_zombie and self.threads == 1
 
 
 def stat_of(pid: int) -> ProcessStat | None:
@@ -45,8 +63,11 @@ def stat_of(pid: int) -> ProcessStat | None:
     raw = read_of_process(pid, "stat")
     if not raw:
         return None
-    fields = raw.rpartition(b")")[2].split()
-    return ProcessStat(pid, int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+    before, _, after = raw.rpartition(b")")
+    fields = after.split()
+    parent, group, session, threads, started = (int(fields[place]) for place in (1, 2, 3, 17, 19))
+    name = before.partition(b"(")[2].decode(errors="replace")
+    return ProcessStat(pid, parent, group, session, started, name, fields[0] in (b"Z", b"X"), threads)
 
 
 def read_of_process(pid: int, name: str) -> bytes:
@@ -62,6 +83,22 @@ def read_of_process(pid: int, name: str) -> bytes:
         return b"".join(iter(lambda: os.read(file, 1 << 16), b""))
     except OSError:
         return b""
+    finally:
+        os.close(file)
+
+
+def mark_forks(token: str) -> mmap.mmap | None:
+    """Mark this process and those that it forks, until they start another program, as those of a task.
+
+    Returns memory to keep: the mark goes with it. None: the kernel has no such memory.
+    """
+    try:
+        file = os.memfd_create(FORK_MARK + token)
+    except OSError:
+        return None
+    try:
+        os.truncate(file, mmap.PAGESIZE)
+        return mmap.mmap(file, mmap.PAGESIZE)
     finally:
         os.close(file)
 
@@ -138,16 +175,24 @@ class ProcessTree:
             reused = self.pid in stats and stats[self.pid].started != self.started
             if not reused and (just_ended or led & members):
                 members |= led
-            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid])}
+            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid], stats)}
             while new := {pid for pid, stat in stats.items() if stat.parent in members} - members:
                 members |= new
             self._known = {pid: stats[pid].started for pid in members}
         return self.members()
 
-    def _has_token(self, process: ProcessStat) -> bool:
-        """Return whether a process carries the task's token. One that is older than the root can't have it."""
+    def _has_token(self, process: ProcessStat, stats: Mapping[int, ProcessStat]) -> bool:
+        """Return whether a process carries the task's token. One that is older than the root can't have it.
+
+        Nor can a Ray worker, which a raylet has started as a process of its own.
+        """
+        parent = stats.get(process.parent)
+        if process.started < self.started or (parent is not None and parent.name == RAYLET):
+            return False
         entry = f"{TOKEN_VARIABLE}={self.token}".encode()
-        return process.started >= self.started and entry in read_of_process(process.pid, "environ").split(b"\0")
+        if entry in read_of_process(process.pid, "environ").split(b"\0"):
+            return True
+        return f"{FORK_MARK}{self.token} ".encode() in read_of_process(process.pid, "maps")
 
     def members(self) -> list[psutil.Process]:
         """Return the members at the last `update` or `search` that still exist."""

@@ -24,7 +24,7 @@ from iris_ray.actors.host.libtpu_lock import LockProbe
 from iris_ray.actors.host.local_directories import LocalDirectories
 from iris_ray.actors.host.output_redirect import redirect_output, wait_until_drained
 from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import TOKEN_VARIABLE, stat_of
+from iris_ray.actors.host.process_tree import TOKEN_VARIABLE, mark_forks, stat_of
 from iris_ray.actors.host.raylet_environment import raylet_environment
 from iris_ray.actors.host.task_environment import task_environment
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
@@ -49,8 +49,9 @@ class TaskProcess:
     """
 
     def __init__(self, address: str, avoid_ports: Collection[int], preload: tuple[str, ...]) -> None:
-        self._error = import_all(preload)
         self._token = secrets.token_hex(8)
+        self._mark = mark_forks(self._token)
+        self._error = import_all(preload)
         self._held = hold_ports(address, PORTS_HELD, avoid_ports)
         self._of_the_raylet = raylet_environment()  # read ahead: a launch would wait for it
 

@@ -44,6 +44,15 @@ def test_end_task_counts_a_zombie_as_gone(nursery: Nursery) -> None:
     assert end_task([child], none_left) == []
 
 
+def test_end_task_ends_a_process_whose_first_thread_has_ended(nursery: Nursery) -> None:
+    """It looks like a zombie, and has its memory and chips while another thread runs."""
+    start = "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start()"
+    process = nursery.script(f"{start}; print(flush=True); ctypes.CDLL(None).pthread_exit(None)")
+    wait_until(lambda: process.status() == psutil.STATUS_ZOMBIE)
+    assert end_task([process], none_left) == []
+    nursery.reap(process)
+
+
 class Immortal(psutil.Process):
     """A process that does not hear SIGTERM, and is gone when `kill` returns."""
 

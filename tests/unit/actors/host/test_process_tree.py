@@ -71,6 +71,18 @@ def test_tree_includes_a_daemon_that_left_it_before_any_update_by_its_token(nurs
     assert all(map(alive, others))
 
 
+@pytest.mark.parametrize("root_lives", [True, False])
+def test_tree_includes_a_forked_daemon_that_left_it_before_any_update(nursery: Nursery, root_lives: bool) -> None:
+    """It runs no program of its own, so it shows the environment with which its task's process began."""
+    parent, (daemon, another) = nursery.tree(f"fork {TOKEN}-1", f"fork {TOKEN}-11")
+    task = tree(parent, f"{TOKEN}-1")
+    if not root_lives:
+        parent.kill()
+        nursery.reap(parent)
+    assert by_pid(task.search()) == by_pid([parent, daemon] if root_lives else [daemon])
+    assert alive(another)
+
+
 def test_tree_does_not_look_for_its_token_in_processes_that_are_older(nursery: Nursery) -> None:
     older = nursery.sleeper(IRIS_RAY_TASK_TOKEN=TOKEN)
     assert ProcessTree(2**22 + 1, tree(older).started + 1, TOKEN).search() == []
