@@ -45,7 +45,9 @@ def kept_in(environ: Mapping[str, str]) -> list[Path]:
     """Return where Ray, if this is a process of its, and iris_ray keep their files on this machine."""
     import ray
 
-    rays = [ray.get_runtime_context().get_temp_dir()] if ray.is_initialized() else []
+    # Ray before 2.55 does not tell.
+    tell = getattr(ray.get_runtime_context(), "get_temp_dir", None) if ray.is_initialized() else None
+    rays = [tell()] if tell else []
     own = environ.get("IRIS_RAY_HOST_DIR")
     return [Path(path) for path in (*rays, own) if path]
 

@@ -13,10 +13,13 @@ import psutil
 from iris_ray.actors.host.containers.record import end_container
 from iris_ray.actors.host.end_task import end_task
 from iris_ray.actors.host.process_tree import TOKEN_VARIABLE, ProcessTree, runs_since, stat_of
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.wire.task_files import TaskFiles, remove_file
 
 TERM_GRACE_S = 1.0
 """How long processes that an earlier actor left running may take to end after SIGTERM."""
+DYING_S = 240.0
+"""How long they may take to end after SIGKILL: the kernel frees hundreds of gigabytes first. A slice may take five
+minutes to start its processes, see `reserved_slice`."""
 
 
 EXCLUSIVE, SHARED = "tasks", "shared-tasks"
@@ -60,10 +63,10 @@ class ProcessLedger:
         return os.path.exists(self._files(pid).started)  # False, too, if a faulty disk can't tell
 
     def forget(self, pid: int) -> None:
-        """Remove a process's record and its files. Does nothing if there are none."""
+        """Remove a process's record and its files, those that exist. On a disk that has become read-only they stay."""
         with self._lock:
-            self._entry(pid).unlink(missing_ok=True)
-        self._files(pid).output.unlink(missing_ok=True)
+            remove_file(self._entry(pid))
+        remove_file(self._files(pid).output)
         self._files(pid).remove()
 
     def end_leftovers(self, grace_s: float = TERM_GRACE_S, recorder: tuple[int, int] | None = None) -> list[str]:
@@ -74,7 +77,8 @@ class ProcessLedger:
             recorder: pid and start of the actor whose tasks to end, which is gone; None ends those of all.
 
         Returns:
-            Which processes still run after 10 s, as ``pid <n>``, and which containers, as ``container <name> (<why>)``.
+            Which processes still run after `DYING_S`, as ``pid <n>``, and which containers, as
+            ``container <name> (<why>)``.
         """
         still_running: list[str] = []
         for tree in self._entries(partial(self._is_leftover, recorder)):
@@ -84,7 +88,7 @@ class ProcessLedger:
             if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
                 self.forget(tree.pid)
                 continue
-            left = end_task(tree.search(), tree.search, grace_s=grace_s) + end_container(self._files(tree.pid))
+            left = end_task(tree.search(), tree.search, DYING_S, grace_s) + end_container(self._files(tree.pid))
             if left:
                 still_running += left
             else:
@@ -149,7 +153,7 @@ class ProcessLedger:
                 if wanted is None or wanted(entry.get("recorder")):
                     yield tree
             except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or another actor removed it
-                path.unlink(missing_ok=True)
+                remove_file(path)
 
 
 def _has_ended(recorder: list[int] | None) -> bool:

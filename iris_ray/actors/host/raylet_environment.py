@@ -2,13 +2,13 @@
 
 import psutil
 
-RAYLET = "raylet"
+from iris_ray.actors.host.process_tree import RAYLET
 
 
 def raylet_environment() -> dict[str, str]:
     """Return the raylet's variables; none if this process was not started by a raylet, or may not read them."""
     try:
-        parent = psutil.Process().parent()
-        return parent.environ() if parent is not None and parent.name() == RAYLET else {}
+        above = psutil.Process().parents()  # `uv run` may stand between
+        return next((each.environ() for each in above if each.name() == RAYLET), {})
     except (psutil.Error, OSError):
         return {}

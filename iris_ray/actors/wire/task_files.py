@@ -1,5 +1,6 @@
 """The files through which a task's processes and its TPUHostActor talk."""
 
+import contextlib
 import json
 import os
 from dataclasses import dataclass
@@ -137,4 +138,10 @@ class TaskFiles:
         """Remove all of them that exist, but the FIFO and the container's record, which goes with the container."""
         said = self.heartbeat, self.status, self.first_steps, self.marked
         for path in (self.started, self.notice, self.saved, self.members, *said):
-            path.unlink(missing_ok=True)
+            remove_file(path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file if it exists and its disk lets us. Nothing depends on its end."""
+    with contextlib.suppress(OSError):
+        path.unlink()

@@ -1,5 +1,6 @@
 """What earlier actors left running on a host is ended, and nothing else is touched."""
 
+import errno
 import json
 import os
 import threading
@@ -46,6 +47,23 @@ def test_ledger_sends_sigterm_to_leftovers_before_it_kills_them(nursery: Nursery
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(process)
     assert asked.exists() == (handler != "signal.SIG_IGN")
+
+
+def test_ledger_ends_all_leftovers_though_the_disk_has_become_read_only(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a disk refuses to remove even what is not there."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    processes = [nursery.sleeper() for _ in range(3)]
+    for process in processes:
+        ProcessLedger(tmp_path).record(tree(process))
+    (tmp_path / "tasks" / "1.json").write_text("damaged")
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, processes))
 
 
 def test_ledger_of_a_shared_host_makes_a_place_for_the_first_tasks_output(tmp_path: Path) -> None:
