@@ -96,7 +96,8 @@ class TaskEnd:
 
     Attributes:
         kind: in which way.
-        ended_at: seconds since the epoch on the task's host; it orders causes and consequences within a gang.
+        ended_at: seconds since the epoch by the clock of whoever holds this (`actors.wire.clocks.Moment`). It orders
+            causes and consequences within a gang.
         payload: the pickled result (RETURNED) or exception (None if it can't be pickled). Between processes, a
             reference to a large result.
         error: one line for people.

@@ -21,10 +21,14 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def __init__(self) -> None:
         self._now = 0.0
+        self.wall_at_start = BEGAN
         super().__init__(_Jump(self))
 
     def time(self) -> float:
         return self._now
+
+    def wall_clock(self) -> float:
+        return self.wall_at_start + self._now
 
     def block(self, seconds: float) -> None:
         """What a call does that keeps the event loop from its work for so long."""
@@ -56,18 +60,23 @@ class _Jump(selectors.DefaultSelector):
 def run(scenario: Coroutine[Any, Any, T]) -> T:
     """As asyncio.run, in virtual time."""
 
-    def wall_clock() -> float:
-        return BEGAN + loop.time()
-
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         loop = runner.get_loop()
-        with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "time", wall_clock):
+        assert isinstance(loop, VirtualTimeLoop)
+        with mock.patch.object(time, "monotonic", loop.time), mock.patch.object(time, "time", loop.wall_clock):
             return runner.run(scenario)
 
 
 def now() -> float:
     """Seconds since the loop that runs was made."""
     return asyncio.get_running_loop().time()
+
+
+def set_wall_clock(seconds: float) -> None:
+    """Set the wall clock of the loop that runs ahead by so many seconds, or back."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.wall_at_start += seconds
 
 
 def block(seconds: float) -> None:

@@ -1,12 +1,12 @@
 """From what the user's function did, returned, raised or exited, to a `TaskEnd` that can travel to the driver."""
 
 import errno
-import time
 import traceback
 
 from ray import cloudpickle
 
 from iris_ray.actors.host.program_exit import ProgramExit
+from iris_ray.actors.wire.clocks import Moment
 from iris_ray.actors.wire.payloads import Rebuilt
 from iris_ray.errors import ResultNotPicklableError, ResultTooLargeError
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -29,23 +29,23 @@ def returned(result: object) -> TaskEnd:
     if len(payload) > MOST_RESULT_BYTES:
         size, most = (f"{count / 2**20:,.0f} MiB" for count in (len(payload), MOST_RESULT_BYTES))
         return raised(ResultTooLargeError(f"{what} of {size}, and the limit is {most}; write it to files instead"))
-    return TaskEnd(EndKind.RETURNED, time.time(), payload, exit_code=0)
+    return TaskEnd(EndKind.RETURNED, Moment.now(), payload, exit_code=0)
 
 
 def exited(stop: SystemExit) -> TaskEnd:
     """Return the end of a task whose function called ``sys.exit``. Without a code or with 0, it counts as a return."""
     if stop.code in (None, 0):
-        return TaskEnd(EndKind.RETURNED, time.time(), cloudpickle.dumps(None), exit_code=0)
+        return TaskEnd(EndKind.RETURNED, Moment.now(), cloudpickle.dumps(None), exit_code=0)
     code = stop.code if isinstance(stop.code, int) else 1  # as Python: anything else is printed, and the code is 1
     if isinstance(stop, ProgramExit):
-        return TaskEnd(stop.kind, time.time(), error=stop.words, exit_code=code & 0xFF)
+        return TaskEnd(stop.kind, Moment.now(), error=stop.words, exit_code=code & 0xFF)
     error = f"the function called sys.exit({stop.code!r})"
-    return TaskEnd(EndKind.EXITED, time.time(), error=error, exit_code=code & 0xFF)
+    return TaskEnd(EndKind.EXITED, Moment.now(), error=error, exit_code=code & 0xFF)
 
 
 def raised(error: BaseException) -> TaskEnd:
     """Return the end of a task whose function raised this."""
-    ended_at = time.time()
+    ended_at = Moment.now()
     text = "".join(traceback.format_exception(error))
     summary = "".join(traceback.format_exception_only(error)).strip()
     payload = _pickled(error) if isinstance(error, Exception) else None

@@ -8,7 +8,6 @@ thread, where signals arrive.
 import faulthandler
 import os
 import secrets
-import time
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -29,6 +28,7 @@ from iris_ray.actors.host.raylet_environment import raylet_environment
 from iris_ray.actors.host.task_environment import task_environment
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
 from iris_ray.actors.host.user_code import import_all, run_function
+from iris_ray.actors.wire.clocks import Moment
 from iris_ray.actors.wire.messages import StandbyReady, TaskLaunch
 from iris_ray.actors.wire.payloads import with_stored_payload
 from iris_ray.actors.wire.ray_internals import label_output
@@ -80,7 +80,7 @@ class TaskProcess:
         Returns how the function ended, whatever user code raises. Does not return if user code exits after a notice.
         """
         if launch.info.slice_name and (reason := self._chips_in_use()):
-            return TaskEnd(EndKind.HOST_UNFIT, time.time(), error=reason)
+            return TaskEnd(EndKind.HOST_UNFIT, Moment.now(), error=reason)
         try:
             files = TaskFiles.of_process(host_directory(), os.getpid())
             local_dir = self._take_local_directory(launch.info)
@@ -88,7 +88,7 @@ class TaskProcess:
             faulthandler.register(STACKS_SIGNAL, file=2, all_threads=True)  # not sys.stderr: user code may replace it
             pipe = redirect_output(host_directory(), launch)
         except OSError as error:
-            return TaskEnd(EndKind.HOST_UNFIT, time.time(), error=can_not_start(error))
+            return TaskEnd(EndKind.HOST_UNFIT, Moment.now(), error=can_not_start(error))
         for held in self._held:
             held.close()
         self._set_environment(replace(launch, info=replace(launch.info, local_dir=local_dir)), files)

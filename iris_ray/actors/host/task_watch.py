@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 
 import psutil
 import ray
@@ -24,6 +23,7 @@ from iris_ray.actors.host.task_progress import read_progress
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL
 from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.clocks import Moment
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice
@@ -192,7 +192,7 @@ class TaskWatch:
             await self._process.wait_at_most(DESCENDANTS_S)
 
     def _on_exit(self) -> None:
-        at, had_started, memory_was_short = time.time(), self._has_started(), self._oom_kills.found()
+        at, had_started, memory_was_short = Moment.now(), self._has_started(), self._oom_kills.found()
         search = asyncio.to_thread(self._search, just_ended=True)
         self._searched_at_exit = self._background.start(search, f"finding the descendants of pid {self._tree.pid}")
         learning = self._learn_exit(at, had_started, memory_was_short)

@@ -41,12 +41,12 @@ class HangWatch:
         self._notices = notices
         self._stop = stop
         self._limit = limit_s
-        self._progress_at = time.time()
+        self._progress_at = time.monotonic()
         self._running: set[TaskKey] = set()
 
     def progress_made(self) -> None:
         """Count from now."""
-        self._progress_at = time.time()
+        self._progress_at = time.monotonic()
 
     @property
     def look_after_s(self) -> float:
@@ -70,13 +70,13 @@ class HangWatch:
 
     def _silence(self, running: set[TaskKey], progress: Mapping[TaskKey, Progress]) -> float:
         """Return for how many seconds no task has made progress."""
-        now = time.time()
-        beats = [now - p.age for p in progress.values() if p.age is not None]
+        now = time.monotonic()
+        beats = [now - max(0.0, p.age) for p in progress.values() if p.age is not None]
         if self._running - running:  # a task that has returned has made progress
             beats.append(now)
         self._running = running
         notice = self._notices.latest
-        if notice is not None and now < notice.deadline and any(p.saved for p in progress.values()):
+        if notice is not None and time.time() < notice.deadline and any(p.saved for p in progress.values()):
             beats.append(now)  # the others may be waiting for those that have saved
         self._progress_at = max([self._progress_at, *beats])
         return now - self._progress_at

@@ -59,15 +59,16 @@ class NoticeDelivery:
             self._stop.move(self.latest, f"{self.latest.reason}; a task ended before all had saved")
 
     async def _tell(self, notice: Notice) -> None:
-        attempt, seconds = self._place.order.attempt, notice.deadline - time.time()
-        logger.info("%s is to move within %.0f s: %s", attempt, seconds, notice.reason)
+        seconds = notice.deadline - time.time()
+        until = time.monotonic() + seconds  # somebody may set the wall clock meanwhile
+        logger.info("%s is to move within %.0f s: %s", self._place.order.attempt, seconds, notice.reason)
         pause = ASK_AGAIN_S
         while True:  # after the deadline, too: tasks that have saved must not wait for ever
-            all_saved, some_wait = await self._ask(notice)
+            all_saved, some_wait = await self._ask(notice, max(0.0, until - time.monotonic()))
             if all_saved:
                 break
             if some_wait or notice.kind is NoticeKind.GROWTH:
-                await asyncio.sleep(max(0.0, notice.deadline - time.time()))
+                await asyncio.sleep(max(0.0, until - time.monotonic()))
                 if some_wait or await self._is_to_grow():
                     break
             await asyncio.sleep(pause)  # no task could be told, is left to be told, or wants to be
@@ -75,9 +76,9 @@ class NoticeDelivery:
         how = "all its tasks have saved" if all_saved else "not all of its tasks have saved, but time is up"
         self._stop.move(notice, f"{notice.reason}; {how}")
 
-    async def _ask(self, notice: Notice) -> tuple[bool, bool]:
-        """Return whether all tasks have saved, and whether any waits because it has."""
-        patience = max(0.0, notice.deadline - time.time()) + LATE_ANSWER_S
+    async def _ask(self, notice: Notice, seconds: float) -> tuple[bool, bool]:
+        """Return whether all tasks have saved within so many seconds, and whether any waits because it has."""
+        patience = seconds + LATE_ANSWER_S
         attempt = self._place.order.attempt
         asks = (self._slices.stub(name).notify(attempt, notice, patience) for name in self._place.names)
         replies = await asyncio.gather(*asks, return_exceptions=True)

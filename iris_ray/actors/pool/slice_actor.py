@@ -15,7 +15,7 @@ from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvS
 
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.wire.answers import SetupFailed, Unreachable, answer
-from iris_ray.actors.wire.clocks import by_this_clock
+from iris_ray.actors.wire.clocks import Moment, by_this_clock
 from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.host_watch import HostWatch
@@ -164,16 +164,16 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         """End the standbys that were to run an attempt that is over already."""
         standbys, self._standbys = self._standbys, {}
         await self._stop_all({i: pid for i, (_, pid) in standbys.items()}, reason, 0.0)
-        return {i: TaskEnd(EndKind.STOPPED, time.time(), error=reason) for i in standbys}
+        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in standbys}
 
     async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
         try:
             return await self._result(host, standby, pid, launch)
         except RayTaskError as error:  # what it sent can't be read here
-            return TaskEnd(EndKind.RAISED, time.time(), None, str(error.cause), str(error))
+            return TaskEnd(EndKind.RAISED, Moment.now(), None, str(error.cause), str(error))
         except OutOfMemoryError:
             reason = "the task process was killed by Ray, because the host's memory was nearly used up"
-            return TaskEnd(EndKind.OUT_OF_MEMORY, time.time(), error=reason)
+            return TaskEnd(EndKind.OUT_OF_MEMORY, Moment.now(), error=reason)
         except RayError:
             facts = await self._hosts[host].how_it_ended(pid)
             return None if isinstance(facts, Unreachable) else facts

@@ -1,10 +1,32 @@
 """Times that one host tells another whose wall clock may differ."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
+
+
+class Moment(float):
+    """A time of day that has passed, in seconds since the epoch by the clock of the process that holds it.
+
+    It travels as the seconds that have passed since then. So moments of several hosts can be compared where they have
+    arrived, whatever the clocks of these hosts say. The way counts as nothing.
+    """
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return the present moment."""
+        return cls(time.time())
+
+    def __reduce__(self) -> tuple[Callable[[float], "Moment"], tuple[float]]:
+        return _moment_ago, (time.time() - self,)
+
+
+def _moment_ago(seconds: float) -> Moment:
+    return Moment(time.time() - seconds)
+
 
 Told = TypeVar("Told", Notice, HostNotice)
 

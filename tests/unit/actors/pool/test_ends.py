@@ -14,6 +14,7 @@ from iris_ray.actors.pool.slice_crew import SHARED_IDLE_S
 from iris_ray.actors.wire.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
+from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, OutOfMemory, Task
 from tests.support.ray_in_process import Reference
 from tests.support.virtual_cluster import Stage, VirtualCluster
@@ -154,6 +155,30 @@ def test_gang_that_hangs_costs_a_failure_and_names_who_is_last(stage: Stage, sli
         worker = f"slice {slices - 1} .* worker 1, at step 2; the furthest is at step 3" if heartbeats else "worker 0"
         with pytest.raises(TaskCrashedError, match=f"no task has made progress for .* the last is .*{worker}"):
             await cluster.run("fails", (slices,), work, stall_timeout=20.0)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0])
+def test_gang_hangs_by_no_wall_clock(stage: Stage, ahead: float) -> None:
+    """Somebody sets the clock before the first heartbeat."""
+
+    async def work(task: Task) -> int:
+        await asyncio.sleep(5.0)
+        virtual_time.set_wall_clock(ahead / 2)
+        await asyncio.sleep(5.0)
+        task.heartbeat(1)
+        if task.info.job_id == "hangs":
+            await asyncio.sleep(10_000.0)
+        return 0
+
+    async def story(cluster: VirtualCluster) -> None:
+        assert await cluster.run("job", (1,), work, stall_timeout=20.0) == [0, 0]
+        assert await cluster.charged("job") == (0, 0)
+        began = virtual_time.now()
+        with pytest.raises(TaskCrashedError, match="no task has made progress"):
+            await cluster.run("hangs", (1,), work, stall_timeout=20.0)
+        assert 30.0 <= virtual_time.now() - began < 50.0
 
     stage.play(story)
 

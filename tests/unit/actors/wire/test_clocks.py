@@ -1,10 +1,11 @@
 """Deadlines between hosts whose wall clocks differ."""
 
+import pickle
 import time
 
 import pytest
 
-from iris_ray.actors.wire.clocks import by_this_clock
+from iris_ray.actors.wire.clocks import Moment, by_this_clock
 from iris_ray.model.notices import HostNotice, Notice, NoticeKind
 
 
@@ -14,6 +15,18 @@ def test_notice_leaves_as_long_here_as_where_it_came_from(ahead: float) -> None:
     sent_at = time.time() - ahead
     notice = Notice(NoticeKind.PREEMPTION, "the slice goes", sent_at + 20.0)
     assert by_this_clock(notice, sent_at).deadline - time.time() == pytest.approx(20.0, abs=1.0)
+
+
+@pytest.mark.parametrize("ahead", [3600.0, 0.0, -3600.0])
+def test_moment_is_as_long_ago_here_as_where_it_came_from(monkeypatch: pytest.MonkeyPatch, ahead: float) -> None:
+    """So the first of several ends on several hosts is known, whatever their clocks say."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + ahead)
+    sent = pickle.dumps(Moment(Moment.now() - 20.0))
+    monkeypatch.setattr(time, "time", lambda: now)
+    received = pickle.loads(sent)
+    assert type(received) is Moment
+    assert received == pytest.approx(now - 20.0, abs=1e-3)
 
 
 def test_notice_that_is_sent_again_is_the_same_if_the_clocks_agree() -> None:
