@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import ray
@@ -63,23 +63,23 @@ class Faults:
 
     def _kill_host(self) -> str:
         name, worker = self._some_host()
-        self._charge("preemptions", name)
-        self.disturbances.add(name, UNNOTICED_S)
-        self._cluster.kill_host(name, worker)
+        with self._charged(name):
+            self.disturbances.add(name, UNNOTICED_S)
+            self._cluster.kill_host(name, worker)
         return f"killed host {worker} of {name}"
 
     def _kill_raylet(self) -> str:
         name, worker = self._some_host()
-        self._charge("preemptions", name)
-        self.disturbances.add(name, UNNOTICED_S)
-        self._leaving.add(name)  # some of its processes live on for a while
-        self._cluster.kill_raylet(name, worker)
+        with self._charged(name):
+            self.disturbances.add(name, UNNOTICED_S)
+            self._leaving.add(name)  # some of its processes live on for a while
+            self._cluster.kill_raylet(name, worker)
         return f"killed the raylet of {name} host {worker}"
 
     def _freeze_host(self) -> str:
         name, worker = self._some_host()
-        self._charge("preemptions", name)
-        self._cluster.freeze_host(name, worker)
+        with self._charged(name):
+            self._cluster.freeze_host(name, worker)
         seconds = self._chance.uniform(1.0, 12.0)
         self.disturbances.add(name, seconds)
         self._ends_in(seconds, partial(self._cluster.thaw_host, name, worker))
@@ -89,8 +89,8 @@ class Faults:
         name, worker = self._some_host()
         whom = self._chance.choice([{}, {"from_head": False}, {"from_hosts": False}])
         direction = self._chance.choice(["both", "in", "out"])
-        self._charge("preemptions", name)
-        self._cluster.cut_off(name, worker, **whom, direction=direction)
+        with self._charged(name):
+            self._cluster.cut_off(name, worker, **whom, direction=direction)
         seconds = self._chance.uniform(1.0, 20.0)
         self.disturbances.add(name, seconds)
         self._ends_in(seconds, partial(self._cluster.reconnect, name, worker))
@@ -102,7 +102,7 @@ class Faults:
         kind = self._chance.choice(
             ["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "TaskProcess", "host.reaper", "raylet"]
         )
-        disturbed = [name]
+        disturbed, victim = [name], ""  # nobody pays if it is the Controller, which could not be asked then
         if kind == "Controller":
             pid = controller_pid()
         elif kind == "SlicePoolManager":
@@ -111,14 +111,17 @@ class Faults:
             disturbed = self.sound_slices()
         elif kind == "raylet":
             pid = self._cluster.host_pids(name, worker)[0]
-            self._charge("preemptions", name)
+            victim = name
         elif kind in ("TaskProcess", "host.reaper"):  # one of several perhaps: standbys, and reapers of earlier actors
             pid = self._chance.choice(pids_of(self._cluster, name, worker, kind))
         else:
             worker = 0 if kind == "SliceActor" else worker
             pid = actor_pid(self._cluster, name, worker, kind)
-            self._charge("preemptions", name)
-        os.kill(pid, signal.SIGSTOP)
+            victim = name
+        with (
+            self._charged(victim) if victim else contextlib.nullcontext()
+        ):  # a Controller that is stopped does not answer
+            os.kill(pid, signal.SIGSTOP)
         seconds = self._chance.uniform(1.0, 12.0)
         for one in disturbed:
             self.disturbances.add(one, seconds)
@@ -127,18 +130,18 @@ class Faults:
 
     def _preempt(self) -> str:
         name = self._some_slice()
-        self._charge("preemptions", name)
-        self.disturbances.add(name, UNNOTICED_S)
-        self._cluster.preempt_slice(name)
+        with self._charged(name):
+            self.disturbances.add(name, UNNOTICED_S)
+            self._cluster.preempt_slice(name)
         return f"took {name}"
 
     def _preempt_with_notice(self) -> str:
         name = self._some_slice()
-        self._charge("preemptions", name)
-        self._leaving.add(name)
         seconds = self._chance.uniform(3.0, 12.0)
-        self.disturbances.add(name, seconds)
-        self._cluster.preempt_slice(name, notice_s=seconds)
+        with self._charged(name):
+            self._leaving.add(name)
+            self.disturbances.add(name, seconds)
+            self._cluster.preempt_slice(name, notice_s=seconds)
         return f"announced that {name} goes in {seconds:.0f} s"
 
     def _kill_task(self) -> str | None:
@@ -161,8 +164,8 @@ class Faults:
 
     def _kill_actor(self, name: str, worker: int, kind: str) -> str:
         pid = actor_pid(self._cluster, name, worker, kind)
-        self._charge("preemptions", name)
-        os.kill(pid, signal.SIGKILL)
+        with self._charged(name):
+            os.kill(pid, signal.SIGKILL)
         return f"killed {kind} of {name} host {worker}"
 
     def _kill_pool(self) -> str:
@@ -196,12 +199,20 @@ class Faults:
         for job in self._running.values():
             job.charges[budget] += 1
 
-    def _charge(self, budget: str, slice_name: str) -> None:
-        """Whoever runs on the slice, or is being started there, may lose an attempt by what comes now."""
-        for status in the_controller().list_jobs():
-            if slice_name in status.groups:
-                for job in self._running.values():
-                    job.charges[budget] += job.job_id == status.job_id
+    @contextlib.contextmanager
+    def _charged(self, slice_name: str) -> Iterator[None]:
+        """What happens to the slice may cost an attempt of whoever is there just before, or just after."""
+        victims = self._jobs_on(slice_name)
+        try:
+            yield
+        finally:
+            victims |= self._jobs_on(slice_name)
+            for job in self._running.values():
+                job.charges["preemptions"] += job.job_id in victims
+
+    def _jobs_on(self, slice_name: str) -> set[str]:
+        """Jobs that run on the slice, or are being started there."""
+        return {status.job_id for status in the_controller().list_jobs() if slice_name in status.groups}
 
     def sound_slices(self) -> list[str]:
         """Those with all their hosts, frozen ones apart; those that are announced to go are going."""
