@@ -1,11 +1,12 @@
 """The requests that slots serve now, and what becomes of them if their slot is lost."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.instructions import Instruction, Refusal, RefuseRequest, RequeueRequest, StartRequest, StopRequest
-from iris_ray.slots.models import SlotIdentity
+from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.request_queue import RequestQueue, Turn, begun
 from iris_ray.slots.requests import Request
 from iris_ray.slots.slot import Slot
@@ -20,6 +21,7 @@ class Active:
         request: the request, or session.
         turn: where it was in the queue.
         slot_id: the slot.
+        most_together: how many requests may run on its slot, itself included.
         begun_at: when the slot got it.
         used_at: of a session: when it was last used.
         heard_at: of a session: when its client was last heard of.
@@ -30,6 +32,7 @@ class Active:
     request: Request
     turn: Turn
     slot_id: str
+    most_together: int
     begun_at: float
     used_at: float
     heard_at: float
@@ -53,15 +56,31 @@ class ActiveRequests:
 
     def dispatch(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Give requests that wait for this to slots with a seat, until one of both runs out."""
-        while self.queue.waiting(identity):
-            slot = choose_warm_slot(self.fleet.of_identity(identity), self.fleet.requests_on)
+        slots = self.fleet.of_identity(identity)
+        while slots and self.queue.waiting(identity):
+            most = self.most_together(self.queue.first(identity), slots[0].spec)
+            slot = choose_warm_slot(slots, most, self.fleet.requests_on)
             if slot is None:
                 return
             request, turn = self.queue.take(identity)
             request = begun(request)
             self.fleet.begin_request(slot.slot_id, request.request_id, now)
-            self.by_id[request.request_id] = Active(request, turn, slot.slot_id, now, now, now)
+            self.fleet.limit(slot, min(most, slot.most_together))
+            self.by_id[request.request_id] = Active(request, turn, slot.slot_id, most, now, now, now)
             yield StartRequest(request, slot.slot_id)
+
+    def most_together(self, request: Request, spec: ModelSpec) -> int:
+        """Return how many requests may run on a slot if this one does.
+
+        One of those that ran on a slot that crashed may crash the next one, too. They run in smaller groups then, and
+        one by one after two crashes or if they have only one attempt left. So the request that crashes slots uses up no
+        last attempts but its own.
+        """
+        usual = spec.requests_at_a_time
+        if not request.crashes:
+            return usual
+        alone = request.crashes > 1 or request.attempt >= self.most_attempts - 1
+        return 1 if alone else math.isqrt(usual)
 
     def stop(self, active: Active, reason: str) -> Instruction:
         """Have a slot stop what it serves. It has its seat until it has ended."""
@@ -75,13 +94,25 @@ class ActiveRequests:
             return False
         del self.by_id[request_id]
         self.fleet.end_request(slot_id, request_id, now)
+        self._lift_limit(self.fleet.slots[slot_id])
         return True
 
-    def lose(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
-        """Take a slot's requests back: its process is gone or useless. Those that may be repeated wait again."""
+    def _lift_limit(self, slot: Slot) -> None:
+        """Let a slot serve as many requests as those that are left allow."""
+        usual = slot.spec.requests_at_a_time
+        if slot.most_together < usual:
+            self.fleet.limit(slot, min([self.by_id[each].most_together for each in slot.active], default=usual))
+
+    def lose(self, slot: Slot, reason: str, now: float, crashed: bool = False) -> Iterator[Instruction]:
+        """Take a slot's requests back: its process is gone or useless. Those that may be repeated wait again.
+
+        ``crashed``: whether one of them may be the cause.
+        """
         for request_id in sorted(slot.active):
             active = self.by_id.pop(request_id)
             self.fleet.remove_request(slot, request_id)
+            if crashed:
+                active.request = replace(active.request, crashes=active.request.crashes + 1)
             if not active.stopped:
                 yield self._after_loss(active, reason, now)
 

@@ -70,21 +70,31 @@ class Converger:
 
     def _serve_queue(self, model: ServedModel, now: float) -> Iterator[Instruction]:
         identity = model.spec.identity
-        if model.has_given_up(self.policy) and model.not_before > now:
-            why = f"{identity} could not be loaded: {model.last_failure}"
+        if why := self.why_not_loaded(model, now):
             yield from self._refuse(self.queue.of_identity(identity), Refusal.LOAD_FAILED, why)
             return
         slots = self.fleet.of_identity(identity)
-        free = seats(slots, lambda slot: self._is_late(slot, model, now))
+        most = self.active.most_together(self.queue.first(identity), model.spec)
+        free = seats(slots, most, lambda slot: self._is_late(slot, model, now))
         late = {slot.allocation.runner_id for slot in slots if self._is_late(slot, model, now)}
         wanted = slots_wanted(self.queue.waiting(identity), free, model.spec)
         starving = free == 0 and self.queue.oldest(identity) + self.policy.ageing_s <= now
+        evict_busy = starving and not any(slot.has_seat for slot in slots)
         for _ in range(wanted):
-            if not self._add_slot(model, Requirement(model.spec, model.avoids(now) | late, starving), now):
+            if not self._add_slot(model, Requirement(model.spec, model.avoids(now) | late, evict_busy), now):
                 break
-            starving = False
+            starving = evict_busy = False
         if starving:
             yield from self.sessions.call_back(identity, now)
+
+    def why_not_loaded(self, model: ServedModel, now: float) -> str:
+        """Return why requests for a model are refused: no slot of it is ready, and loads fail; "": they are not."""
+        identity = model.spec.identity
+        if not model.has_given_up(self.policy, now):
+            return ""
+        if any(slot.state is SlotState.READY for slot in self.fleet.of_identity(identity)):
+            return ""
+        return f"{identity} could not be loaded: {model.last_failure}"
 
     def _keep_replicas(self, model: ServedModel, now: float) -> None:
         slots = [slot for slot in self.fleet.of_identity(model.spec.identity) if slot.wanted]
@@ -113,7 +123,8 @@ class Converger:
     def _add_slot(self, model: ServedModel, requirement: Requirement, now: float) -> Slot | None:
         """Plan one more slot, unless there is no place or loads of the model pause."""
         if model.not_before > now:
-            model.waits_for = f"the load failed: {model.last_failure}; the next one is tried in a moment"
+            what = "the load failed" if model.failures else f"{model.crashes} slots in a row have crashed"
+            model.waits_for = f"{what}: {model.last_failure}; the next load is tried in a moment"
             return None
         decision = self.allocator.decide(requirement, now)
         if requirement.avoid and not isinstance(decision, Place):
@@ -148,10 +159,14 @@ class Converger:
             self._note_end(slot, now, reason)
 
     def fail(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
-        """Have a slot end that is of no use any more. Its requests wait again."""
-        yield from self.active.lose(slot, reason, now)
+        """Have a slot end whose load has failed, or which has crashed. Its requests wait again."""
+        yield from self.active.lose(slot, reason, now, crashed=slot.state is SlotState.READY)
         if model := self.models.get(slot.identity):
-            model.fail(slot.allocation.runner_id, reason, self.policy, now)
+            runner_id = slot.allocation.runner_id
+            if slot.ready_at is None:
+                model.note_failed_load(runner_id, reason, self.policy, now)
+            else:
+                model.note_crash(runner_id, slot.ready_at, reason, self.policy, now)
         self.fleet.retire(slot.slot_id, SlotState.FAILED)
         self._note_end(slot, now, reason)
 

@@ -205,6 +205,10 @@ class SlotFleet:
         if slot.slot_id in self.slots:
             self._requests_on[slot.allocation.runner_id] -= 1
 
+    def limit(self, slot: Slot, most_together: int) -> None:
+        """Say how many requests a slot may serve at a time for now."""
+        slot.most_together = most_together
+
     def claim(self, slot_id: str, claimed: bool) -> None:
         """Say whether a slot is kept for a target of replicas."""
         slot = self.slots[slot_id]
@@ -245,5 +249,6 @@ class SlotFleet:
             assert self.ledger.unpromised(runner_id) == left, f"{runner_id}: the promises are not those of its slots"
             assert list(self.ledger.used(runner_id)) == used, f"{runner_id}: the books are not those of its slots"
         for slot in self.slots.values():
-            assert len(slot.active) <= slot.spec.requests_at_a_time, f"{slot.slot_id}: too many requests"
+            most = min(slot.most_together, slot.spec.requests_at_a_time)
+            assert len(slot.active) <= most, f"{slot.slot_id}: too many requests"
             assert not slot.active or slot.state is not SlotState.PLANNED, f"{slot.slot_id}: nothing can run on it"

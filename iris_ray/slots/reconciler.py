@@ -192,8 +192,8 @@ class Reconciler:
             return Refusal.DUPLICATE, f"request {request.request_id} is here already; give each one an id of its own"
         if request.deadline is not None and request.deadline <= now:
             return Refusal.EXPIRED, f"the deadline of request {request.request_id} has passed"
-        if model.has_given_up(self.policy) and now < model.not_before:
-            return Refusal.LOAD_FAILED, f"{request.identity} could not be loaded: {model.last_failure}"
+        if why := self._converger.why_not_loaded(model, now):
+            return Refusal.LOAD_FAILED, why
         never = self.allocator.fits_nowhere(model.spec)
         return (Refusal.FITS_NOWHERE, never.reason) if never else None
 
@@ -207,7 +207,7 @@ class Reconciler:
         if self.active.end(event.request_id, event.slot_id, now):
             model = self.models.get(self.fleet.slots[event.slot_id].identity)
             if model is not None:
-                model.succeed()
+                model.note_served()
         yield from ()
 
     def _sessions_renewed(self, event: ev.SessionsRenewed, now: float) -> Iterator[Instruction]:
@@ -222,7 +222,7 @@ class Reconciler:
             assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
             self.fleet.set_ready(slot.slot_id, now)
             if model := self.models.get(slot.identity):
-                model.load_s = now - slot.started_at
+                model.note_ready(now - slot.started_at)
                 self.fleet.set_prices({slot.identity: model.price})
         yield from ()
 
@@ -240,7 +240,8 @@ class Reconciler:
         yield from self._forget(slot, now)
 
     def _forget(self, slot: Slot, now: float) -> Iterator[Instruction]:
-        yield from self.active.lose(slot, f"slot {slot.slot_id} has ended", now)
+        crashed = slot.state is SlotState.DRAINING  # its end is ordered only when no requests are left
+        yield from self.active.lose(slot, f"slot {slot.slot_id} has ended", now, crashed)
         self.fleet.end(slot.slot_id)
 
     def _slot_evicted(self, event: ev.SlotEviction, now: float) -> Iterator[Instruction]:

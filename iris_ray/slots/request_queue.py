@@ -48,6 +48,10 @@ class RequestQueue:
         self._arrivals += 1
         self._insert(request, (not request.priority, self._arrivals, request.request_id))
 
+    def first(self, identity: SlotIdentity) -> Request:
+        """Return the request whose turn it is among those that wait for this."""
+        return self._requests[self._waiting[identity][0][2]]
+
     def take(self, identity: SlotIdentity) -> tuple[Request, Turn]:
         """Remove the request whose turn it is, and return it with its turn, for `put_back`."""
         turn = self._waiting[identity][0]

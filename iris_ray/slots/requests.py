@@ -30,6 +30,7 @@ class Request:
         idle_s: of a session: how long it keeps its seat without being used.
         attempt: how often it has been given to a slot, this time included; 0 while it waits for the first. From 2 on, a
             slot may have run it before, in part or whole.
+        crashes: how many slots have crashed while it ran there.
     """
 
     request_id: str
@@ -41,6 +42,7 @@ class Request:
     kind: WorkloadKind = WorkloadKind.INFERENCE
     idle_s: float | None = None
     attempt: int = 0
+    crashes: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.request_id, str) or not self.request_id:

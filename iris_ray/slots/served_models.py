@@ -1,4 +1,4 @@
-"""What is known of each model: how long it loads, how often it is asked for, and how its loads went."""
+"""What is known of each model: how long it loads, how often it is asked for, and how its loads and slots ended."""
 
 from dataclasses import dataclass, field
 
@@ -17,8 +17,9 @@ class ServedModel:
         load_s: how long it took to load, last.
         demand: requests in an interval of `ACTIVITY_S`, on the average; the last one has a tenth of the weight.
         arrivals: requests since then.
-        failures: loads that failed since a request was last served.
-        last_failure: why the last one failed.
+        failures: loads that failed in a row, since a slot was last ready.
+        crashes: slots in a row that were ready and ended by themselves, since a request was last served.
+        last_failure: why the last load failed, or the last slot crashed.
         not_before: when the next load may be tried.
         avoided: runners where it failed, and until when they get no slot of it.
         to_prewarm: runners that have just come.
@@ -32,6 +33,7 @@ class ServedModel:
     demand: float = 0.0
     arrivals: int = 0
     failures: int = 0
+    crashes: int = 0
     last_failure: str = ""
     not_before: float = 0.0
     avoided: dict[str, float] = field(default_factory=dict)
@@ -47,21 +49,40 @@ class ServedModel:
         """Note that an interval has passed."""
         self.demand, self.arrivals = 0.9 * self.demand + 0.1 * self.arrivals, 0
 
-    def fail(self, runner_id: str, reason: str, policy: ServingPolicy, now: float) -> None:
+    def note_failed_load(self, runner_id: str, reason: str, policy: ServingPolicy, now: float) -> None:
         """Note a load that failed: the next one waits for a pause that doubles, and goes elsewhere if it can."""
         self.failures += 1
         self.last_failure = reason
-        self.not_before = now + policy.pause_after(self.failures)
+        self.not_before = max(self.not_before, now + policy.pause_after(self.failures))
         self.avoided[runner_id] = now + policy.avoid_runner_s
 
-    def succeed(self) -> None:
-        """Note that a request was served."""
+    def note_crash(self, runner_id: str, ready_at: float, reason: str, policy: ServingPolicy, now: float) -> None:
+        """Note that a slot ended by itself after it was ready.
+
+        A request that crashes each slot has used up its attempts after `ServingPolicy.most_attempts` crashes in a row.
+        If there are as many, the model or the runner may be at fault: loads pause as after failed loads.
+        """
+        lasted = now - ready_at > policy.longest_pause_s
+        self.crashes = 1 if lasted else self.crashes + 1
+        self.last_failure = reason
+        if self.crashes >= policy.most_attempts:
+            pause = policy.pause_after(self.crashes - policy.most_attempts + 1)
+            self.not_before = max(self.not_before, now + pause)
+            self.avoided[runner_id] = now + policy.avoid_runner_s
+
+    def note_ready(self, load_s: float) -> None:
+        """Note that a load has succeeded, and how long it took."""
+        self.load_s = load_s
         self.failures = 0
+
+    def note_served(self) -> None:
+        """Note that a request was served."""
+        self.crashes = 0
 
     def avoids(self, now: float) -> frozenset[str]:
         """Return the runners that get no slot of it now."""
         return frozenset(runner_id for runner_id, until in self.avoided.items() if until > now)
 
-    def has_given_up(self, policy: ServingPolicy) -> bool:
-        """Return whether so many loads have failed that those who wait should know."""
-        return self.failures >= policy.most_load_failures
+    def has_given_up(self, policy: ServingPolicy, now: float) -> bool:
+        """Return whether so many loads have failed that those who wait should know, and none may be tried now."""
+        return self.failures >= policy.most_load_failures and self.not_before > now

@@ -86,6 +86,8 @@ class Slot:
         last_activity: when a request last began or ended on it, or it became ready.
         active: requests that run on it now.
         claimed: whether it is kept for a model's target of replicas, and never evicted.
+        most_together: how many requests it may serve at a time: fewer than usual while one runs on it that was on a
+            slot that crashed.
     """
 
     slot_id: str
@@ -98,6 +100,10 @@ class Slot:
     last_activity: float = 0.0
     active: set[str] = field(default_factory=set)
     claimed: bool = False
+    most_together: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.most_together = self.spec.requests_at_a_time
 
     @property
     def identity(self) -> SlotIdentity:
@@ -112,7 +118,16 @@ class Slot:
     @property
     def free_seats(self) -> int:
         """How many more requests it can take now."""
-        return self.spec.requests_at_a_time - len(self.active) if self.state is SlotState.READY else 0
+        return self.most_together - len(self.active) if self.state is SlotState.READY else 0
+
+    @property
+    def has_seat(self) -> bool:
+        """Whether it can take another request, now or once those that run alone have ended."""
+        return self.state is SlotState.READY and len(self.active) < self.spec.requests_at_a_time
+
+    def seats_for(self, most: int) -> int:
+        """Return how many more requests it can take if no more than ``most`` may run together; 0 or less: none."""
+        return min(self.free_seats, most - len(self.active))
 
     def move_to(self, state: SlotState) -> None:
         """Change the state.

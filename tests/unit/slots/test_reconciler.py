@@ -94,8 +94,110 @@ def test_a_request_that_kills_its_slots_is_given_up() -> None:
         for slot_id in w.ready("a"):
             del w.processes[slot_id]
             w.hear(ev.SlotEnded(slot_id))
-    assert w.refused["poison"].refusal in (Refusal.LOST, Refusal.LOAD_FAILED)
-    assert len(w.created) <= 10
+    assert w.refused["poison"].refusal is Refusal.LOST
+    assert len(w.created) == 4
+
+
+def crash(w: SlotWorld, *poison: str) -> None:
+    """Let the processes of these requests end by themselves."""
+    for slot_id, process in list(w.processes.items()):
+        if process.requests & set(poison):
+            del w.processes[slot_id]
+            w.hear(ev.SlotEnded(slot_id))
+
+
+@pytest.mark.parametrize("seats", [1, 2, 16, 256])
+def test_a_request_that_crashes_its_slots_takes_no_other_request_with_it(seats: int) -> None:
+    spec = model("a", 50, concurrency=seats)
+    w = world(spec)
+    w.ask("poison", spec.identity)
+    for number in range(20):
+        w.ask(f"r{number}", spec.identity)
+    for _ in range(300):
+        w.run(1, serve=False)
+        crash(w, "poison")
+        w.settle_one()
+        w.settle_one()
+    w.settle()
+    assert w.refused.keys() == {"poison"}
+    assert "that was the last of 4 attempts" in w.refused["poison"].reason
+    assert len(w.answered) == 20
+
+
+def test_requests_of_a_slot_that_crashed_run_in_a_smaller_group_then_alone_and_then_as_usual() -> None:
+    spec = model("a", 50, concurrency=9)
+    w = world(spec)
+    for number in range(9):
+        w.ask(f"r{number}", spec.identity)
+    together = []
+    for _ in range(3):
+        w.settle(serve=False)
+        together.append(len(w.reconciler.active.by_id))
+        crash(w, "r0")
+    assert together == [9, 3, 1]
+    w.settle()
+    assert len(w.answered) == 9
+    for number in range(9, 18):
+        w.ask(f"r{number}", spec.identity)
+    w.settle(serve=False)
+    assert len(w.reconciler.active.by_id) == 9
+
+
+def test_a_slot_that_is_ready_ends_the_row_of_failed_loads() -> None:
+    w = world(A)
+    w.ask("r", A.identity)
+    for _ in range(2):
+        w.stuck.add("a")
+        for _ in range(3):
+            w.run(10)
+            (slot,) = w.reconciler.fleet.in_state(SlotState.STARTING)
+            w.hear(ev.SlotFailed(slot.slot_id, "no such file"))
+        w.stuck.clear()
+        w.run(10, serve=False)
+        assert w.ready("a")
+        crash(w, "r")
+    assert not w.refused
+
+
+def test_who_waits_beside_a_ready_slot_is_not_refused_though_other_loads_fail() -> None:
+    w = world(A, runners=2)
+    w.ask("long", A.identity)
+    w.settle(serve=False)
+    w.stuck.update("ab")
+    w.ask("next", A.identity)
+    for _ in range(60):
+        for slot in w.reconciler.fleet.in_state(SlotState.STARTING):
+            w.hear(ev.SlotFailed(slot.slot_id, "no such file"))
+        w.run(1, serve=False)
+    assert w.reconciler.models[A.identity].failures >= 4
+    assert not w.refused
+    w.settle()
+    assert sorted(w.answered) == ["long", "next"]
+
+
+def test_loads_of_a_model_whose_slots_crash_without_requests_pause_and_nobody_who_waits_is_refused_for_it() -> None:
+    w = world(A, replicas=1)
+    for _ in range(300):
+        for slot_id in w.ready("a"):
+            del w.processes[slot_id]
+            w.hear(ev.SlotEnded(slot_id))
+        w.run(1)
+    assert len(w.created) < 20
+    assert "slots in a row have crashed" in w.reconciler.models[A.identity].waits_for
+    w.ask("r", A.identity)
+    w.run(70)
+    assert w.answered == {"r": 1}
+
+
+def test_a_slot_that_crashes_after_it_was_ready_for_long_is_made_again_at_once() -> None:
+    w = world(A, replicas=1)
+    for _ in range(10):
+        w.run(100)
+        for slot_id in w.ready("a"):
+            del w.processes[slot_id]
+            w.hear(ev.SlotEnded(slot_id))
+        w.settle()
+        assert w.ready("a")
 
 
 @pytest.mark.parametrize("twice", [False, True])

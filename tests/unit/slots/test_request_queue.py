@@ -132,7 +132,7 @@ def slot(name: str, runner: str = "a", active: int = 0, used: float = 0.0, **kw)
     ids=["fewest own requests", "the less busy runner", "used most recently", "none has a seat", "one that drains"],
 )
 def test_the_slot_that_serves_is(slots: list[Slot], chosen: str | None) -> None:
-    found = choose_warm_slot(slots, {"a": 0, "busy": 5, "idle": 1}.__getitem__)
+    found = choose_warm_slot(slots, 8, {"a": 0, "busy": 5, "idle": 1}.__getitem__)
     assert (found and found.slot_id) == chosen
 
 
@@ -145,5 +145,5 @@ def test_wanted_are_as_many_slots_as_those_that_wait_fill(waiting: int, free: in
 
 def test_slots_that_start_count_unless_they_are_late() -> None:
     slots = [slot("s", active=3), slot("t", state=SlotState.STARTING), slot("u", state=SlotState.DRAINING)]
-    assert seats(slots, late=lambda each: False) == 5
-    assert seats(slots, late=lambda each: True) == 1
+    assert seats(slots, 8, late=lambda each: False) == 5
+    assert seats(slots, 8, late=lambda each: True) == 1
