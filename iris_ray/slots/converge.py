@@ -18,6 +18,21 @@ from iris_ray.slots.slot import Slot, SlotState
 from iris_ray.slots.warm_slots import seats, slots_wanted
 
 
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A slot that is about to end.
+
+    Attributes:
+        since: when it was told to.
+        reason: why.
+        cuts_off: whether it ends after `ServingPolicy.drain_s` although requests run there.
+    """
+
+    since: float
+    reason: str
+    cuts_off: bool
+
+
 @dataclass(slots=True, eq=False)
 class Converger:
     """Brings slots and requests together. See `Reconciler`, whose parts these are."""
@@ -27,8 +42,8 @@ class Converger:
     models: Mapping[SlotIdentity, ServedModel]
     sessions: Sessions
     allocator: Allocator
-    _ending: dict[str, tuple[float, str]] = field(default_factory=dict)
-    """When slots began to end, and why."""
+    _ending: dict[str, Ending] = field(default_factory=dict)
+    """The slots that end, by id."""
     _ordered: dict[str, float] = field(default_factory=dict)
     """When their deletion was last ordered."""
 
@@ -137,7 +152,8 @@ class Converger:
 
     def _plan(self, model: ServedModel, place: Place, now: float) -> Slot:
         for slot_id in place.evict:
-            self.drain(self.fleet.slots[slot_id], now, f"its memory is needed for {model.spec.identity}")
+            why = f"its memory is needed for {model.spec.identity}"
+            self.drain(self.fleet.slots[slot_id], now, why, cuts_off=False)
         return self.fleet.plan(self.new_id(), model.spec, place.allocation, now)
 
     def _start_planned(self, now: float) -> Iterator[Instruction]:
@@ -152,11 +168,14 @@ class Converger:
 
     # -- ends -------------------------------------------------------------------------------------
 
-    def drain(self, slot: Slot, now: float, reason: str = "it is wanted no more") -> None:
+    def drain(self, slot: Slot, now: float, reason: str = "it is wanted no more", cuts_off: bool = True) -> None:
         """Let a slot end once its requests have. One that is planned is gone at once."""
+        before = self._ending.get(slot.slot_id)
         if slot.wanted:
             self.fleet.retire(slot.slot_id, SlotState.DRAINING)
-            self._note_end(slot, now, reason)
+            self._note_end(slot, Ending(now, reason, cuts_off))
+        elif before is not None and cuts_off and not before.cuts_off:
+            self._note_end(slot, Ending(now, reason, cuts_off))
 
     def fail(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
         """Have a slot end whose load has failed, or which has crashed. Its requests wait again."""
@@ -168,7 +187,7 @@ class Converger:
             else:
                 model.note_crash(runner_id, slot.ready_at, reason, self.policy, now)
         self.fleet.retire(slot.slot_id, SlotState.FAILED)
-        self._note_end(slot, now, reason)
+        self._note_end(slot, Ending(now, reason, cuts_off=True))
 
     def end_idle_slots(self, now: float) -> None:
         """Let the slots end that nobody has used for long."""
@@ -177,9 +196,9 @@ class Converger:
             if idle and now - slot.last_activity >= self.policy.idle_s and not self.queue.waiting(slot.identity):
                 self.drain(slot, now, "it was idle for long")
 
-    def _note_end(self, slot: Slot, now: float, reason: str) -> None:
+    def _note_end(self, slot: Slot, ending: Ending) -> None:
         if slot.slot_id in self.fleet.slots:
-            self._ending[slot.slot_id] = now, reason
+            self._ending[slot.slot_id] = ending
 
     def _end_long_loads(self, now: float) -> Iterator[Instruction]:
         for slot in self.fleet.in_state(SlotState.STARTING):
@@ -188,25 +207,32 @@ class Converger:
 
     def _cut_off(self, now: float) -> Iterator[Instruction]:
         """Have the requests of slots that have had long enough to end wait again, before slots are looked for."""
-        for slot_id, (since, reason) in self._ending.items():
+        for slot_id, ending in self._ending.items():
             slot = self.fleet.slots.get(slot_id)
-            if slot is not None and slot.active and now - since >= self.policy.drain_s:
-                yield from self.active.lose(slot, f"slot {slot_id} had to end: {reason}", now)
+            if slot is not None and slot.active and self._may_cut_off(slot, ending, now):
+                yield from self.active.lose(slot, f"slot {slot_id} had to end: {ending.reason}", now)
+
+    def _may_cut_off(self, slot: Slot, ending: Ending, now: float) -> bool:
+        """Return whether a slot has had long enough. If it ends for another model, requests of callers who wait stay.
+
+        Otherwise a request that takes longer than `ServingPolicy.drain_s` would never be done beside models in demand.
+        """
+        if now - ending.since < self.policy.drain_s:
+            return False
+        return ending.cuts_off or all(self.sessions.is_abandoned(request_id, now) for request_id in slot.active)
 
     def _delete(self, now: float) -> Iterator[Instruction]:
-        """Order the end of slots that have no requests left, or have had long enough; again if it isn't confirmed."""
-        for slot_id, (since, reason) in list(self._ending.items()):
+        """Order the end of slots that have no requests left; again if it isn't confirmed."""
+        for slot_id, ending in list(self._ending.items()):
             slot = self.fleet.slots.get(slot_id)
             if slot is None:
                 del self._ending[slot_id]
                 self._ordered.pop(slot_id, None)
                 continue
-            yield from self.sessions.stop_on(slot, reason)
-            if not slot.active or now - since >= self.policy.drain_s:
-                yield from self.active.lose(slot, f"slot {slot_id} had to end: {reason}", now)
-                if now - self._ordered.get(slot_id, float("-inf")) >= CONVERGE_S:
-                    self._ordered[slot_id] = now
-                    yield DeleteSlot(slot_id, slot.allocation.runner_id, reason)
+            yield from self.sessions.stop_on(slot, ending.reason)
+            if not slot.active and now - self._ordered.get(slot_id, float("-inf")) >= CONVERGE_S:
+                self._ordered[slot_id] = now
+                yield DeleteSlot(slot_id, slot.allocation.runner_id, ending.reason)
 
     def _refuse(self, requests: list[Request], refusal: Refusal, why: str) -> Iterator[Instruction]:
         for request in requests:
