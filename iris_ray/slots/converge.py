@@ -69,6 +69,8 @@ class Converger:
         yield from self._cut_off(now)
         for identity in self.queue.identities():
             yield from self.active.dispatch(identity, now)
+        for model in self.models.values():
+            self._move_late_plans(model, now)
         for identity in self.queue.identities():
             if model := self.models.get(identity):
                 yield from self._serve_queue(model, now)
@@ -93,7 +95,7 @@ class Converger:
         free = seats(slots, most, lambda slot: self._is_late(slot, model, now))
         late = {slot.allocation.runner_id for slot in slots if self._is_late(slot, model, now)}
         wanted = slots_wanted(self.queue.waiting(identity), free, model.spec)
-        starving = free == 0 and self.queue.oldest(identity) + self.policy.ageing_s <= now
+        starving = free == 0 and self._has_waited_long(identity, now)
         evict_busy = starving and not any(slot.has_seat for slot in slots)
         for _ in range(wanted):
             if not self._add_slot(model, Requirement(model.spec, model.avoids(now) | late, evict_busy), now):
@@ -101,6 +103,29 @@ class Converger:
             starving = evict_busy = False
         if starving:
             yield from self.sessions.call_back(identity, now)
+
+    def _has_waited_long(self, identity: SlotIdentity, now: float) -> bool:
+        """Return whether the oldest request has waited for so long that busy slots of others give way."""
+        return self.queue.oldest(identity) + self.policy.ageing_s <= now
+
+    def _move_late_plans(self, model: ServedModel, now: float) -> None:
+        """Plan slots elsewhere that could not start for long: what they are to replace does not end."""
+        for slot in self.fleet.of_identity(model.spec.identity):
+            late = slot.state is SlotState.PLANNED and self._is_late(slot, model, now)
+            if late and (place := self._better_place(slot, model, now)):
+                model.stuck[slot.allocation.runner_id] = now + self.policy.avoid_runner_s
+                self.drain(slot, now)
+                self._plan(model, place, now)
+
+    def _better_place(self, slot: Slot, model: ServedModel, now: float) -> Place | None:
+        """Return where a planned slot could start at once, else a place on another runner, or None."""
+        free = self.allocator.decide(Requirement(model.spec, model.avoids(now)), now)
+        if isinstance(free, Place) and not free.evict and self.fleet.ledger.can_start(free.allocation):
+            return free
+        starving = self._has_waited_long(slot.identity, now)
+        avoid = model.avoids(now) | model.stuck_on(now) | {slot.allocation.runner_id}
+        decision = self.allocator.decide(Requirement(model.spec, avoid, starving), now)
+        return decision if isinstance(decision, Place) else None
 
     def why_not_loaded(self, model: ServedModel, now: float) -> str:
         """Return why requests for a model are refused: no slot of it is ready, and loads fail; "": they are not."""
@@ -162,9 +187,11 @@ class Converger:
                 yield CreateSlot(slot.slot_id, slot.spec, slot.allocation)
 
     def _is_late(self, slot: Slot, model: ServedModel, now: float) -> bool:
-        """Return whether a slot that starts takes so long that another one should be tried elsewhere."""
-        limit = max(self.policy.late_s, self.policy.late_factor * model.load_s)
-        return slot.state is SlotState.STARTING and slot.started_at is not None and now - slot.started_at > limit
+        """Return whether a slot waits for its place, or loads, for so long that one should be tried elsewhere."""
+        if slot.state not in (SlotState.PLANNED, SlotState.STARTING):
+            return False
+        since = slot.created_at if slot.started_at is None else slot.started_at
+        return now - since > max(self.policy.late_s, self.policy.late_factor * model.load_s)
 
     # -- ends -------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ class ServedModel:
         last_failure: why the last load failed, or the last slot crashed.
         not_before: when the next load may be tried.
         avoided: runners where it failed, and until when they get no slot of it.
+        stuck: runners where the place of a slot did not become free, and until when no slot that waits is moved there.
         to_prewarm: runners that have just come.
         waits_for: why there is no further slot now, or "".
     """
@@ -37,6 +38,7 @@ class ServedModel:
     last_failure: str = ""
     not_before: float = 0.0
     avoided: dict[str, float] = field(default_factory=dict)
+    stuck: dict[str, float] = field(default_factory=dict)
     to_prewarm: set[str] = field(default_factory=set)
     waits_for: str = ""
 
@@ -81,8 +83,16 @@ class ServedModel:
 
     def avoids(self, now: float) -> frozenset[str]:
         """Return the runners that get no slot of it now."""
-        return frozenset(runner_id for runner_id, until in self.avoided.items() if until > now)
+        return _still(self.avoided, now)
+
+    def stuck_on(self, now: float) -> frozenset[str]:
+        """Return the runners to which no slot is moved that waits for its place."""
+        return _still(self.stuck, now)
 
     def has_given_up(self, policy: ServingPolicy, now: float) -> bool:
         """Return whether so many loads have failed that those who wait should know, and none may be tried now."""
         return self.failures >= policy.most_load_failures and self.not_before > now
+
+
+def _still(until: dict[str, float], now: float) -> frozenset[str]:
+    return frozenset(runner_id for runner_id, end in until.items() if end > now)

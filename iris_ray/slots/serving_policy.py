@@ -26,7 +26,7 @@ class ServingPolicy:
             for the sake of another model finishes them however long they take.
         load_s: how long a model may load before the load counts as failed.
         late_factor: a load that takes so many times as long as the last one is late: it no longer keeps others from
-            being tried elsewhere.
+            being tried elsewhere. So is a slot that waits for so long until its place is free: it is planned elsewhere.
         late_s: but a load is not late before so long.
         idle_s: how long a slot may be idle before it ends although nobody needs its memory.
         most_load_failures: loads in a row that may fail before those who wait are told.
