@@ -24,6 +24,7 @@ from iris_ray.slots.indexes import FreeIndex, Pool
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.policy import Policy
 from iris_ray.slots.slot import Allocation, SlotState
+from iris_ray.slots.staleness import Staleness
 
 
 class Allocator:
@@ -32,8 +33,9 @@ class Allocator:
     def __init__(self, fleet: SlotFleet, policy: Policy) -> None:
         self.fleet = fleet
         self.policy = policy
-        self.evictable = EvictableSlots(fleet, policy)
-        self._busy_too = EvictableSlots(fleet, policy, busy_too=True)
+        self.staleness = Staleness(policy)
+        self.evictable = EvictableSlots(fleet, self.staleness)
+        self._busy_too = EvictableSlots(fleet, self.staleness, busy_too=True)
         self._no_places: dict[SlotIdentity, tuple[int, ModelSpec, Full | Never]] = {}
         self._pools: dict[Pool, _Indexes] = {}
 

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from iris_ray.slots.devices import Device, DeviceKey
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import SlotIdentity
-from iris_ray.slots.policy import Policy
 from iris_ray.slots.slot import Slot, SlotState
 from iris_ray.slots.staircase import FREE, Item, Staircase, Step
+from iris_ray.slots.staleness import Staleness
+
+AGAIN_S = 30.0
+"""After so long a slot that is not stale is looked at again, for the rule of when slots are stale may have failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +78,10 @@ class EvictableSlots:
     With ``busy_too``, slots that serve requests or have just done so count as well.
     """
 
-    def __init__(self, fleet: SlotFleet, policy: Policy, busy_too: bool = False) -> None:
+    def __init__(self, fleet: SlotFleet, staleness: Staleness, busy_too: bool = False) -> None:
         self._busy_too = busy_too
         self._fleet = fleet
-        self._policy = policy
+        self._staleness = staleness
         self._now = float("-inf")
         self._read = 0
         self._views: dict[DeviceKey, DeviceView] = {}
@@ -137,15 +140,15 @@ class EvictableSlots:
                 when = self.evictable_at(slot)
                 if when <= now:
                     found.append(slot)
-                elif when < self._next.get(key, math.inf):
-                    self._next[key] = when
-                    heapq.heappush(self._times, (when, key))
+                else:
+                    self._look_again(key, min(when, now + AGAIN_S))
         return found
+
+    def _look_again(self, key: DeviceKey, when: float) -> None:
+        if when < self._next.get(key, math.inf):
+            self._next[key] = when
+            heapq.heappush(self._times, (when, key))
 
     def evictable_at(self, slot: Slot) -> float:
         """Return from when on a ready slot may be evicted if it stays as it is."""
-        assert slot.ready_at is not None, f"slot {slot.slot_id} is not ready"
-        if self._busy_too:
-            return slot.ready_at + self._policy.min_residency_s
-        stale_at = self._policy.stale_at(slot.allocation.runner_id, slot.last_activity)
-        return max(slot.ready_at + self._policy.min_residency_s, stale_at)
+        return self._staleness.resident_until(slot) if self._busy_too else self._staleness.evictable_at(slot)

@@ -18,13 +18,12 @@ def needs_room(core: Reconciler) -> bool:
 
 def idle_runners(core: Reconciler, now: float) -> set[str]:
     """Return the runners all of whose slots could be evicted: nobody needs them, and they are stale."""
-    policy = core.policy.placement
+    staleness = core.allocator.staleness
 
     def is_stale(slot: Slot) -> bool:
         if slot.active or slot.claimed or slot.ready_at is None:
             return False
-        stale_at = policy.stale_at(slot.allocation.runner_id, slot.last_activity)
-        return max(slot.ready_at + policy.min_residency_s, stale_at) <= now
+        return staleness.evictable_at(slot) <= now
 
     def is_idle(slot: Slot) -> bool:
         return not slot.active if slot.state in _GOING else slot.state is SlotState.READY and is_stale(slot)

@@ -25,7 +25,7 @@ class Policy:
     """How slots are placed and evicted.
 
     Args:
-        stale_at: from when on an idle slot may be evicted.
+        stale_at: from when on an idle slot may be evicted. While it raises, or returns NaN, the slot is not stale.
         min_residency_s: for how many seconds a slot is kept after it was ready, whatever happens.
         spread_before_evicting: take free devices for a model that can be split over them, before a slot is evicted so
             that one device is enough.

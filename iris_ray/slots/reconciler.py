@@ -57,6 +57,7 @@ class Reconciler:
     _asked_at: float = float("-inf")
     _aged_at: float = float("-inf")
     _handled_at: float = float("-inf")
+    _complained_at: float = float("-inf")
 
     def __post_init__(self) -> None:
         self.queue = RequestQueue(self.policy.most_waiting)
@@ -69,7 +70,7 @@ class Reconciler:
         """Take in an event, and return what is to be done. ``now`` must not go backwards."""
         self._handled_at = now
         done = [*_HANDLERS[type(event)](self, event, now), *self._at_intervals(now)]
-        return [*done, *self._converger.converge(now)]
+        return [*done, *self._converger.converge(now), *self._complain(now)]
 
     def wakeup(self) -> float:
         """Return when a `Tick` is due if no event comes before."""
@@ -267,6 +268,12 @@ class Reconciler:
                 model.age_demand()
             self.fleet.set_prices({identity: model.price for identity, model in self.models.items()})
             self._converger.end_idle_slots(now)
+
+    def _complain(self, now: float) -> Iterator[Instruction]:
+        """Say that the policy's rule of when slots are stale fails; not too often, for it is asked all the time."""
+        if now >= self._complained_at + ACTIVITY_S and (problem := self.allocator.staleness.take_problem()):
+            self._complained_at = now
+            yield RaiseAlarm(problem)
 
 
 _HANDLERS: dict[type, Callable[[Reconciler, Any, float], Iterator[Instruction]]] = {

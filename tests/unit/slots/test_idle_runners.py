@@ -78,3 +78,16 @@ def test_a_closed_runner_is_idle_when_its_requests_have_ended(world: SlotWorld) 
     assert runner not in idle(world)
     world.end_request("r", "slot-1")
     assert runner in idle(world)
+
+
+def test_a_rule_that_fails_keeps_the_runners_with_slots(world: SlotWorld) -> None:
+    world.ask("r", A.identity)
+    world.settle()
+    busy = runner_of(world, "slot-1")
+
+    def fails(runner_id: str, last_activity: float) -> float:
+        raise KeyError(runner_id)
+
+    world.reconciler.allocator.staleness.policy = Policy(stale_at=fails)
+    world.tick(10 * STALE_S)
+    assert idle(world) == {"one", "two"} - {busy}
