@@ -89,7 +89,7 @@ def prewarm(model: str, name: str) -> None:
 @json_option
 @address_option
 def why(model: str, name: str, as_json: bool) -> None:
-    """Why requests for a model wait."""
+    """Why requests for a model wait, or replicas are missing."""
     with cluster():
         rows = {row.model: row for row in SlotClient.connect(name).status().models}
     if model not in rows:
@@ -101,6 +101,10 @@ def why(model: str, name: str, as_json: bool) -> None:
 
 
 def _reason(row: ModelRow) -> str:
+    missing = row.replicas - row.slots - row.starting
+    if not row.waiting and missing > 0:
+        lack = f"{missing} of {row.replicas} {'replicas is' if missing == 1 else 'replicas are'} missing"
+        return f"{lack}: {row.waits_for}" if row.waits_for else lack
     if not row.waiting:
         return "nothing waits for it"
     many = f"{row.waiting} {'request waits' if row.waiting == 1 else 'requests wait'}"

@@ -34,6 +34,7 @@ def _slot_row(core: Reconciler, slot: Slot, made: SlotProcess | None, now: float
 def _model_row(core: Reconciler, model: ServedModel) -> ModelRow:
     slots = core.fleet.of_identity(model.spec.identity)
     waiting = core.queue.waiting(model.spec.identity)
+    misses_replicas = sum(slot.wanted for slot in slots) < model.replicas
     return ModelRow(
         model=str(model.spec.identity),
         slots=sum(slot.state is SlotState.READY for slot in slots),
@@ -42,5 +43,5 @@ def _model_row(core: Reconciler, model: ServedModel) -> ModelRow:
         replicas=model.replicas,
         load_s=model.load_s,
         failures=model.failures,
-        waits_for=model.waits_for if waiting else "",
+        waits_for=model.waits_for if waiting or misses_replicas else "",
     )
