@@ -1,6 +1,7 @@
-"""How many decisions a second the allocator of slots makes. Needs neither Ray nor devices; about a minute.
+"""How many decisions a second the allocator of slots makes, and what an event costs. Needs neither Ray nor devices.
 
-    python benchmarks/slots.py
+    python benchmarks/slots.py            # about a minute
+    python benchmarks/slots.py --events   # only what an event costs; some seconds
 
 Runners have eight GPUs of 80 GB, all of them full. *4 slots* have two devices each, and so do the models that are to be
 placed. *16 slots* have half a device each. There are 500 models of 20 sizes to be placed, in turn: 61 to 80 GB on two
@@ -9,6 +10,10 @@ slot has just ended. *Mixed* are 16 slots again, with models of 10 to 40 GB: som
 
 Each decision is carried out, and the slots that it makes and evicts are ready and gone at once, so that the indexes
 have to follow. A *naive* allocator looks at every device of every runner for each decision. Times are CPU time.
+
+*Events* are requests that come and end on warm slots, one for each of 100 GPUs, or for each model if there are fewer.
+*Waiting* models have one request each, and no room. *All models* is what an event costs that has all models looked at,
+as one in five seconds has. *Prewarm* is the event that gives each runner a slot of a model.
 """
 
 import argparse
@@ -20,12 +25,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+from iris_ray.slots import events as ev
 from iris_ray.slots.allocator import Allocator
 from iris_ray.slots.decisions import Place, Requirement
 from iris_ray.slots.devices import Device, DeviceKind, Runner
 from iris_ray.slots.fleet import SlotFleet
+from iris_ray.slots.instructions import CreateSlot
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.policy import IdleFor, Policy
+from iris_ray.slots.reconciler import Reconciler
+from iris_ray.slots.requests import Request
+from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.slots.slot import Allocation, SlotState
 
 GB = 10**9
@@ -137,12 +147,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Decisions per second of the allocator of slots.")
     parser.add_argument("--decisions", type=int, default=4_000)
     parser.add_argument("--runners", type=int, nargs="+", default=[10, 100, 1_000])
+    parser.add_argument("--events", action="store_true", help="only what an event costs")
     arguments = parser.parse_args()
+    if not arguments.events:
+        print_decisions(arguments.runners, arguments.decisions)
+    print_events()
+
+
+def print_decisions(counts: Sequence[int], decisions: int) -> None:
+    """Print the first table."""
     print(" runners    slots  evicting  per second   p50 µs   p99 µs  evicted each  naive/s")
-    for runners in arguments.runners:
+    for runners in counts:
         for layout in LAYOUTS:
             for share in (0.0, 0.5, 1.0):
-                row(runners, layout, share, arguments.decisions)
+                row(runners, layout, share, decisions)
 
 
 def row(runners: int, layout: Layout, share: float, decisions: int) -> None:
@@ -161,6 +179,70 @@ def row(runners: int, layout: Layout, share: float, decisions: int) -> None:
         f"{p99 * 1e6:>8.1f} {taken.evicted / decisions:>13.2f} {1 / naive:>8,.0f}",
         flush=True,
     )
+
+
+def serving(models: int, waiting: int) -> Reconciler:
+    """A reconciler of 100 GPUs, with a warm slot on each as far as there are models, and models that wait for room."""
+    core, names = empty_reconciler(25, devices=4), count()
+    specs = [ModelSpec(f"model-{number}", {1: MEMORY}) for number in range(models)]
+    for spec in specs:
+        core.handle(ev.ModelRegistered(spec), 0.0)
+    for spec in specs[:100]:
+        asked = ev.RequestArrived(Request(f"first-{next(names)}", spec.identity, 0.0))
+        (create,) = (each for each in core.handle(asked, 0.0) if isinstance(each, CreateSlot))
+        core.handle(ev.SlotReady(create.slot_id), 0.0)
+        core.handle(ev.RequestEnded(asked.request.request_id, create.slot_id), 0.0)
+    for spec in specs[models - waiting :]:
+        core.handle(ev.RequestArrived(Request(f"waits-{next(names)}", spec.identity, 0.0)), 0.0)
+    return core
+
+
+def empty_reconciler(runners: int, devices: int) -> Reconciler:
+    """A reconciler of runners that have reported."""
+    ids = count()
+    core = Reconciler(ServingPolicy(), new_id=lambda: f"slot-{next(ids)}")
+    for number in range(runners):
+        core.handle(ev.RunnerJoined(Runner(f"runner-{number}", (Device(DeviceKind.GPU, MEMORY),) * devices)), 0.0)
+        core.handle(ev.RunnerReported(f"runner-{number}", 0.0, {}), 0.0)
+    return core
+
+
+def seconds_of_event(models: int, waiting: int, look_at_all: bool, requests: int = 500) -> float:
+    """The median CPU time of an event."""
+    core, taken, now = serving(models, waiting), [], 1.0
+    slots = list(core.fleet.slots.values())
+    for number in range(requests):
+        slot = slots[number % len(slots)]
+        request = Request(f"request-{number}", slot.identity, now)
+        for event in (ev.RequestArrived(request), ev.RequestEnded(request.request_id, slot.slot_id)):
+            now += 0.001
+            if look_at_all:
+                core._converger.look_at_all()
+            started = time.thread_time()
+            core.handle(event, now)
+            taken.append(time.thread_time() - started)
+    core.check()
+    return statistics.median(taken)
+
+
+def seconds_of_prewarm(runners: int) -> float:
+    """The CPU time of the event that gives each runner a slot."""
+    core = empty_reconciler(runners, DEVICES)
+    started = time.thread_time()
+    created = core.handle(ev.ModelRegistered(ModelSpec("m", {1: MEMORY}), prewarm=True), 1.0)
+    assert sum(isinstance(each, CreateSlot) for each in created) == runners
+    return time.thread_time() - started
+
+
+def print_events() -> None:
+    """Print the second table, and the third."""
+    print("  models  waiting  µs each event  µs, all models")
+    for models, waiting in ((20, 0), (500, 0), (500, 400)):
+        changed, all_models = (seconds_of_event(models, waiting, look_at_all) for look_at_all in (False, True))
+        print(f"{models:>8} {waiting:>8} {changed * 1e6:>14.0f} {all_models * 1e6:>15.0f}", flush=True)
+    print(" runners  ms prewarm")
+    for runners in (50, 200):
+        print(f"{runners:>8} {min(seconds_of_prewarm(runners) for _ in range(3)) * 1e3:>11.1f}", flush=True)
 
 
 if __name__ == "__main__":

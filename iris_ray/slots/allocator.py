@@ -38,6 +38,7 @@ class Allocator:
         self._busy_too = EvictableSlots(fleet, self.staleness, busy_too=True)
         self._no_places: dict[SlotIdentity, tuple[int, ModelSpec, Full | Never]] = {}
         self._pools: dict[Pool, _Indexes] = {}
+        self._runner_changes = 0
 
     def decide(self, requirement: Requirement, now: float) -> Decision:
         """Return where one more slot goes. Changes nothing. ``now`` must not go backwards."""
@@ -50,12 +51,25 @@ class Allocator:
                 return place
         return self._no_place(requirement.spec)
 
+    def has_gained(self, now: float) -> bool:
+        """Return whether a decision that there is no place may be another one since this was last asked."""
+        runner_changes, self._runner_changes = self._runner_changes, self.fleet.changes.runner_changes
+        gained = [each.has_gained(now) for each in (self.evictable, self._busy_too)]
+        return any(gained) or runner_changes != self._runner_changes
+
     def commit(self, slot_id: str, spec: ModelSpec, place: Place, now: float) -> None:
         """Carry a decision out in the books: what it evicts drains, and the slot is planned; it starts if it can."""
         for evicted in place.evict:
             self.fleet.retire(evicted, SlotState.DRAINING)
         self.fleet.plan(slot_id, spec, place.allocation, now)
         self.fleet.start(slot_id, now)
+
+    def free_place_on(self, runner_id: str, spec: ModelSpec) -> Place | None:
+        """Return free devices of one runner for a slot of the model, or None."""
+        for degree, need in spec.memory.items():
+            if devices := self._indexes(spec, degree).free.find_on(runner_id, need):
+                return Place(_allocation(self.fleet.runners[runner_id], devices, spec))
+        return None
 
     def _indexes(self, spec: ModelSpec, degree: int) -> "_Indexes":
         pool = Pool(spec.kind, spec.constraints, degree)

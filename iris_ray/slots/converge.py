@@ -1,9 +1,13 @@
-"""What is done after every event: requests get slots, slots get places, and what is over ends."""
+"""What is done after every event: requests get slots, slots get places, and what is over ends.
 
-from collections.abc import Callable, Iterator, Mapping
+Only models are looked at for which something may have changed (`agenda.py`).
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from iris_ray.slots.active_requests import ActiveRequests
+from iris_ray.slots.agenda import Agenda
 from iris_ray.slots.allocator import Allocator
 from iris_ray.slots.decisions import Place, Requirement
 from iris_ray.slots.fleet import SlotFleet
@@ -46,6 +50,8 @@ class Converger:
     """The slots that end, by id."""
     _ordered: dict[str, float] = field(default_factory=dict)
     """When their deletion was last ordered."""
+    agenda: Agenda = field(default_factory=Agenda)
+    _looked_at_all: float = float("-inf")
 
     @property
     def fleet(self) -> SlotFleet:
@@ -67,21 +73,52 @@ class Converger:
         yield from self._refuse(self.queue.expired(now), Refusal.EXPIRED, "it did not begin before its deadline")
         yield from self._end_long_loads(now)
         yield from self._cut_off(now)
-        for identity in self.queue.identities():
+        yield from self._serve(self._to_look_at(now), now)
+        yield from self._delete(now)
+        yield from self._start_planned(now)
+
+    def look_at_all(self) -> None:
+        """Look at all models after the next event."""
+        self.agenda.note(self.models)
+        self.agenda.note(self.queue.identities())
+
+    def _to_look_at(self, now: float) -> list[SlotIdentity]:
+        """Return the models for which something may have changed."""
+        agenda = self.agenda
+        for changed in (self.queue.changed, self.fleet.changed):
+            agenda.note(changed)
+            changed.clear()
+        if agenda.waits_for_room and self.allocator.has_gained(now):
+            agenda.note(agenda.waits_for_room)
+        if now >= self._looked_at_all + CONVERGE_S:
+            self._looked_at_all = now
+            self.look_at_all()
+        return agenda.take(now)
+
+    def _serve(self, identities: Collection[SlotIdentity], now: float) -> Iterator[Instruction]:
+        """Bring the slots and requests of some models together."""
+        for identity in self.queue.in_turn(identities):
             yield from self.active.dispatch(identity, now)
-        for model in self.models.values():
+        models = [model for identity in identities if (model := self.models.get(identity))]
+        for model in models:
             self._move_late_plans(model, now)
-        for identity in self.queue.identities():
+        for identity in self.queue.in_turn(identities):
             if model := self.models.get(identity):
                 yield from self._serve_queue(model, now)
             else:
                 why = f"{identity} is served no more"
                 yield from self._refuse(self.queue.of_identity(identity), Refusal.UNKNOWN_MODEL, why)
-        for model in self.models.values():
+        for model in models:
             self._keep_replicas(model, now)
             self._prewarm(model, now)
-        yield from self._delete(now)
-        yield from self._start_planned(now)
+            self.agenda.look_again(model.spec.identity, self._next_look(model, now))
+
+    def _next_look(self, model: ServedModel, now: float) -> float:
+        """Return when a model has to be looked at again though nothing happens; infinity: it has not."""
+        identity = model.spec.identity
+        times = [model.not_before, self.queue.oldest(identity) + self.policy.ageing_s]
+        times += [self._late_at(slot, model) for slot in self.fleet.of_identity(identity)]
+        return min((time for time in times if time > now), default=float("inf"))
 
     # -- more slots -------------------------------------------------------------------------------
 
@@ -112,7 +149,11 @@ class Converger:
         """Plan slots elsewhere that could not start for long: what they are to replace does not end."""
         for slot in self.fleet.of_identity(model.spec.identity):
             late = slot.state is SlotState.PLANNED and self._is_late(slot, model, now)
-            if late and (place := self._better_place(slot, model, now)):
+            if not late:
+                continue
+            if (place := self._better_place(slot, model, now)) is None:
+                self.agenda.wait_for_room(model.spec.identity)
+            else:
                 model.stuck[slot.allocation.runner_id] = now + self.policy.avoid_runner_s
                 self.drain(slot, now)
                 self._plan(model, place, now)
@@ -150,15 +191,14 @@ class Converger:
         """Give new runners a slot of the model, if they have room without evicting."""
         if not model.to_prewarm:
             return
-        runners = set(self.fleet.runners)
-        open_now = model.to_prewarm & runners - self.fleet.closed
-        for runner_id in sorted(open_now):
-            others = frozenset(runners - {runner_id})
-            decision = self.allocator.decide(Requirement(model.spec, others), now)
-            served = {slot.allocation.runner_id for slot in self.fleet.of_identity(model.spec.identity)}
-            if isinstance(decision, Place) and not decision.evict and runner_id not in served:
-                self._plan(model, decision, now)
-        model.to_prewarm -= open_now
+        served = {slot.allocation.runner_id for slot in self.fleet.of_identity(model.spec.identity)}
+        open_now = sorted(model.to_prewarm & self.fleet.runners.keys() - self.fleet.closed)
+        for runner_id in open_now:
+            if runner_id not in served and (place := self.allocator.free_place_on(runner_id, model.spec)):
+                self._plan(model, place, now)
+        model.to_prewarm.difference_update(open_now)
+        if model.to_prewarm:
+            self.agenda.wait_for_room(model.spec.identity)
 
     def _add_slot(self, model: ServedModel, requirement: Requirement, now: float) -> Slot | None:
         """Plan one more slot, unless there is no place or loads of the model pause."""
@@ -171,6 +211,7 @@ class Converger:
             decision = self.allocator.decide(requirement._replace(avoid=frozenset()), now)
         if not isinstance(decision, Place):
             model.waits_for = decision.reason
+            self.agenda.wait_for_room(model.spec.identity)
             return None
         model.waits_for = ""
         return self._plan(model, decision, now)
@@ -188,10 +229,13 @@ class Converger:
 
     def _is_late(self, slot: Slot, model: ServedModel, now: float) -> bool:
         """Return whether a slot waits for its place, or loads, for so long that one should be tried elsewhere."""
+        return now >= self._late_at(slot, model)
+
+    def _late_at(self, slot: Slot, model: ServedModel) -> float:
         if slot.state not in (SlotState.PLANNED, SlotState.STARTING):
-            return False
+            return float("inf")
         since = slot.created_at if slot.started_at is None else slot.started_at
-        return now - since > max(self.policy.late_s, self.policy.late_factor * model.load_s)
+        return since + max(self.policy.late_s, self.policy.late_factor * model.load_s)
 
     # -- ends -------------------------------------------------------------------------------------
 
@@ -229,8 +273,10 @@ class Converger:
 
     def _end_long_loads(self, now: float) -> Iterator[Instruction]:
         for slot in self.fleet.in_state(SlotState.STARTING):
-            if slot.started_at is not None and now - slot.started_at > self.policy.load_s:
-                yield from self.fail(slot, f"it did not load within {self.policy.load_s:g} s", now)
+            assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
+            if now - slot.started_at <= self.policy.load_s:
+                break  # the others have started later
+            yield from self.fail(slot, f"it did not load within {self.policy.load_s:g} s", now)
 
     def _cut_off(self, now: float) -> Iterator[Instruction]:
         """Have the requests of slots that have had long enough to end wait again, before slots are looked for."""

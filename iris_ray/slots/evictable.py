@@ -85,6 +85,9 @@ class EvictableSlots:
         self._now = float("-inf")
         self._read = 0
         self._views: dict[DeviceKey, DeviceView] = {}
+        self._before: dict[DeviceKey, DeviceView] = {}
+        """Views that are out of date, of devices at which nobody has looked since."""
+        self._gained = False
         self._views_for: dict[DeviceKey, dict[SlotIdentity, DeviceView]] = {}
         self._times: list[tuple[float, DeviceKey]] = []
         """When a slot on a device may become evictable though nothing happens: the first of each device."""
@@ -103,8 +106,19 @@ class EvictableSlots:
         changed = changes.since(self._read)
         self._read = changes.end
         for key in list(self._views) if changed is None else changed:
-            if self._views.pop(key, None):
+            if view := self._views.pop(key, None):
+                self._before[key] = view
                 self._views_for.pop(key, None)
+
+    def has_gained(self, now: float) -> bool:
+        """Return whether a device that somebody has asked for has more room, or more to evict, since the last call."""
+        self.refresh(now)
+        for key in list(self._before):
+            if key in self._fleet.devices():
+                self.view(key)
+        self._before.clear()
+        gained, self._gained = self._gained, False
+        return gained
 
     def next_change(self) -> float:
         """Return when the next slot may become evictable though nothing happens; infinity if none is known to."""
@@ -115,6 +129,9 @@ class EvictableSlots:
         view = self._views.get(key)
         if view is None:
             view = self._views[key] = self._view_of(key, self._evictable(key))
+            before = self._before.pop(key, None)
+            if before is not None and (view.free > before.free or not set(view.slots) <= set(before.slots)):
+                self._gained = True
         return view
 
     def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:

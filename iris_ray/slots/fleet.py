@@ -25,6 +25,7 @@ class SlotFleet:
         ledger: what is booked.
         expected: runners that come and go; those that are there included.
         changes: on which devices something has changed.
+        changed: identities of slots that have become ready, ended, or have a seat again, until somebody looks at them.
     """
 
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class SlotFleet:
     prices: dict[SlotIdentity, int] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
     changes: ChangeLog = field(default_factory=ChangeLog)
+    changed: dict[SlotIdentity, None] = field(default_factory=dict)
     _requests_on: Counter[str] = field(default_factory=Counter)
     _on_device: dict[DeviceKey, dict[str, Slot]] = field(default_factory=dict)
     _of_identity: dict[SlotIdentity, dict[str, Slot]] = field(default_factory=dict)
@@ -143,7 +145,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         self._move(slot, SlotState.READY)
         slot.ready_at = slot.last_activity = now
-        self.changes.add(slot.allocation.keys)
+        self._note(slot)
 
     def retire(self, slot_id: str, state: SlotState) -> None:
         """Have a slot end: DRAINING or FAILED. Its place is free for promises, and in use until `end`.
@@ -156,7 +158,7 @@ class SlotFleet:
             return
         self._move(slot, state)
         self.ledger.promise(slot.allocation, -1)
-        self.changes.add(slot.allocation.keys)
+        self._note(slot)
 
     def end(self, slot_id: str) -> Slot:
         """Free what a slot held: its process is gone, or never was."""
@@ -175,7 +177,7 @@ class SlotFleet:
         del of_identity[slot_id]
         if not of_identity:
             del self._of_identity[slot.identity]
-        self.changes.add(slot.allocation.keys)
+        self._note(slot)
         return slot
 
     def begin_request(self, slot_id: str, request_id: str, now: float) -> None:
@@ -197,7 +199,7 @@ class SlotFleet:
         slot = self.slots[slot_id]
         self.remove_request(slot, request_id)
         slot.last_activity = now
-        self.changes.add(slot.allocation.keys)
+        self._note(slot)
 
     def remove_request(self, slot: Slot, request_id: str) -> None:
         """Remove a request from a slot, which may be gone already."""
@@ -223,6 +225,10 @@ class SlotFleet:
                 self.prices[identity] = price
                 for slot in self.of_identity(identity):
                     self.changes.add(slot.allocation.keys)
+
+    def _note(self, slot: Slot) -> None:
+        self.changes.add(slot.allocation.keys)
+        self.changed[slot.identity] = None
 
     def _move(self, slot: Slot, state: SlotState) -> None:
         del self._in_state[slot.state][slot.slot_id]

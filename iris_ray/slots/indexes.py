@@ -5,6 +5,7 @@ they are asked, and only then. `eviction_indexes.py` has those that know what ro
 """
 
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 from iris_ray.model.constraints import Constraint
@@ -90,11 +91,7 @@ class FreeIndex(Index):
 
     def find(self, need: int, avoid: frozenset[str]) -> tuple[Runner, DeviceSet] | None:
         """Return free devices with at least ``need`` bytes each: those whose fullest one has the most free."""
-        changed = self.changed_devices()
-        items: set[DeviceKey] | set[str] = changed if self.pool.degree == 1 else {key[0] for key in changed}
-        for item in items:
-            room = self._room(item)
-            self.ranking.put(item, None if room is None else (-room, 0, 0.0))
+        self._catch_up()
         if avoid:
             found = self.ranking.best(lambda item, bound: None if runner_of(item) in avoid else bound)
         else:
@@ -102,6 +99,21 @@ class FreeIndex(Index):
         if found is None or -found[0][0] < need:
             return None
         return self.fleet.runners[runner_of(found[1])], self._freest(found[1])
+
+    def find_on(self, runner_id: str, need: int) -> DeviceSet | None:
+        """Return the best free devices of one runner, or None."""
+        self._catch_up()
+        count = len(self.fleet.runners[runner_id].devices)
+        items: list[Item] = [(runner_id, device) for device in range(count)] if self.pool.degree == 1 else [runner_id]
+        room, item = max(((self._room(item) or 0, item) for item in items), key=itemgetter(0))
+        return self._freest(item) if room >= need else None
+
+    def _catch_up(self) -> None:
+        changed = self.changed_devices()
+        items: set[DeviceKey] | set[str] = changed if self.pool.degree == 1 else {key[0] for key in changed}
+        for item in items:
+            room = self._room(item)
+            self.ranking.put(item, None if room is None else (-room, 0, 0.0))
 
     def _room(self, item: Item) -> int | None:
         """Return what the fullest device of the best set has free; None: there is no set."""

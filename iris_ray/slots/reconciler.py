@@ -74,11 +74,11 @@ class Reconciler:
 
     def wakeup(self) -> float:
         """Return when a `Tick` is due if no event comes before."""
-        times = [self._handled_at + CONVERGE_S]
+        times = [self._handled_at + CONVERGE_S, self._converger.agenda.next_time()]
         if (deadline := self.queue.next_deadline()) is not None:
             times.append(deadline)
         if len(self.queue):
-            times += self.allocator.evictable.next_change(), *self._pauses()
+            times.append(self.allocator.evictable.next_change())
         return min(time for time in times if time > self._handled_at)
 
     def check(self) -> None:
@@ -89,9 +89,6 @@ class Reconciler:
             assert request_id not in self.queue, f"{request_id} runs and waits"
         on_slots = [request_id for slot in self.fleet.slots.values() for request_id in slot.active]
         assert sorted(on_slots) == sorted(self.active.by_id), "slots serve what nobody knows of"
-
-    def _pauses(self) -> Iterator[float]:
-        return (model.not_before for model in self.models.values() if model.not_before > self._handled_at)
 
     # -- runners ----------------------------------------------------------------------------------
 
@@ -105,6 +102,7 @@ class Reconciler:
         for model in self.models.values():
             if model.prewarm:
                 model.to_prewarm.add(runner_id)
+                self._converger.agenda.wait_for_room(model.spec.identity)
         yield AskRunner(runner_id)
 
     def _runners_expected(self, event: ev.RunnersExpected, now: float) -> Iterator[Instruction]:
@@ -159,6 +157,7 @@ class Reconciler:
             model.load_s, model.demand = self.models[identity].load_s, self.models[identity].demand
         model.to_prewarm = set(self.fleet.runners) if event.prewarm else set()
         self.models[identity] = model
+        self._converger.agenda.note([identity])
         yield from ()
 
     def _model_removed(self, event: ev.ModelRemoved, now: float) -> Iterator[Instruction]:

@@ -1,7 +1,7 @@
 """The requests that wait: first come, first served, priority before the others, by model."""
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
@@ -19,9 +19,13 @@ class RequestQueue:
 
     Args:
         most: how many may wait at once.
+
+    Attributes:
+        changed: what requests have begun to wait for, until somebody looks at it.
     """
 
     most: int = 10_000
+    changed: dict[SlotIdentity, None] = field(default_factory=dict, init=False)
     _requests: dict[str, Request] = field(default_factory=dict)
     _turns: dict[str, Turn] = field(default_factory=dict)
     _waiting: dict[SlotIdentity, list[Turn]] = field(default_factory=dict)
@@ -97,8 +101,13 @@ class RequestQueue:
         return min((self._requests[turn[2]].arrived_at for turn in ends), default=float("inf"))
 
     def identities(self) -> list[SlotIdentity]:
-        """Return what requests wait for, in the order of the turns of the first ones."""
-        return sorted(self._waiting, key=lambda identity: self._waiting[identity][0])
+        """Return what requests wait for."""
+        return list(self._waiting)
+
+    def in_turn(self, among: Iterable[SlotIdentity]) -> list[SlotIdentity]:
+        """Return which of these requests wait for, in the order of the turns of the first ones."""
+        waiting = (identity for identity in among if identity in self._waiting)
+        return sorted(waiting, key=lambda identity: self._waiting[identity][0])
 
     def of_identity(self, identity: SlotIdentity) -> list[Request]:
         """Return the requests that wait for this, in order."""
@@ -110,6 +119,7 @@ class RequestQueue:
     def _insert(self, request: Request, turn: Turn) -> None:
         self._requests[request.request_id] = request
         self._turns[request.request_id] = turn
+        self.changed[request.identity] = None
         insort(self._waiting.setdefault(request.identity, []), turn)
         if request.deadline is not None:
             heappush(self._deadlines, (request.deadline, request.request_id))

@@ -1,6 +1,8 @@
 """Requests, sessions, loads, losses and reports in random order, late and doubled: no device is over-committed after
 any step, nobody is forgotten, and everybody is answered once the storm is over."""
 
+from copy import deepcopy
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -46,6 +48,7 @@ class SlotStorm(RuleBasedStateMachine):
         self.asked: set[str] = set()
         self.cancelled: set[str] = set()
         self.joined = 0
+        self.steps = 0
 
     @initialize(sessions=st.lists(SPECS, max_size=4))
     def begin(self, sessions) -> None:
@@ -157,6 +160,19 @@ class SlotStorm(RuleBasedStateMachine):
         told = set(self.world.answered) | set(self.world.refused) | set(self.world.ended)
         known = waiting | set(core.active.by_id) | told | self.cancelled
         assert known >= self.asked, self.asked - known
+
+    @invariant()
+    def looking_at_all_models_finds_nothing_more_to_do(self) -> None:
+        self.steps += 1
+        if self.steps % 5:  # it takes long
+            return
+        core = deepcopy(self.world.reconciler)
+        for _ in range(20):
+            if not core.handle(ev.Tick(), self.world.now):
+                break
+        core._converger.look_at_all()
+        more = core.handle(ev.Tick(), self.world.now)
+        assert not more, more
 
     def teardown(self) -> None:
         """The storm is over: there are runners for everything, and all who still wait are answered."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -77,6 +78,7 @@ class SlotProcesses:
     runners: Mapping[str, RunnerHere]
     hear: Callable[[Event], None]
     by_slot: dict[str, SlotProcess] = field(default_factory=dict)
+    _by_runner: defaultdict[str, dict[str, SlotProcess]] = field(default_factory=lambda: defaultdict(dict))
     _background: BackgroundTasks = field(default_factory=BackgroundTasks)
 
     def create(self, order: CreateSlot, pickled: bytes) -> None:
@@ -90,6 +92,7 @@ class SlotProcesses:
                 ray.kill(actor)
             raise
         made = self.by_slot[order.slot_id] = SlotProcess(order, tuple(actors))
+        self._by_runner[order.allocation.runner_id][order.slot_id] = made
         self._background.start(self._load(made, pickled), f"loading slot {order.slot_id}")
         self._background.start(self._watch(made), f"watching slot {order.slot_id}")
 
@@ -108,7 +111,7 @@ class SlotProcesses:
         Raises:
             RayError: an agent of the runner can't be reached.
         """
-        here = {n: each for n, each in self.by_slot.items() if each.order.allocation.runner_id == runner_id}
+        here = dict(self._by_runner.get(runner_id, {}))
         known = {slot_id: each.processes for slot_id, each in here.items() if each.processes}
         asked = [
             host.agent.alive.remote({slot_id: processes[number] for slot_id, processes in known.items()})
@@ -144,8 +147,16 @@ class SlotProcesses:
             made.kill()  # Ray may only have lost sight of it; and one alone is of no use
             if await self._are_gone(made):
                 break
-        self.by_slot.pop(made.order.slot_id, None)
+        self._forget(made)
         self.hear(SlotEnded(made.order.slot_id))
+
+    def _forget(self, made: SlotProcess) -> None:
+        slot_id, runner_id = made.order.slot_id, made.order.allocation.runner_id
+        self.by_slot.pop(slot_id, None)
+        here = self._by_runner[runner_id]
+        here.pop(slot_id, None)
+        if not here:
+            del self._by_runner[runner_id]
 
     async def _are_gone(self, made: SlotProcess) -> bool:
         runner = self.runners.get(made.order.allocation.runner_id)

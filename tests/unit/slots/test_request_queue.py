@@ -39,7 +39,7 @@ def test_first_come_is_first_served_and_priority_goes_before() -> None:
 
 def test_models_come_in_the_order_of_their_first_requests() -> None:
     queue = queue_of(request("a"), request("b", N), request("c"), request("d", N, priority=True))
-    assert queue.identities() == [N, M]
+    assert queue.in_turn([M, N]) == [N, M]
     assert queue.waiting(M) == queue.waiting(N) == 2
 
 
@@ -51,7 +51,7 @@ def test_a_full_queue_and_a_duplicate_are_refused_and_leave_nothing_behind() -> 
     with pytest.raises(SlotQueueFullError, match="2 requests wait"):
         queue.add(request("c", N))
     assert order(queue) == ["a", "b"]
-    assert queue.identities() == [M]
+    assert queue.in_turn([M, N]) == [M]
 
 
 def test_a_request_that_is_put_back_has_its_old_turn_even_if_the_queue_is_full() -> None:

@@ -164,6 +164,27 @@ def test_a_slot_that_can_not_be_made_stops_no_other_and_not_the_clock(slots: Slo
     asyncio.run(story())
 
 
+def test_a_runner_reports_the_slots_that_it_has_until_they_have_ended(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", "b")
+        await manager.register(order())
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: manager._core.active.by_id)
+        (slot,) = manager._core.fleet.slots.values()
+        home = slot.allocation.runner_id
+        alive = {
+            name: await manager._processes.alive_on(name, runner) for name, runner in manager._runners.by_id.items()
+        }
+        assert alive == {"a": {}, "b": {}} | {home: {slot.slot_id: slot.identity}}
+        slots.made[0].may_answer.set()
+        await answer
+        slots.made[0].killed.set()
+        await until(lambda: not manager._core.fleet.slots)
+        assert await manager._processes.alive_on(home, manager._runners.by_id[home]) == {}
+
+    asyncio.run(story())
+
+
 def test_pieces_of_two_slots_are_never_mixed(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of("a", "b", drain_s=0.05)
