@@ -33,10 +33,8 @@ class Agenda:
         self.waits_for_room[identity] = None
 
     def look_again(self, identity: SlotIdentity, when: float) -> None:
-        """Look at this at a time, and not at the one that was said before."""
-        if when == float("inf"):
-            self._next.pop(identity, None)
-        elif self._next.get(identity) != when:
+        """Look at this at a time, or before."""
+        if when < self._next.get(identity, float("inf")):
             self._next[identity] = when
             heapq.heappush(self._times, (when, identity))
 
