@@ -192,7 +192,8 @@ class Converger:
         if not model.to_prewarm:
             return
         served = {slot.allocation.runner_id for slot in self.fleet.of_identity(model.spec.identity)}
-        open_now = sorted(model.to_prewarm & self.fleet.runners.keys() - self.fleet.closed)
+        model.to_prewarm = {runner_id for runner_id in model.to_prewarm if runner_id in self.fleet.runners}
+        open_now = sorted(model.to_prewarm - self.fleet.closed)
         for runner_id in open_now:
             if runner_id not in served and (place := self.allocator.free_place_on(runner_id, model.spec)):
                 self._plan(model, place, now)
