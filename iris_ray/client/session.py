@@ -11,8 +11,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
 from iris_ray.actors.slots.messages import Ask
+from iris_ray.client.client_keeper import ClientKeeper
 from iris_ray.client.lease import Lease, Turn
-from iris_ray.client.session_keeper import SessionKeeper
 from iris_ray.errors import InvalidSlotError, SessionEndedError
 from iris_ray.slots.requests import WorkloadKind
 
@@ -34,7 +34,7 @@ class Session:
         how: ``idle_s``, ``timeout_s``, ``priority``: see `SlotClient.session`.
     """
 
-    def __init__(self, manager: ActorHandle, keeper: SessionKeeper, model: str, **how: Any) -> None:
+    def __init__(self, manager: ActorHandle, keeper: ClientKeeper, model: str, **how: Any) -> None:
         self._manager = manager
         self._keeper = keeper
         self._model = model
@@ -63,7 +63,8 @@ class Session:
         """
         ask = self._ask()
         try:
-            self._take(ask, ray.get(self._manager.submit.remote(ask)).open())
+            with self._keeper.request(ask.request_id):
+                self._take(ask, ray.get(self._manager.submit.remote(ask)).open())
         except BaseException:
             self._manager.cancel.remote(ask.request_id)
             raise
@@ -73,7 +74,8 @@ class Session:
         """As `open`, for an event loop."""
         ask = self._ask()
         try:
-            self._take(ask, (await self._manager.submit.remote(ask)).open())
+            with self._keeper.request(ask.request_id):
+                self._take(ask, (await self._manager.submit.remote(ask)).open())
         except BaseException:
             self._manager.cancel.remote(ask.request_id)
             raise
@@ -136,7 +138,8 @@ class Session:
     def _ask(self) -> Ask:
         if self._lease is not None and not self._lease.over:
             raise InvalidSlotError(f"this session with {self._model} is open; close it first, or make another one")
-        return Ask(uuid.uuid4().hex, self._model, b"", kind=WorkloadKind.SESSION, **self._how)
+        how = {"kind": WorkloadKind.SESSION, "client_id": self._keeper.client_id, **self._how}
+        return Ask(uuid.uuid4().hex, self._model, b"", **how)
 
     def _take(self, ask: Ask, grant: Any) -> None:
         self._lease = Lease(ask.request_id, self._model, grant)

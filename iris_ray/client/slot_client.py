@@ -1,7 +1,7 @@
 """The public API of slots: register models, and have them answer requests."""
 
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Self
@@ -12,11 +12,11 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
-from iris_ray.actors.slots.pieces import packed
+from iris_ray.actors.slots.pieces import TAKEN_AT_ONCE, packed
 from iris_ray.actors.slots.slot_manager import SlotManager
+from iris_ray.client.client_keeper import ClientKeeper
 from iris_ray.client.identity import current_user
 from iris_ray.client.session import Session
-from iris_ray.client.session_keeper import SessionKeeper
 from iris_ray.client.slot_runners import cancel_runners, submit_runners
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError, UnknownNameError
 from iris_ray.slots.devices import DeviceKind
@@ -60,7 +60,7 @@ class SlotClient:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_concurrency": MOST_CALLS, "scheduling_strategy": here, **named}
         self._manager = _SlotManager.options(**options).remote(policy or ServingPolicy())
-        self._keeper = SessionKeeper(self._manager)
+        self._keeper = ClientKeeper(self._manager)
         if ray.get(self._manager.is_first.remote()):
             try:
                 jobs = submit_runners(self._manager, hosts, name)
@@ -83,7 +83,7 @@ class SlotClient:
         made._kind = DeviceKind.GPU
         try:
             made._manager = ray.get_actor(name, namespace=NAMESPACE)
-            made._keeper = SessionKeeper(made._manager)
+            made._keeper = ClientKeeper(made._manager)
         except ValueError:
             raise UnknownNameError(
                 f"nobody serves models under the name {name!r}; they are served while the process runs that made "
@@ -138,6 +138,8 @@ class SlotClient:
     def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
         """Ask a model. Returns a future of its answer; one that comes in pieces is a list.
 
+        Cancelling the future cancels the request.
+
         Args:
             model: its name.
             payload: what its ``__call__`` gets.
@@ -148,26 +150,52 @@ class SlotClient:
         ModelUnavailableError, UnknownNameError, or InvalidSlotError for a model that fits nowhere.
         """
         opened: Future[Any] = Future()
-        opened.set_running_or_notify_cancel()
-        arrived = self._manager.submit.remote(_ask(model, payload, request_id, how)).future()
-        arrived.add_done_callback(lambda done: _open(done, opened))
+        ask = self._ask(model, payload, request_id, how)
+        self._keeper.add_request()
+        arrived = self._manager.submit.remote(ask).future()
+
+        def end(done: "Future[Any]") -> None:
+            self._keeper.remove_request()
+            _open(done, opened)
+
+        def give_up(asked: "Future[Any]") -> None:
+            if asked.cancelled():
+                self._keeper.cancel(ask.request_id)
+
+        opened.add_done_callback(give_up)
+        arrived.add_done_callback(end)
         return opened
 
     async def generate(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> Any:
-        """Ask a model and wait for the answer. See `submit`."""
-        return (await self._manager.submit.remote(_ask(model, payload, request_id, how))).open()
+        """Ask a model and wait for the answer. Cancelling this cancels the request. See `submit`."""
+        ask = self._ask(model, payload, request_id, how)
+        with self._keeper.request(ask.request_id):
+            return (await self._manager.submit.remote(ask)).open()
 
-    def stream(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> Iterator[Any]:
-        """Ask a model, and yield the pieces of its answer as they come. See `submit`."""
-        for reference in self._pieces(_ask(model, payload, request_id, how)):
-            yield ray.get(reference).open()
+    def stream(
+        self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
+    ) -> Generator[Any, None, None]:
+        """Ask a model, and yield the pieces of its answer as they come. See `submit`.
+
+        Who stops early cancels the request. Who takes the pieces slowly has the model wait.
+        """
+        ask = self._ask(model, payload, request_id, how)
+        with self._keeper.request(ask.request_id):
+            for number, reference in enumerate(self._pieces(ask), 1):
+                yield ray.get(reference).open()
+                self._say_taken(ask, number)
 
     async def astream(
         self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
-    ) -> AsyncIterator[Any]:
-        """As `stream`, for an event loop."""
-        async for reference in self._pieces(_ask(model, payload, request_id, how)):
-            yield (await reference).open()
+    ) -> AsyncGenerator[Any, None]:
+        """As `stream`, for an event loop. Who stops early calls ``aclose()``, else the request ends a moment later."""
+        ask = self._ask(model, payload, request_id, how)
+        with self._keeper.request(ask.request_id):
+            number = 0
+            async for reference in self._pieces(ask):
+                yield (await reference).open()
+                number += 1
+                self._say_taken(ask, number)
 
     def session(
         self, model: str, *, idle_s: float = 300.0, timeout_s: float | None = None, priority: bool = False
@@ -214,12 +242,16 @@ class SlotClient:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def _ask(self, model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
+        ask = Ask(request_id or uuid.uuid4().hex, model, packed(payload).data, client_id=self._keeper.client_id)
+        return replace(ask, **how)
+
     def _pieces(self, ask: Ask) -> Any:
         return self._manager.stream.options(num_returns="streaming").remote(ask)
 
-
-def _ask(model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
-    return replace(Ask(request_id or uuid.uuid4().hex, model, packed(payload).data), **how)
+    def _say_taken(self, ask: Ask, number: int) -> None:
+        if number % TAKEN_AT_ONCE == 0:
+            self._manager.taken.remote(ask.request_id, TAKEN_AT_ONCE)
 
 
 def _get(reference: Any) -> Any:
@@ -233,6 +265,8 @@ def _get(reference: Any) -> Any:
 
 
 def _open(done: "Future[Any]", opened: "Future[Any]") -> None:
+    if not opened.set_running_or_notify_cancel():
+        return
     try:
         opened.set_result(done.result().open())
     except Exception as error:

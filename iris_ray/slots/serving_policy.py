@@ -33,7 +33,7 @@ class ServingPolicy:
         most_attempts: how often a request may be given to slots that are lost.
         longest_pause_s: between loads that fail.
         avoid_runner_s: how long a runner gets no slot of a model that failed to load there.
-        silence_s: how long nothing may be heard of a session's client before the session ends.
+        silence_s: how long nothing may be heard of a client before its requests and sessions end.
     """
 
     placement: Policy = field(default_factory=Policy)

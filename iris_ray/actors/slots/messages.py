@@ -102,6 +102,7 @@ class Ask:
         retriable: whether it may run again if its process is lost.
         kind: one request, or a session.
         idle_s: of a session: how long it keeps its seat without being used.
+        client_id: who renews it: it is given up once nothing is heard of that client. "": nobody, and it is not.
     """
 
     request_id: str
@@ -112,6 +113,7 @@ class Ask:
     retriable: bool = True
     kind: WorkloadKind = WorkloadKind.INFERENCE
     idle_s: float | None = None
+    client_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

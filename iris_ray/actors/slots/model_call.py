@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final
 
+from iris_ray.actors.slots.pieces import MOST_PIECES
 from iris_ray.actors.slots.reasons import Reasons
 
 _END: Final = object()
@@ -58,18 +59,23 @@ class ModelCall:
         return self._result(ended.result())
 
     def wait_each(self, pieces: AsyncIterator[Any]) -> Iterator[Any]:
-        """Yield what comes from an asynchronous generator of the model, which runs as one task to its end."""
+        """Yield what comes from an asynchronous generator of the model, which runs as one task to its end.
+
+        The generator waits while `MOST_PIECES` have not been taken.
+        """
         arrived: SimpleQueue[Any] = SimpleQueue()
+        room = asyncio.Semaphore(MOST_PIECES)
         ended: Future[asyncio.Task[Any]] = Future()
 
         def end(task: asyncio.Task[Any]) -> None:
             ended.set_result(task)
             arrived.put(_END)
 
-        self._loop.do(self._begin, _feed(pieces, arrived), end)
+        self._loop.do(self._begin, _feed(pieces, arrived, room), end)
         try:
             while (piece := arrived.get()) is not _END:
                 yield piece
+                self._loop.do(room.release)
         except GeneratorExit:
             self.stop()
             raise
@@ -132,6 +138,7 @@ class RunningCalls:
                 self._stopped.note(call_id, "stopped")
 
 
-async def _feed(pieces: AsyncIterator[Any], arrived: SimpleQueue[Any]) -> None:
+async def _feed(pieces: AsyncIterator[Any], arrived: SimpleQueue[Any], room: asyncio.Semaphore) -> None:
     async for piece in pieces:
+        await room.acquire()
         arrived.put(piece)

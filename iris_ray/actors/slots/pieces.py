@@ -8,6 +8,12 @@ from ray import cloudpickle
 
 from iris_ray.errors import RemoteUserError
 
+MOST_PIECES = 64
+"""Of one stream that wait for their caller, in the SlotManager and in the slot. While there are so many, the model
+waits."""
+TAKEN_AT_ONCE = 16
+"""A caller says after so many pieces that it has taken them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:

@@ -15,9 +15,10 @@ from iris_ray.actors.slots.reasons import Reasons
 from iris_ray.actors.slots.runners import HostHere, Runners
 from iris_ray.actors.slots.slot_processes import SlotProcesses
 from iris_ray.actors.slots.status import status_of
-from iris_ray.actors.slots.waiting import Waiting, cancelled, error_of
+from iris_ray.actors.slots.waiting import Clients, Waiting, cancelled, error_of
 from iris_ray.actors.slots.yielding import Yielding
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.ray_internals import STREAM
 from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
 from iris_ray.slots import events as ev
 from iris_ray.slots import instructions as todo
@@ -28,6 +29,8 @@ from iris_ray.slots.serving_policy import ServingPolicy
 
 REPORT_TIMEOUT_S = 10.0
 EMPTY_LOOK_S = 0.05
+CLIENTS_LOOK_S = 5.0
+"""How often it is looked whether the clients of requests are there."""
 logger = logging.getLogger(__name__)
 
 
@@ -49,6 +52,8 @@ class SlotManager:
         self._processes = SlotProcesses(self._runners.by_id, self._hear)
         self._jobs: tuple[str, ...] | None = None
         self._reasons = Reasons()
+        self._clients = Clients(policy.silence_s)
+        self._cancelled_early = Reasons()
 
     # -- what clients call ------------------------------------------------------------------------
 
@@ -63,6 +68,7 @@ class SlotManager:
         self._hear(ev.RunnersExpected(tuple(each.runner for each in hosts)))
         yielding = Yielding(self._core, self._runners.by_id, self._jobs, user)
         self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
+        self._background.start(self._watch_clients(), "looking whether clients are there")
         self._hear(ev.Tick())
 
     async def close(self) -> tuple[str, ...]:
@@ -101,15 +107,27 @@ class SlotManager:
         async for piece in self._pieces(ask, streams=True):
             yield piece
 
+    async def taken(self, request_id: str, pieces: int) -> None:
+        """Note that the caller has taken so many more pieces of a stream."""
+        if waiting := self._waiting.get(request_id):
+            waiting.taken(pieces)
+
     async def cancel(self, request_id: str) -> None:
         """Forget a request. Its caller gets an error; nothing happens if it is over."""
         if waiting := self._waiting.get(request_id):
             waiting.end(cancelled(request_id))
+        elif request_id not in self._core.active.by_id:  # Ray may deliver a large request after its cancelling
+            self._cancelled_early.note(request_id, "cancelled")
         self._hear(ev.RequestCancelled(request_id))
 
-    async def renew_sessions(self, idle: Mapping[str, float]) -> Mapping[str, str]:
-        """Note that a client has sessions, and for how many seconds each was not used. Return why some are over."""
+    async def renew(self, client_id: str, idle: Mapping[str, float]) -> Mapping[str, str]:
+        """Note that a client is there, and for how many seconds it has not used its sessions.
+
+        Returns:
+            Why some of the sessions are over.
+        """
         now, active = self._now(), self._core.active.by_id
+        self._clients.heard(client_id, now)
         self._hear(ev.SessionsRenewed({session_id: now - seconds for session_id, seconds in idle.items()}))
         over = (each for each in idle if each not in active or active[each].stopped)
         return {session_id: self._reasons.of(session_id) for session_id in over}
@@ -206,6 +224,10 @@ class SlotManager:
         if ask.request_id in self._waiting:
             raise InvalidSlotError(f"request {ask.request_id} is here already; give each one an id of its own")
         identity, now = self._identity(ask.model), self._now()
+        if self._cancelled_early.forget(ask.request_id):
+            raise cancelled(ask.request_id)
+        if ask.client_id:
+            self._clients.heard(ask.client_id, now)
         deadline = None if ask.timeout_s is None else now + ask.timeout_s
         how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s
         request = Request(ask.request_id, identity, now, *how)
@@ -242,15 +264,15 @@ class SlotManager:
         """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
         ask = waiting.ask
         if waiting.streams:
-            async for piece in actor.stream.options(num_returns="streaming").remote(ask.request_id, ask.payload):
+            async for piece in actor.stream.options(**STREAM).remote(ask.request_id, ask.payload):
                 found = await piece
                 if not self._runs_on(ask.request_id, slot_id):  # pieces of two slots must not be mixed
                     return False
-                waiting.give(found)
+                await waiting.give(found)
             if not self._runs_on(ask.request_id, slot_id):
                 return False
         elif (answer := await actor.serve.remote(ask.request_id, ask.payload)) is not None:
-            waiting.give(answer)
+            await waiting.give(answer)
         waiting.end()
         return True
 
@@ -262,7 +284,7 @@ class SlotManager:
         session_id = waiting.ask.request_id
         await actor.open_session.remote(session_id)
         self._hear(ev.SessionsRenewed({session_id: self._now()}))
-        waiting.give(packed(Grant(slot_id, actor)))
+        await waiting.give(packed(Grant(slot_id, actor)))
         waiting.end()
 
     async def _end_session(self, order: todo.StopRequest) -> None:
@@ -297,6 +319,16 @@ class SlotManager:
         if made := self._processes.by_slot.get(order.slot_id):
             with suppress(RayError):
                 await made.actor.stop.remote(order.request_id)
+
+    async def _watch_clients(self) -> None:
+        """Give up the requests of clients that are gone, for ever."""
+        while True:
+            await asyncio.sleep(CLIENTS_LOOK_S)
+            client_of = {request_id: waiting.ask.client_id for request_id, waiting in self._waiting.items()}
+            silent = self._clients.silent(set(client_of.values()), self._now())
+            for request_id in (each for each, client_id in client_of.items() if client_id in silent):
+                logger.warning("request %s is given up: nothing is heard of its client", request_id)
+                await self.cancel(request_id)
 
     async def _report(self, runner_id: str) -> None:
         """Have the agents of a runner look which of our processes are there."""

@@ -1,12 +1,12 @@
-"""The callers who wait for an answer, and what they get."""
+"""The callers who wait for an answer, what they get, and whether their clients are there."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
 from iris_ray.actors.slots.messages import Ask
-from iris_ray.actors.slots.pieces import Piece, packed_error
+from iris_ray.actors.slots.pieces import MOST_PIECES, Piece, packed_error
 from iris_ray.errors import (
     InvalidSlotError,
     IrisError,
@@ -39,6 +39,8 @@ def error_of(refusal: Refusal, reason: str) -> IrisError:
 class Waiting:
     """One caller. Pieces of the answer go into a queue; after the last comes the end, or an error.
 
+    Whoever gives pieces waits while the caller has `MOST_PIECES` to take.
+
     Attributes:
         ask: what was asked.
         streams: whether pieces are wanted as they come.
@@ -49,14 +51,29 @@ class Waiting:
     streams: bool = False
     begun: bool = False
     _pieces: "asyncio.Queue[Piece | None]" = field(default_factory=asyncio.Queue)
+    _over: bool = False
+    _untaken: int = 0
+    _has_room: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def give(self, piece: Piece) -> None:
-        """Hand over a piece, or the whole answer."""
+    async def give(self, piece: Piece) -> None:
+        """Hand over a piece, or the whole answer. After the end it is dropped."""
         self.begun = True
-        self._pieces.put_nowait(piece)
+        while self._untaken >= MOST_PIECES and not self._over:
+            self._has_room.clear()
+            await self._has_room.wait()
+        if not self._over:
+            self._untaken += 1
+            self._pieces.put_nowait(piece)
+
+    def taken(self, pieces: int) -> None:
+        """Note that the caller has taken so many more pieces of a stream."""
+        self._untaken -= pieces
+        self._has_room.set()
 
     def end(self, error: IrisError | None = None) -> None:
         """Say that nothing more comes, or why."""
+        self._over = True
+        self._has_room.set()
         if error is not None:
             self._pieces.put_nowait(packed_error(error))
         self._pieces.put_nowait(None)
@@ -65,6 +82,27 @@ class Waiting:
         """Yield the pieces."""
         while (piece := await self._pieces.get()) is not None:
             yield piece
+
+
+@dataclass(slots=True, eq=False)
+class Clients:
+    """When each client was last heard of that has requests.
+
+    Attributes:
+        silence_s: how long nothing may be heard of one.
+    """
+
+    silence_s: float
+    _heard: dict[str, float] = field(default_factory=dict)
+
+    def heard(self, client_id: str, now: float) -> None:
+        """Note that a client is there."""
+        self._heard[client_id] = now
+
+    def silent(self, with_requests: Collection[str], now: float) -> set[str]:
+        """Return which of these clients are gone, or frozen. Others have no requests: forget them."""
+        self._heard = {name: at for name, at in self._heard.items() if name in with_requests}
+        return {name for name, at in self._heard.items() if now - at > self.silence_s}
 
 
 def cancelled(request_id: str) -> JobCancelledError:

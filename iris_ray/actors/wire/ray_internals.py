@@ -22,6 +22,9 @@ STORE_TIMEOUT_S = 5.0
 RAY_VERSION = tuple(map(int, ray.__version__.split(".")[:2]))
 MOST_PACKAGE_BYTES = packaging.GCS_STORAGE_MAX_SIZE
 """Limit for a directory that travels to the cluster."""
+STREAM: Mapping[str, Any] = {"num_returns": "streaming", "_generator_backpressure_num_objects": 16}
+"""Options of a call that yields pieces: its generator waits while so many have not been read. The call must run in a
+thread of its own. In an event loop, one generator that waits would hold up all others."""
 
 
 def draining_nodes() -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +11,8 @@ from ray import cloudpickle
 
 from iris_ray.actors.slots.loaded_model import LoadedModel
 from iris_ray.actors.slots.model_call import ModelCall, RunningCalls, StoppedError
+from iris_ray.actors.slots.pieces import MOST_PIECES
+from tests.support.waiting import wait_until
 
 
 class Plain:
@@ -139,6 +142,32 @@ def test_a_stream_that_is_stopped_ends(model: type) -> None:
     call = ModelCall(made.loop)
     pieces = made.pieces(10**6, call)
     assert next(pieces) == 0
+    call.stop()
+    with pytest.raises(StoppedError):
+        list(pieces)
+
+
+class Endless:
+    def __init__(self) -> None:
+        self.made = 0
+
+    async def __call__(self, payload: Any):
+        while True:
+            await asyncio.sleep(0)
+            self.made += 1
+            yield self.made
+
+
+def test_an_asynchronous_generator_waits_until_its_pieces_are_taken() -> None:
+    made = loaded(Endless)
+    call = ModelCall(made.loop)
+    pieces = made.pieces(None, call)
+    assert next(pieces) == 1
+    wait_until(lambda: made._model.made == MOST_PIECES + 1)
+    time.sleep(0.02)
+    assert made._model.made == MOST_PIECES + 1
+    assert next(pieces) == 2
+    wait_until(lambda: made._model.made == MOST_PIECES + 2)
     call.stop()
     with pytest.raises(StoppedError):
         list(pieces)

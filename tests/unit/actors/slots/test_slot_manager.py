@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from ray.exceptions import RayError, RayTaskError
 
-from iris_ray.actors.slots import slot_processes
+from iris_ray.actors.slots import slot_manager, slot_processes
 from iris_ray.actors.slots.messages import Ask, ModelOrder
-from iris_ray.actors.slots.pieces import Piece, packed
+from iris_ray.actors.slots.pieces import MOST_PIECES, Piece, packed
 from iris_ray.actors.slots.slot_manager import SlotManager
-from iris_ray.errors import InvalidSlotError
+from iris_ray.errors import InvalidSlotError, JobCancelledError
 from iris_ray.slots import events as ev
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
@@ -40,6 +40,9 @@ class Slot:
         self.number = number
         self.meets_at = ""
         self.leads: list[Slot] = []
+        self.pieces = 3
+        self.sent = 0
+        self.stopped: list[str] = []
         self._why_not = why_not
         self.may_answer = asyncio.Event()
         self.killed = asyncio.Event()
@@ -68,7 +71,8 @@ class Slot:
     async def _unload(self) -> None:
         await self.killed.wait()
 
-    async def _stop(self, request_id: str) -> None: ...
+    async def _stop(self, request_id: str) -> None:
+        self.stopped.append(request_id)
 
     async def _serve(self, request_id: str, payload: bytes) -> Piece:
         await self.may_answer.wait()
@@ -76,8 +80,9 @@ class Slot:
 
     async def _stream(self, request_id: str, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
         await self.may_answer.wait()
-        for piece in range(3):
-            await asyncio.sleep(0.01)
+        for piece in range(self.pieces):
+            await asyncio.sleep(0.01 if self.pieces == 3 else 0.0)
+            self.sent += 1
             yield self._piece(piece)
 
     async def _piece(self, piece: int) -> Piece:
@@ -229,6 +234,71 @@ def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
             with pytest.raises(InvalidSlotError, match="not a number"):
                 (await manager.submit(ask("r", timeout_s=float("nan")))).open()
         assert manager._waiting == {}
+
+    asyncio.run(story())
+
+
+async def stops_at(slot: Slot, pieces: int) -> None:
+    await until(lambda: slot.sent == pieces)
+    await asyncio.sleep(0.02)
+    assert slot.sent == pieces
+
+
+def test_a_model_waits_for_a_caller_who_takes_no_pieces_and_not_for_one_who_is_gone(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order())
+        pieces = manager.stream(ask("r"))
+        first = asyncio.ensure_future(anext(pieces))
+        await until(lambda: slots.made)
+        slots.made[0].pieces = 300
+        slots.made[0].may_answer.set()
+        await first
+        await stops_at(slots.made[0], MOST_PIECES + 1)
+        await manager.taken("r", 10)
+        await stops_at(slots.made[0], MOST_PIECES + 11)
+        await manager.cancel("r")
+        await until(lambda: slots.made[0].sent == 300)
+        assert slots.made[0].stopped == ["r"]
+        with pytest.raises(JobCancelledError):
+            [piece.open() async for piece in pieces]
+        await until(lambda: not manager._core.active.by_id)
+
+    asyncio.run(story())
+
+
+def test_the_requests_of_a_client_that_is_gone_are_given_up(slots: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_manager, "CLIENTS_LOOK_S", 0.01)
+
+    async def story() -> None:
+        manager = await manager_of("a", silence_s=0.1)
+        await manager.start((), (), "ann")
+        await manager.register(order(concurrency=3))
+        gone, stays, nobodys = (
+            asyncio.ensure_future(manager.submit(ask(name, client_id=client)))
+            for name, client in (("r", "gone"), ("s", "stays"), ("t", ""))
+        )
+        await until(lambda: len(manager._core.active.by_id) == 3)
+        while not gone.done():
+            await manager.renew("stays", {})
+            await asyncio.sleep(0.02)
+        with pytest.raises(JobCancelledError):
+            gone.result().open()
+        assert slots.made[0].stopped == ["r"]
+        slots.made[0].may_answer.set()
+        assert ((await stays).open(), (await nobodys).open()) == (0, 0)
+
+    asyncio.run(story())
+
+
+def test_a_request_that_comes_after_its_cancelling_does_not_run(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order())
+        await manager.cancel("large")
+        with pytest.raises(JobCancelledError):
+            (await manager.submit(ask("large"))).open()
+        assert len(manager._core.queue) == 0
 
     asyncio.run(story())
 

@@ -1,0 +1,160 @@
+"""What a `SlotClient` does for a caller who gives up. Its manager stands aside."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import CancelledError, Future, wait
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iris_ray import SlotClient
+from iris_ray.actors.slots.messages import Ask
+from iris_ray.actors.slots.pieces import Piece, packed
+from iris_ray.client import client_keeper
+from iris_ray.client.client_keeper import ClientKeeper
+from iris_ray.errors import JobCancelledError
+from tests.support.waiting import wait_until
+
+
+class Reference:
+    """Stands for an `ObjectRef` of an answer, which comes once it is given."""
+
+    def __init__(self, given: "Future[Any]") -> None:
+        self._given = given
+
+    def future(self) -> "Future[Any]":
+        return self._given
+
+    def __await__(self) -> Any:
+        return asyncio.wrap_future(self._given).__await__()
+
+
+class Pieces:
+    """Stands for an `ObjectRefGenerator` without end."""
+
+    def __iter__(self) -> Iterator[Reference]:
+        while True:
+            yield Reference(done(packed(0)))
+
+    async def __aiter__(self) -> AsyncIterator[Reference]:
+        while True:
+            yield Reference(done(packed(0)))
+
+
+def done(value: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
+
+
+class Manager:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.asked: list[Ask] = []
+        self.cancelled: list[str] = []
+        self.taken_pieces = 0
+        self.renewed: list[str] = []
+        self.answer: Future[Piece] = Future()
+        streaming = SimpleNamespace(remote=self._stream)
+        self.submit = SimpleNamespace(remote=self._submit)
+        self.stream = SimpleNamespace(options=lambda **_: streaming)
+        self.cancel = SimpleNamespace(remote=self.cancelled.append)
+        self.taken = SimpleNamespace(remote=self._taken)
+        self.renew = SimpleNamespace(remote=self._renew)
+
+    def _submit(self, ask: Ask) -> Reference:
+        self.asked.append(ask)
+        return Reference(self.answer)
+
+    def _stream(self, ask: Ask) -> Pieces:
+        self.asked.append(ask)
+        return Pieces()
+
+    def _taken(self, request_id: str, pieces: int) -> None:
+        self.taken_pieces += pieces
+
+    def _renew(self, client_id: str, idle: Any) -> Reference:
+        self.renewed.append(client_id)
+        return Reference(done({}))
+
+
+@pytest.fixture
+def manager() -> Manager:
+    return Manager()
+
+
+@pytest.fixture
+def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
+    monkeypatch.setattr("ray.get", lambda reference: reference.future().result())
+    made = SlotClient.__new__(SlotClient)
+    made._manager = manager
+    made._keeper = ClientKeeper(manager)
+    return made
+
+
+def test_a_coroutine_that_is_cancelled_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.generate("m", 1, request_id="r"), 0.02)
+
+    asyncio.run(give_up())
+    assert manager.cancelled == ["r"]
+
+
+def test_a_stream_that_is_left_cancels_its_request_and_one_that_is_read_says_so(
+    client: SlotClient, manager: Manager
+) -> None:
+    pieces = client.stream("m", 1, request_id="r")
+    for _ in range(50):
+        assert next(pieces) == 0
+    assert manager.taken_pieces == 48
+    assert manager.cancelled == []
+    pieces.close()
+    assert manager.cancelled == ["r"]
+
+
+def test_a_stream_of_coroutines_that_is_left_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    async def leave() -> None:
+        pieces = client.astream("m", 1, request_id="r")
+        for _ in range(50):
+            assert await anext(pieces) == 0
+        assert manager.taken_pieces == 48
+        await pieces.aclose()
+
+    asyncio.run(leave())
+    assert manager.cancelled == ["r"]
+
+
+def test_a_future_that_is_cancelled_cancels_its_request(client: SlotClient, manager: Manager) -> None:
+    future = client.submit("m", 1, request_id="r")
+    assert future.cancel()
+    assert manager.cancelled == ["r"]
+    manager.answer.set_exception(JobCancelledError("request r was cancelled"))
+    assert wait([future], timeout=5).done == {future}
+    with pytest.raises(CancelledError):
+        future.result()
+
+
+def test_an_answer_that_came_cancels_nothing(client: SlotClient, manager: Manager) -> None:
+    manager.answer.set_result(packed("answer"))
+    assert client.submit("m", 1).result(5) == "answer"
+    assert asyncio.run(client.generate("m", 1)) == "answer"
+    assert manager.cancelled == []
+
+
+def test_a_client_is_renewed_while_it_has_requests(
+    client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_keeper, "RENEW_S", 0.01)
+    client.submit("m", 1)
+    (ask,) = manager.asked
+    wait_until(lambda: len(manager.renewed) >= 2)
+    assert set(manager.renewed) == {ask.client_id}
+    manager.answer.set_result(packed("answer"))
+    wait_until(lambda: not client._keeper._runs)
+    renewed = len(manager.renewed)
+    time.sleep(0.05)
+    assert len(manager.renewed) == renewed
