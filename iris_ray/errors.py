@@ -12,6 +12,7 @@
     │   ├── UnknownNameError                 no such job, task, host or slice; the message names the nearest
     │   ├── InvalidSimulationError           a fleet, a workload or a trace that can't be simulated as written
     │   ├── InvalidSlotError                 a model, a runner or a request that can't be served as written
+    │   ├── SlotNameTakenError               somebody else serves models under that name; the message says who
     │   ├── InvalidModeError                 no such mode of a run, or no such fault; the message names the nearest
     │   ├── InvalidFunctionError             not a zero-argument function, a bound DAG node, not picklable, …
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
@@ -93,6 +94,10 @@ class InvalidSimulationError(InvalidRequestError):
 
 class InvalidSlotError(InvalidRequestError):
     """A model, a runner or a request for a slot that can't work as written; the message says what to give."""
+
+
+class SlotNameTakenError(InvalidRequestError):
+    """Another driver serves models under this name; the message says whose it is, and how to attach."""
 
 
 class InvalidModeError(InvalidRequestError):

@@ -9,37 +9,32 @@ from typing import Any, Self
 import ray
 from ray import cloudpickle
 from ray.exceptions import RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import TAKEN_AT_ONCE, packed
-from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.client.client_keeper import ClientKeeper
-from iris_ray.client.identity import current_user
+from iris_ray.client.named_manager import find, make_or_find
 from iris_ray.client.session import Session
 from iris_ray.client.slot_runners import cancel_runners, submit_runners
-from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError, UnknownNameError
+from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
-
-NAMESPACE = "iris_ray.slots"
-MOST_CALLS = 100_000
-"""Calls of a manager at once. Each request that waits or runs is one; more would wait in Ray, without a timeout."""
-
-_SlotManager = ray.remote(SlotManager)
 
 
 class SlotClient:
     """Serves models on some hosts of the cluster that this process is connected to.
 
     Args:
-        hosts: which hosts to get. Ignored if a manager of that name exists already.
-        name: other clients that give the same name use the same models. None: nobody else does.
+        hosts: which hosts to get. Ignored if a process of the same Ray job serves models under this name already.
+        name: others can use the models under this name: processes of the same Ray job that give it, and whoever calls
+            `connect`. None: nobody else can.
         policy: limits and times; None: the usual ones.
 
     Raises:
         NoClusterError: Ray is not initialised.
+        SlotNameTakenError: another driver serves models under this name. A driver that is started again can have it
+            once the one before has ended.
         InvalidRequestError: no job could get such hosts.
         ControllerUnavailableError: the cluster's Controller could not be started or reached.
 
@@ -56,22 +51,19 @@ class SlotClient:
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         kinds = {each.kind for each in hosts}
         self._kind = kinds.pop() if len(kinds) == 1 else DeviceKind.GPU
-        named = {} if name is None else {"name": name, "namespace": NAMESPACE, "get_if_exists": True}
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"num_cpus": 0, "max_concurrency": MOST_CALLS, "scheduling_strategy": here, **named}
-        self._manager = _SlotManager.options(**options).remote(policy or ServingPolicy())
+        self._manager, is_new, self._is_ours = make_or_find(policy or ServingPolicy(), name)
         self._keeper = ClientKeeper(self._manager)
-        if ray.get(self._manager.is_first.remote()):
+        if is_new:
             try:
                 jobs = submit_runners(self._manager, hosts, name)
             except BaseException:
                 ray.kill(self._manager)  # another try is to be the first again
                 raise
-            ray.get(self._manager.start.remote(tuple(hosts), jobs, current_user()))
+            ray.get(self._manager.start.remote(tuple(hosts), jobs))
 
     @classmethod
     def connect(cls, name: str) -> Self:
-        """Return a client of the models that another process serves under this name.
+        """Return a client of the models that another process serves under this name. Closing it ends nothing.
 
         Raises:
             NoClusterError: Ray is not initialised.
@@ -81,14 +73,8 @@ class SlotClient:
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         made = cls.__new__(cls)
         made._kind = DeviceKind.GPU
-        try:
-            made._manager = ray.get_actor(name, namespace=NAMESPACE)
-            made._keeper = ClientKeeper(made._manager)
-        except ValueError:
-            raise UnknownNameError(
-                f"nobody serves models under the name {name!r}; they are served while the process runs that made "
-                f"SlotClient(…, name={name!r})"
-            ) from None
+        made._manager, made._is_ours = find(name), False
+        made._keeper = ClientKeeper(made._manager)
         return made
 
     def register(
@@ -232,7 +218,9 @@ class SlotClient:
         _get(self._manager.prewarm.remote(model))
 
     def close(self) -> None:
-        """Give all hosts back; no client of this manager can go on."""
+        """Give all hosts back; no client of these models can go on. If another process has made them, only detach."""
+        if not self._is_ours:
+            return
         cancel_runners(ray.get(self._manager.close.remote()))
         ray.kill(self._manager)
 

@@ -73,6 +73,23 @@ class SlotHosts:
 
 
 @dataclass(frozen=True, slots=True)
+class Maker:
+    """The process that made a SlotManager.
+
+    Attributes:
+        user: whose it is.
+        ray_job: the id of its Ray job. The manager ends with that.
+        worker_id: Ray's id of the process.
+        where: its pid and host, for people.
+    """
+
+    user: str
+    ray_job: str
+    worker_id: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
 class ModelOrder:
     """A model to be served.
 

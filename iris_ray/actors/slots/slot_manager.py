@@ -9,7 +9,7 @@ from contextlib import suppress
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.slots.messages import Ask, Grant, ModelOrder, SlotHosts, SlotStatus
+from iris_ray.actors.slots.messages import Ask, Grant, Maker, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.slots.reasons import Reasons
 from iris_ray.actors.slots.runners import HostHere, Runners
@@ -39,9 +39,11 @@ class SlotManager:
 
     Args:
         policy: what operators chose.
+        maker: who makes it.
     """
 
-    def __init__(self, policy: ServingPolicy) -> None:
+    def __init__(self, policy: ServingPolicy, maker: Maker) -> None:
+        self._maker = maker
         self._core = Reconciler(policy, new_id=lambda: uuid.uuid4().hex[:12])
         self._waiting: dict[str, Waiting] = {}
         self._orders: dict[SlotIdentity, ModelOrder] = {}
@@ -50,23 +52,22 @@ class SlotManager:
         self._timer: asyncio.TimerHandle | None = None
         self._runners = Runners(self._hear)
         self._processes = SlotProcesses(self._runners.by_id, self._hear)
-        self._jobs: tuple[str, ...] | None = None
+        self._jobs: tuple[str, ...] = ()
         self._reasons = Reasons()
         self._clients = Clients(policy.silence_s)
         self._cancelled_early = Reasons()
 
     # -- what clients call ------------------------------------------------------------------------
 
-    async def is_first(self) -> bool:
-        """Return whether the client that asks is the first: it is to submit the jobs that get hosts."""
-        self._jobs, is_first = self._jobs or (), self._jobs is None
-        return is_first
+    async def maker(self) -> Maker:
+        """Return who has made it."""
+        return self._maker
 
-    async def start(self, hosts: Sequence[SlotHosts], jobs: Sequence[str], user: str) -> None:
-        """Take note of the hosts that are to come, of the jobs that get them, by their ids, and of whose these are."""
+    async def start(self, hosts: Sequence[SlotHosts], jobs: Sequence[str]) -> None:
+        """Take note of the hosts that are to come, and of the jobs that get them, by their ids."""
         self._jobs = tuple(jobs)
         self._hear(ev.RunnersExpected(tuple(each.runner for each in hosts)))
-        yielding = Yielding(self._core, self._runners.by_id, self._jobs, user)
+        yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
         self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
         self._background.start(self._watch_clients(), "looking whether clients are there")
         self._hear(ev.Tick())
@@ -76,7 +77,7 @@ class SlotManager:
         if self._timer is not None:
             self._timer.cancel()
         self._runners.close()
-        return self._jobs or ()
+        return self._jobs
 
     async def register(self, order: ModelOrder) -> None:
         """Serve a model from now on."""

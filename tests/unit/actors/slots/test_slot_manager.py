@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.slots import slot_manager, slot_processes
-from iris_ray.actors.slots.messages import Ask, ModelOrder
+from iris_ray.actors.slots.messages import Ask, Maker, ModelOrder
 from iris_ray.actors.slots.pieces import MOST_PIECES, Piece, packed
 from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.errors import InvalidSlotError, JobCancelledError
@@ -19,6 +19,7 @@ from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
 from tests.support.slots import host_here
 
+MAKER = Maker("ann", "job", "worker", "process 1 on host")
 NO_PORT = "address not available"
 HANGS = "its load never ends"
 
@@ -120,7 +121,7 @@ async def forever(*_: Any) -> None:
 
 
 async def manager_of(*runners: str, **policy: Any) -> SlotManager:
-    manager = SlotManager(ServingPolicy(**policy))
+    manager = SlotManager(ServingPolicy(**policy), MAKER)
     for name in runners:
         agent = SimpleNamespace(
             watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
@@ -272,7 +273,7 @@ def test_the_requests_of_a_client_that_is_gone_are_given_up(slots: Slots, monkey
 
     async def story() -> None:
         manager = await manager_of("a", silence_s=0.1)
-        await manager.start((), (), "ann")
+        await manager.start((), ())
         await manager.register(order(concurrency=3))
         gone, stays, nobodys = (
             asyncio.ensure_future(manager.submit(ask(name, client_id=client)))
@@ -304,7 +305,7 @@ def test_a_request_that_comes_after_its_cancelling_does_not_run(slots: Slots) ->
 
 
 async def manager_of_a_slice() -> SlotManager:
-    manager = SlotManager(ServingPolicy())
+    manager = SlotManager(ServingPolicy(), MAKER)
     for host in range(2):
         agent = SimpleNamespace(
             watch=Method(forever), wait_gone=Method(lambda *_: true()), alive=Method(lambda known: all_of(known))
