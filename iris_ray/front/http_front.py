@@ -2,23 +2,28 @@
 
 import asyncio
 import json
+import logging
 import threading
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import suppress
-from typing import Any, Self
+from contextlib import aclosing
+from typing import Any, Final, Self
 
 from aiohttp import web
 
 from iris_ray.client.slot_client import SlotClient
 from iris_ray.errors import InvalidSlotError
-from iris_ray.front.openai_words import Question, error_answer, question, text_of
+from iris_ray.front.openai_words import BodyTooLargeError, Question, error_answer, question, text_of
 
 MOST_BODY = 64 * 2**20
 """Bytes of a request."""
+CLOSE_S = 5.0
+"""How long requests that run may take to end when the server closes."""
+_NOTHING: Final = object()
 
+logger = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -34,6 +39,9 @@ class HttpFront:
         port: 0 for any that is free.
         timeout_s: how long a request may wait before it begins.
 
+    Raises:
+        InvalidSlotError: there is no such port.
+
     Example:
         >>> with HttpFront(client) as front:
         ...     openai.OpenAI(base_url=f"{front.url}/v1", api_key="none")
@@ -42,6 +50,8 @@ class HttpFront:
     def __init__(
         self, client: SlotClient, *, host: str = "127.0.0.1", port: int = 0, timeout_s: float | None = 300.0
     ) -> None:
+        if type(port) is not int or not 0 <= port <= 65535:
+            raise InvalidSlotError(f"HttpFront: port is {port!r}; give an int from 0 to 65535")
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s
@@ -66,7 +76,7 @@ class HttpFront:
         return self
 
     def close(self) -> None:
-        """Listen no more."""
+        """Listen no more. Requests that have not ended after a few seconds are cancelled."""
         self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
@@ -86,15 +96,16 @@ class HttpFront:
         app = web.Application(client_max_size=MOST_BODY)
         app.router.add_post("/v1/completions", self._answers(chat=False))
         app.router.add_post("/v1/chat/completions", self._answers(chat=True))
-        app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
+        app.router.add_get("/v1/models", _with_errors_said(self._models))
+        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)
         await runner.setup()
         try:
             await web.TCPSite(runner, *self._at).start()
+        except Exception as error:  # a host that is no name at all is no OSError
+            self._started.set_exception(error)
+        else:
             self._started.set_result(runner.addresses[0][1])
             await self._stopped.wait()
-        except OSError as error:
-            self._started.set_exception(error)
         finally:
             await runner.cleanup()
 
@@ -105,21 +116,11 @@ class HttpFront:
 
     def _answers(self, chat: bool) -> Handler:
         async def handle(request: web.Request) -> web.StreamResponse:
-            request_id = uuid.uuid4().hex
-            try:
-                asked = question(await _json(request), chat=chat, request_id=request_id, created=int(time.time()))
-                return await (self._stream(request, asked) if asked.streams else self._whole(asked))
-            except asyncio.CancelledError:
-                self._loop.run_in_executor(None, self._cancel, request_id)
-                raise
-            except ConnectionError:
-                await asyncio.to_thread(self._cancel, request_id)
-                raise
-            except Exception as error:
-                status, headers, body = error_answer(error)
-                return web.json_response(body, status=status, headers=headers)
+            body, request_id = await _json(request), uuid.uuid4().hex
+            asked = question(body, chat=chat, request_id=request_id, created=int(time.time()))
+            return await (self._stream(request, asked) if asked.streams else self._whole(asked))
 
-        return handle
+        return _with_errors_said(handle)
 
     async def _whole(self, asked: Question) -> web.Response:
         answer = await self._client.generate(
@@ -130,34 +131,49 @@ class HttpFront:
     async def _stream(self, request: web.Request, asked: Question) -> web.StreamResponse:
         """Send pieces as they come. What goes wrong before the first one has a status of its own."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-        pieces = self._client.astream(asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s)
-        try:
-            async for piece in pieces:
-                if not response.prepared:
-                    await response.prepare(request)
-                await _send(response, asked.piece(str(piece)))
-        except Exception as error:
-            if isinstance(error, ConnectionError) or not response.prepared:
-                raise
-            await _send(response, error_answer(error)[2])
-            return response
-        if not response.prepared:
-            await response.prepare(request)
-        await _send(response, asked.last())
-        await response.write(b"data: [DONE]\n\n")
+        asking = self._client.astream(asked.model, asked.body, request_id=asked.request_id, timeout_s=self._timeout_s)
+        async with aclosing(asking) as pieces:  # a caller who goes away cancels the request
+            first = await anext(pieces, _NOTHING)
+            try:
+                await response.prepare(request)
+                async for event in _events(asked, first, pieces):
+                    await response.write(f"data: {event}\n\n".encode())
+            except ConnectionError:
+                logger.info("the caller of request %s has gone", asked.request_id)
         return response
 
-    def _cancel(self, request_id: str) -> None:
-        with suppress(Exception):  # the client may be closed by now
-            self._client.cancel(request_id)
+
+def _with_errors_said(handler: Handler) -> Handler:
+    """Have a handler answer with a status and a JSON object if something goes wrong."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except Exception as error:
+            status, headers, body = error_answer(error)
+            return web.json_response(body, status=status, headers=headers)
+
+    return handle
 
 
 async def _json(request: web.Request) -> Any:
     try:
         return await request.json()
-    except ValueError:
-        raise InvalidSlotError("the request's body is no JSON object") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise BodyTooLargeError(f"the request's body has more than {MOST_BODY:,} bytes") from None
+    except (ValueError, LookupError, RecursionError):  # no JSON, no such charset, nested too deeply
+        raise InvalidSlotError("the request's body is no JSON object, or can't be read") from None
 
 
-async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await response.write(f"data: {json.dumps(event)}\n\n".encode())
+async def _events(asked: Question, first: Any, pieces: AsyncIterator[Any]) -> AsyncIterator[str]:
+    """Yield what is sent for the pieces of an answer, the error that cuts it off included."""
+    try:
+        if first is not _NOTHING:
+            yield json.dumps(asked.piece(str(first)))
+        async for piece in pieces:
+            yield json.dumps(asked.piece(str(piece)))
+    except Exception as error:
+        yield json.dumps(error_answer(error)[2])
+    else:
+        yield json.dumps(asked.last())
+        yield "[DONE]"

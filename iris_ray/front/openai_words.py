@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from iris_ray.errors import (
     InvalidRequestError,
     InvalidSlotError,
@@ -19,12 +21,19 @@ from iris_ray.errors import (
 
 Json = dict[str, Any]
 
+
+class BodyTooLargeError(InvalidSlotError):
+    """A request has too many bytes."""
+
+
 STATUS: tuple[tuple[type[Exception], int, int | None], ...] = (
     (UnknownNameError, 404, None),
+    (BodyTooLargeError, 413, None),
     (InvalidRequestError, 400, None),
     (SlotQueueFullError, 429, 1),
     (RequestLostError, 503, 1),
     (ModelUnavailableError, 503, 10),
+    (RayActorError, 503, 10),
     (RequestExpiredError, 504, None),
 )
 """Errors, their status, and after how many seconds to try again."""
@@ -110,6 +119,8 @@ def error_answer(error: Exception) -> tuple[int, dict[str, str], Json]:
     _, status, retry = next(found, (None, 500, None))
     headers = {} if retry is None else {"Retry-After": str(retry)}
     words = str(error) if status != 500 else f"the model raised {type(error).__name__}: {error}"
+    if isinstance(error, RayActorError):
+        words = f"who served the models is gone: {error}"
     return status, headers, {"error": {"message": words, "type": type(error).__name__, "param": None, "code": None}}
 
 

@@ -1,6 +1,7 @@
 """The shapes of OpenAI's requests and answers."""
 
 import pytest
+from ray.exceptions import RayActorError
 
 from iris_ray.errors import (
     InvalidSlotError,
@@ -10,7 +11,7 @@ from iris_ray.errors import (
     SlotQueueFullError,
     UnknownNameError,
 )
-from iris_ray.front.openai_words import error_answer, question, text_of
+from iris_ray.front.openai_words import BodyTooLargeError, error_answer, question, text_of
 
 
 @pytest.mark.parametrize(
@@ -36,6 +37,8 @@ def test_a_request_that_makes_no_sense_is_refused_in_words(chat: bool, body: obj
         (SlotQueueFullError("x"), 429, "1"),
         (RequestLostError("x"), 503, "1"),
         (ModelUnavailableError("x"), 503, "10"),
+        (BodyTooLargeError("x"), 413, None),
+        (RayActorError(error_msg="x"), 503, "10"),
         (RequestExpiredError("x"), 504, None),
         (KeyError("x"), 500, None),
     ],

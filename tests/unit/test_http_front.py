@@ -1,0 +1,150 @@
+"""The HTTP server, on a client that stands for slots."""
+
+import asyncio
+import http.client
+import json
+import socket
+import time
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from iris_ray.errors import InvalidSlotError
+from iris_ray.front import HttpFront, http_front
+from tests.support.waiting import wait_until
+
+
+class Client:
+    """Answers as the prompt says."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.cancelled: list[str] = []
+
+    async def generate(self, model: str, body: dict[str, Any], *, request_id: str, timeout_s: float | None) -> str:
+        return "".join([piece async for piece in self.astream(model, body, request_id=request_id, timeout_s=timeout_s)])
+
+    async def astream(
+        self, model: str, body: dict[str, Any], *, request_id: str, timeout_s: float | None
+    ) -> AsyncGenerator[str, None]:
+        try:
+            for word in body["prompt"].split():
+                match word:
+                    case "reset":
+                        raise ConnectionResetError("the model's own database")
+                    case "dead":
+                        raise RayActorError(error_msg="The actor died.")
+                    case "wait":
+                        self.began.append(request_id)
+                        await asyncio.sleep(60.0)
+                yield word
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled.append(request_id)
+            raise
+
+    def status(self) -> Any:
+        raise RayActorError(error_msg="The actor died.")
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def front(client: Any) -> Iterator[HttpFront]:
+    with HttpFront(client) as front:
+        yield front
+
+
+def post(front: HttpFront, body: bytes, kind: str = "application/json") -> tuple[int, dict[str, str], str]:
+    connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
+    try:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": kind})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def asked(prompt: str, **more: Any) -> bytes:
+    return json.dumps({"model": "m", "prompt": prompt, **more}).encode()
+
+
+def test_a_body_that_is_too_large_says_so(front: HttpFront) -> None:
+    status, _, body = post(front, asked("a" * http_front.MOST_BODY))
+    assert status == 413
+    assert "more than 67,108,864 bytes" in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"[" * 100_000, "application/json"),
+        (asked("a"), "application/json; charset=klingon"),
+        (b"\xff", "application/json"),
+    ],
+)
+def test_a_body_that_can_not_be_read_is_the_callers_mistake(front: HttpFront, body: bytes, kind: str) -> None:
+    status, _, answer = post(front, body, kind)
+    assert status == 400
+    assert "no JSON object" in json.loads(answer)["error"]["message"]
+
+
+def test_models_that_nobody_serves_any_more_may_come_back(front: HttpFront) -> None:
+    status, headers, body = post(front, asked("dead"))
+    assert (status, headers["Retry-After"]) == (503, "10")
+    assert "who served the models is gone" in json.loads(body)["error"]["message"]
+    connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
+    connection.request("GET", "/v1/models")
+    assert connection.getresponse().status == 503
+    connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_connection_error_of_the_model_is_an_error_like_any_other(front: HttpFront, stream: bool) -> None:
+    status, _, body = post(front, asked("reset", stream=stream))
+    assert status == 500
+    assert "the model raised ConnectionResetError" in json.loads(body)["error"]["message"]
+    status, _, body = post(front, asked("a reset", stream=True))
+    events = [json.loads(line.removeprefix("data: ")) for line in body.splitlines() if line]
+    assert status == 200
+    assert events[0]["choices"][0]["text"] == "a"
+    assert "the model raised ConnectionResetError" in events[1]["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_caller_who_goes_away_cancels_the_request(front: HttpFront, client: Client, stream: bool) -> None:
+    with socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1]))) as caller:
+        body = asked("a wait", stream=stream)
+        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: client.began)
+    wait_until(lambda: client.cancelled)
+    assert client.cancelled == client.began
+
+
+@pytest.mark.parametrize("port", [99999, -1, "80", True])
+def test_a_port_that_is_none_is_refused_at_once(client: Any, port: Any) -> None:
+    with pytest.raises(InvalidSlotError, match="port is"):
+        HttpFront(client, port=port)
+
+
+def test_an_address_that_is_none_is_an_error_and_start_returns(client: Any) -> None:
+    with pytest.raises(UnicodeError):
+        HttpFront(client, host="a" * 70 + ".example").start()
+
+
+def test_closing_waits_for_no_request_for_long(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_front, "CLOSE_S", 0.1)
+    made: Any = client
+    with HttpFront(made) as front:
+        caller = socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1])))
+        body = asked("wait")
+        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        wait_until(lambda: client.began)
+        started = time.monotonic()
+    assert time.monotonic() - started < 20.0
+    assert client.cancelled == client.began
+    caller.close()
