@@ -1,4 +1,5 @@
 from .actors.slots.messages import SlotHosts
+from .actors.slots.slot_request import SlotRequest, slot_request
 from .actors.wire.status import JobStatus, TaskAttempt, TaskStatus
 from .client.client import IrisClient
 from .client.job_handle import JobHandle
@@ -53,6 +54,7 @@ __all__ = [
     "Session",
     "SlotClient",
     "SlotHosts",
+    "SlotRequest",
     "TPUConfig",
     "TaskAttempt",
     "TaskState",
@@ -77,6 +79,7 @@ __all__ = [
     "run_on_pod_multislice_resumable",
     "run_on_pod_ray",
     "run_on_pod_resumable",
+    "slot_request",
     "submit_tpu_job_on_ray",
     "tpu_device",
     "unproductive",

@@ -16,6 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.slots.pieces import Piece
+from iris_ray.actors.slots.slot_request import slot_request
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import job_info_of
 
@@ -68,7 +69,7 @@ class Followers:
         with self._turn:
             led: Future[None] = Future()
             followed: Future[str | None] = Future()
-            calls = [actor.follow.remote(payload) for actor in self._actors]
+            calls = [actor.follow.remote(payload, slot_request()) for actor in self._actors]
             threading.Thread(target=_follow, args=(calls, led, followed), name="followers", daemon=True).start()
             try:
                 yield

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from iris_ray.actors.slots.pieces import MOST_PIECES
 from iris_ray.actors.slots.reasons import Reasons
+from iris_ray.actors.slots.slot_request import SlotRequest, answering
 
 _END: Final = object()
 
@@ -114,15 +115,16 @@ class RunningCalls:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
-    def running(self, call_id: str) -> Iterator[ModelCall]:
-        """Let a call be stopped while it runs."""
-        call = ModelCall(self.loop)
+    def running(self, request: SlotRequest) -> Iterator[ModelCall]:
+        """Let a call be stopped while it runs, and know which request it answers."""
+        call, call_id = ModelCall(self.loop), request.request_id
         with self._lock:
             self._by_id[call_id] = call
             if self._stopped.forget(call_id):
                 call.stop()
         try:
-            yield call
+            with answering(request):
+                yield call
         except asyncio.CancelledError as error:  # who waits would take it for a call that was stopped
             raise RuntimeError("the model raised CancelledError") from error
         finally:

@@ -18,6 +18,7 @@ from iris_ray.actors.slots.held_sessions import HeldSessions
 from iris_ray.actors.slots.loaded_model import LoadedModel
 from iris_ray.actors.slots.model_call import RunningCalls, StoppedError
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
+from iris_ray.actors.slots.slot_request import SlotRequest
 from iris_ray.actors.wire.task_files import TaskFiles
 
 P = ParamSpec("P")
@@ -97,11 +98,11 @@ class SlotActor:
     # -- requests, which the SlotManager passes on ------------------------------------------------
 
     @_runs_user_code
-    def serve(self, request_id: str, payload: bytes) -> Piece | None:
+    def serve(self, request: SlotRequest, payload: bytes) -> Piece | None:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request_id) as call, self._followers.calling(Piece(payload)):
+            with self._calls.running(request) as call, self._followers.calling(Piece(payload)):
                 return packed(self._model.answer(value, call))
         except StoppedError:
             return None
@@ -109,11 +110,11 @@ class SlotActor:
             return packed_error(error)
 
     @_runs_user_code
-    def stream(self, request_id: str, payload: bytes) -> Iterator[Piece]:
+    def stream(self, request: SlotRequest, payload: bytes) -> Iterator[Piece]:
         """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request_id) as call, self._followers.calling(Piece(payload)):
+            with self._calls.running(request) as call, self._followers.calling(Piece(payload)):
                 for piece in self._followers.in_full(self._model.pieces(value, call)):
                     yield packed(piece)
         except StoppedError:
@@ -130,10 +131,10 @@ class SlotActor:
             self._calls.stop(call_id)
 
     @_runs_user_code
-    def follow(self, payload: Sent) -> str | None:
+    def follow(self, payload: Sent, request: SlotRequest) -> str | None:
         """Make the call that the leader of this slot makes. Return why that failed, or None."""
         try:
-            with self._calls.running("the leader's") as call:
+            with self._calls.running(request) as call:
                 self._model.answer(opened(payload), call)
         except Exception as error:
             return "".join(traceback.format_exception_only(error)).strip()
@@ -155,7 +156,7 @@ class SlotActor:
         if (refused := self._sessions.begin_call(session_id)) is not None:
             return refused
         try:
-            with self._calls.running(call_id) as call, self._followers.calling((payload,)):
+            with self._calls.running(SlotRequest(call_id)) as call, self._followers.calling((payload,)):
                 return self._model.answer(payload, call)
         except Exception as error:
             return packed_error(error)
@@ -169,7 +170,7 @@ class SlotActor:
             yield refused
             return
         try:
-            with self._calls.running(call_id) as call, self._followers.calling((payload,)):
+            with self._calls.running(SlotRequest(call_id)) as call, self._followers.calling((payload,)):
                 yield from self._followers.in_full(self._model.pieces(payload, call))
         except Exception as error:
             yield packed_error(error)

@@ -14,6 +14,7 @@ from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.slots.reasons import Reasons
 from iris_ray.actors.slots.runners import HostHere, Runners
 from iris_ray.actors.slots.slot_processes import SlotProcesses
+from iris_ray.actors.slots.slot_request import SlotRequest
 from iris_ray.actors.slots.status import status_of
 from iris_ray.actors.slots.waiting import Clients, Waiting, cancelled, error_of
 from iris_ray.actors.slots.yielding import Yielding
@@ -254,25 +255,26 @@ class SlotManager:
             if waiting is not None and request.is_session:
                 await self._grant(waiting, slot_id, made.actor)
                 return
-            if waiting is not None and not await self._have_answered(waiting, slot_id, made.actor):
+            begun = SlotRequest(request.request_id, request.attempt)
+            if waiting is not None and not await self._have_answered(waiting, begun, slot_id, made.actor):
                 return
         except RayError as error:
             self._hear(ev.SlotFailed(slot_id, _unreachable(slot_id, error)))
         else:
             self._end(request.request_id, slot_id)
 
-    async def _have_answered(self, waiting: Waiting, slot_id: str, actor: ActorHandle) -> bool:
+    async def _have_answered(self, waiting: Waiting, request: SlotRequest, slot_id: str, actor: ActorHandle) -> bool:
         """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
         ask = waiting.ask
         if waiting.streams:
-            async for piece in actor.stream.options(**STREAM).remote(ask.request_id, ask.payload):
+            async for piece in actor.stream.options(**STREAM).remote(request, ask.payload):
                 found = await piece
                 if not self._runs_on(ask.request_id, slot_id):  # pieces of two slots must not be mixed
                     return False
                 await waiting.give(found)
             if not self._runs_on(ask.request_id, slot_id):
                 return False
-        elif (answer := await actor.serve.remote(ask.request_id, ask.payload)) is not None:
+        elif (answer := await actor.serve.remote(request, ask.payload)) is not None:
             await waiting.give(answer)
         waiting.end()
         return True

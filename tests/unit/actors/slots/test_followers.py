@@ -17,6 +17,7 @@ from iris_ray.actors.slots import followers as module
 from iris_ray.actors.slots.followers import Followers, opened
 from iris_ray.actors.slots.pieces import packed
 from iris_ray.actors.slots.slot_actor import SlotActor
+from iris_ray.actors.slots.slot_request import SlotRequest
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import JobInfo, job_info_of
 
@@ -26,12 +27,19 @@ class Hosts:
 
     def __init__(self, *calls: Callable[[Any], str | None]) -> None:
         self._pool = ThreadPoolExecutor()
+        self.followed: list[SlotRequest | None] = []
         self.actors: list[Any] = [
             SimpleNamespace(follow=SimpleNamespace(remote=self._in_thread(call))) for call in calls
         ]
 
-    def _in_thread(self, call: Callable[[Any], str | None]) -> Callable[[Any], "Future[str | None]"]:
-        return lambda payload: self._pool.submit(call, payload)
+    def _in_thread(
+        self, call: Callable[[Any], str | None]
+    ) -> Callable[..., "Future[str | None]"]:
+        def follow(payload: Any, request: SlotRequest | None) -> "Future[str | None]":
+            self.followed.append(request)
+            return self._pool.submit(call, payload)
+
+        return follow
 
 
 class Exited(BaseException):
@@ -203,9 +211,11 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> SlotActor:
 @pytest.mark.parametrize("payload", [Reference(), [1]])
 def test_every_host_gets_the_payload_as_the_first_one_does(actor: SlotActor, payload: Any) -> None:
     sent: list[Any] = []
-    actor.lead(Hosts(lambda each: sent.append(each)).actors)
+    hosts = Hosts(lambda each: sent.append(each))
+    actor.lead(hosts.actors)
     data = packed(payload).data
-    for answer in (actor.serve("r", data), *actor.stream("s", data)):
+    requests = [SlotRequest("r", 2), SlotRequest("s"), SlotRequest("c"), SlotRequest("p")]
+    for answer in (actor.serve(requests[0], data), *actor.stream(requests[1], data)):
         assert answer is not None
         answer.open()
     actor.open_session("session")
@@ -214,7 +224,8 @@ def test_every_host_gets_the_payload_as_the_first_one_does(actor: SlotActor, pay
     assert not any(isinstance(each, Reference) for each in sent), "Ray would open it on the way"
     assert [type(opened(each)) for each in sent] == [type(payload)] * 4
     assert [opened(each) for each in sent[:2]] == [[1], [1]] or isinstance(payload, Reference)
-    assert [actor.follow(each) for each in sent] == [None] * 4
+    assert hosts.followed == requests
+    assert [actor.follow(each, requests[0]) for each in sent] == [None] * 4
 
 
 def test_pieces_that_nobody_wants_are_made_all_the_same_if_others_make_them_too() -> None:

@@ -12,6 +12,7 @@ from ray import cloudpickle
 from iris_ray.actors.slots.loaded_model import LoadedModel
 from iris_ray.actors.slots.model_call import ModelCall, RunningCalls, StoppedError
 from iris_ray.actors.slots.pieces import MOST_PIECES
+from iris_ray.actors.slots.slot_request import SlotRequest, slot_request
 from tests.support.waiting import wait_until
 
 
@@ -95,7 +96,7 @@ def test_a_model_that_cancels_itself_is_at_fault_and_was_not_stopped(how: str) -
     made = loaded(Cancels)
     with (
         pytest.raises(RuntimeError, match="the model raised CancelledError"),
-        RunningCalls(made.loop).running("r") as call,
+        RunningCalls(made.loop).running(SlotRequest("r")) as call,
     ):
         list(made.pieces(how, call))
 
@@ -122,7 +123,7 @@ def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_befor
     calls = RunningCalls(made.loop)
 
     def serve() -> Any:
-        with calls.running("r") as call:
+        with calls.running(SlotRequest("r")) as call:
             return made.answer(30.0, call)
 
     with ThreadPoolExecutor() as threads:
@@ -132,7 +133,7 @@ def test_a_coroutine_that_is_stopped_ends_and_so_does_one_that_was_stopped_befor
         with pytest.raises(StoppedError):
             served.result(10)
     calls.stop("later")
-    with pytest.raises(StoppedError), calls.running("later") as call:
+    with pytest.raises(StoppedError), calls.running(SlotRequest("later")) as call:
         made.answer(30.0, call)
 
 
@@ -171,3 +172,37 @@ def test_an_asynchronous_generator_waits_until_its_pieces_are_taken() -> None:
     call.stop()
     with pytest.raises(StoppedError):
         list(pieces)
+
+
+class Knows:
+    """Answers with the request that it answers: as a function, a coroutine, or a generator of either kind."""
+
+    def __call__(self, kind: str) -> Any:
+        return {"coroutine": self._coroutine, "pieces": self._pieces, "async pieces": self._async_pieces}.get(
+            kind, slot_request
+        )()
+
+    async def _coroutine(self) -> SlotRequest | None:
+        await asyncio.sleep(0)
+        return slot_request()
+
+    def _pieces(self):
+        yield slot_request()
+        yield slot_request()
+
+    async def _async_pieces(self):
+        yield slot_request()
+        await asyncio.sleep(0)
+        yield slot_request()
+
+
+@pytest.mark.parametrize("kind", ["function", "coroutine", "pieces", "async pieces"])
+def test_a_model_of_any_kind_knows_which_request_it_answers(kind: str) -> None:
+    made = loaded(Knows)
+    calls = RunningCalls(made.loop)
+    for request in (SlotRequest("r", 1), SlotRequest("r", 2)):
+        with calls.running(request) as call:
+            assert set(made.pieces(kind, call)) == {request}
+            answer = made.answer(kind, call)
+            assert answer in (request, [request, request])
+    assert slot_request() is None

@@ -12,6 +12,7 @@ from iris_ray.actors.slots import slot_manager, slot_processes
 from iris_ray.actors.slots.messages import Ask, Maker, ModelOrder
 from iris_ray.actors.slots.pieces import MOST_PIECES, Piece, packed
 from iris_ray.actors.slots.slot_manager import SlotManager
+from iris_ray.actors.slots.slot_request import SlotRequest
 from iris_ray.errors import InvalidSlotError, JobCancelledError
 from iris_ray.slots import events as ev
 from iris_ray.slots.devices import DeviceKind
@@ -44,6 +45,7 @@ class Slot:
         self.pieces = 3
         self.sent = 0
         self.stopped: list[str] = []
+        self.requests: list[SlotRequest] = []
         self._why_not = why_not
         self.may_answer = asyncio.Event()
         self.killed = asyncio.Event()
@@ -75,11 +77,12 @@ class Slot:
     async def _stop(self, request_id: str) -> None:
         self.stopped.append(request_id)
 
-    async def _serve(self, request_id: str, payload: bytes) -> Piece:
+    async def _serve(self, request: SlotRequest, payload: bytes) -> Piece:
+        self.requests.append(request)
         await self.may_answer.wait()
         return packed(self.number)
 
-    async def _stream(self, request_id: str, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+    async def _stream(self, request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
         await self.may_answer.wait()
         for piece in range(self.pieces):
             await asyncio.sleep(0.01 if self.pieces == 3 else 0.0)
@@ -235,6 +238,21 @@ def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
             with pytest.raises(InvalidSlotError, match="not a number"):
                 (await manager.submit(ask("r", timeout_s=float("nan")))).open()
         assert manager._waiting == {}
+
+    asyncio.run(story())
+
+
+def test_a_slot_is_told_which_attempt_of_a_request_it_is(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order())
+        answer = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: slots.made and slots.made[0].requests)
+        slots.made[0].killed.set()
+        await until(lambda: len(slots.made) == 2)
+        slots.made[1].may_answer.set()
+        assert (await answer).open() == 1
+        assert [slot.requests for slot in slots.made] == [[SlotRequest("r", 1)], [SlotRequest("r", 2)]]
 
     asyncio.run(story())
 
