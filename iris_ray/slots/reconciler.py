@@ -60,7 +60,7 @@ class Reconciler:
     _complained_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self.queue = RequestQueue(self.policy.most_waiting)
+        self.queue = RequestQueue(self.policy.most_waiting, self.policy.most_waiting_bytes)
         self.active = ActiveRequests(self.fleet, self.queue, self.policy.most_attempts)
         self.allocator = Allocator(self.fleet, self.policy.placement)
         self.sessions = Sessions(self.active, self.policy)

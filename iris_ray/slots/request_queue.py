@@ -19,18 +19,21 @@ class RequestQueue:
 
     Args:
         most: how many may wait at once.
+        most_bytes: how many bytes these may have. One request may always wait.
 
     Attributes:
         changed: what requests have begun to wait for, until somebody looks at it.
     """
 
     most: int = 10_000
+    most_bytes: int = 2**30
     changed: dict[SlotIdentity, None] = field(default_factory=dict, init=False)
     _requests: dict[str, Request] = field(default_factory=dict)
     _turns: dict[str, Turn] = field(default_factory=dict)
     _waiting: dict[SlotIdentity, list[Turn]] = field(default_factory=dict)
     _deadlines: list[tuple[float, str]] = field(default_factory=list)
     _arrivals: int = 0
+    _bytes: int = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -43,12 +46,17 @@ class RequestQueue:
 
         Raises:
             InvalidSlotError: a request of this id waits already.
-            SlotQueueFullError: so many wait that no more are taken.
+            SlotQueueFullError: so many wait, or so many bytes, that no more are taken.
         """
         if request.request_id in self._requests:
             raise InvalidSlotError(f"request {request.request_id} waits already; give each request an id of its own")
         if len(self._requests) >= self.most:
             raise SlotQueueFullError(f"{self.most:,} requests wait already, which is the limit; try again in a moment")
+        if self._requests and self._bytes + request.size > self.most_bytes:
+            raise SlotQueueFullError(
+                f"{self._bytes:,} bytes of requests wait already, and this one has {request.size:,}; the limit is "
+                f"{self.most_bytes:,}. Try again in a moment"
+            )
         self._arrivals += 1
         self._insert(request, (not request.priority, self._arrivals, request.request_id))
 
@@ -69,6 +77,7 @@ class RequestQueue:
         """Remove a request that waits. No trace of it is left."""
         turn = self._turns.pop(request_id)
         request = self._requests.pop(request_id)
+        self._bytes -= request.size
         waiting = self._waiting[request.identity]
         del waiting[bisect_left(waiting, turn)]
         if not waiting:
@@ -118,6 +127,7 @@ class RequestQueue:
 
     def _insert(self, request: Request, turn: Turn) -> None:
         self._requests[request.request_id] = request
+        self._bytes += request.size
         self._turns[request.request_id] = turn
         self.changed[request.identity] = None
         insort(self._waiting.setdefault(request.identity, []), turn)

@@ -28,6 +28,7 @@ class Request:
         retriable: whether it may be run again if its runner is lost and nobody knows how far it got.
         kind: inference or session.
         idle_s: of a session: how long it keeps its seat without being used.
+        size: bytes of what is asked.
         attempt: how often it has been given to a slot, this time included; 0 while it waits for the first. From 2 on, a
             slot may have run it before, in part or whole.
         crashes: how many slots have crashed while it ran there.
@@ -41,6 +42,7 @@ class Request:
     retriable: bool = True
     kind: WorkloadKind = WorkloadKind.INFERENCE
     idle_s: float | None = None
+    size: int = 0
     attempt: int = 0
     crashes: int = 0
 

@@ -20,6 +20,7 @@ class ServingPolicy:
     Args:
         placement: where slots go, and which may be evicted.
         most_waiting: requests that may wait at once.
+        most_waiting_bytes: what those may ask, together. One request may always wait, whatever its size.
         ageing_s: how long a request waits before a slot of another model takes no more requests for its sake, or a
             session that has had its seat for as long gives it back.
         drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. One that ends
@@ -38,6 +39,7 @@ class ServingPolicy:
 
     placement: Policy = field(default_factory=Policy)
     most_waiting: int = 10_000
+    most_waiting_bytes: int = 2**30
     ageing_s: float = 30.0
     drain_s: float = 60.0
     load_s: float = 600.0

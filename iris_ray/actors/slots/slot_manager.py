@@ -231,7 +231,7 @@ class SlotManager:
         if ask.client_id:
             self._clients.heard(ask.client_id, now)
         deadline = None if ask.timeout_s is None else now + ask.timeout_s
-        how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s
+        how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s, len(ask.payload)
         request = Request(ask.request_id, identity, now, *how)
         waiting = self._waiting[ask.request_id] = Waiting(ask, streams)
         try:

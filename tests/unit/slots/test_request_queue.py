@@ -31,6 +31,21 @@ def order(queue: RequestQueue) -> list[str]:
     return [each.request_id for each in queue]
 
 
+def test_bytes_that_wait_are_limited_and_one_request_may_always_wait() -> None:
+    queue = queue_of(request("large", size=1000), most_bytes=100)
+    with pytest.raises(SlotQueueFullError, match=r"1,000 bytes of requests wait already.*has 1; the limit is 100"):
+        queue.add(request("small", size=1))
+    queue.remove("large")
+    queue.add(request("a", size=60))
+    queue.add(request("b", size=40))
+    taken, turn = queue.take(M)
+    queue.add(request("c", size=60))
+    queue.put_back(taken, turn)
+    assert order(queue) == ["a", "b", "c"]
+    with pytest.raises(SlotQueueFullError, match="160 bytes"):
+        queue.add(request("d", size=1))
+
+
 def test_first_come_is_first_served_and_priority_goes_before() -> None:
     queue = queue_of(request("a"), request("b"), request("c", priority=True), request("d", priority=True))
     assert order(queue) == ["c", "d", "a", "b"]

@@ -32,9 +32,7 @@ class Hosts:
             SimpleNamespace(follow=SimpleNamespace(remote=self._in_thread(call))) for call in calls
         ]
 
-    def _in_thread(
-        self, call: Callable[[Any], str | None]
-    ) -> Callable[..., "Future[str | None]"]:
+    def _in_thread(self, call: Callable[[Any], str | None]) -> Callable[..., "Future[str | None]"]:
         def follow(payload: Any, request: SlotRequest | None) -> "Future[str | None]":
             self.followed.append(request)
             return self._pool.submit(call, payload)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from iris_ray.actors.slots.messages import Ask, Maker, ModelOrder
 from iris_ray.actors.slots.pieces import MOST_PIECES, Piece, packed
 from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.actors.slots.slot_request import SlotRequest
-from iris_ray.errors import InvalidSlotError, JobCancelledError
+from iris_ray.errors import InvalidSlotError, JobCancelledError, SlotQueueFullError
 from iris_ray.slots import events as ev
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
@@ -318,6 +319,19 @@ def test_a_request_that_comes_after_its_cancelling_does_not_run(slots: Slots) ->
         with pytest.raises(JobCancelledError):
             (await manager.submit(ask("large"))).open()
         assert len(manager._core.queue) == 0
+
+    asyncio.run(story())
+
+
+def test_a_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of(most_waiting_bytes=10)
+        await manager.register(order())
+        waits = asyncio.ensure_future(manager.submit(replace(ask("r"), payload=b"12345678")))
+        await until(lambda: len(manager._core.queue) == 1)
+        with pytest.raises(SlotQueueFullError, match=r"8 bytes of requests wait already, and this one has 3"):
+            (await manager.submit(replace(ask("s"), payload=b"123"))).open()
+        waits.cancel()
 
     asyncio.run(story())
 
