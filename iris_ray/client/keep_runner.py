@@ -9,6 +9,7 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from iris_ray.actors.controller.node_table import attributes_of
 from iris_ray.actors.host.process_tree import TOKEN_VARIABLE
 from iris_ray.actors.slots.runner_agent import RunnerAgent
 from iris_ray.actors.slots.runners import HostHere
@@ -102,8 +103,7 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
 
 
 def _attributes() -> Attributes:
-    """Return the labels of this host, for the constraints of models."""
+    """Return the attributes of this host, for the constraints of models: those that jobs see, and its node id."""
     node_id = ray.get_runtime_context().get_node_id()
-    (labels,) = [node.get("Labels", {}) for node in ray.nodes() if node["NodeID"] == node_id]
-    facts = {**labels, "node-id": node_id}
-    return {name: AttributeValue(value) for name, value in facts.items()}
+    (node,) = [node for node in ray.nodes() if node["NodeID"] == node_id]
+    return {**attributes_of(node), "node-id": AttributeValue(node_id)}

@@ -11,7 +11,7 @@ from iris_ray.actors.wire.ray_internals import available_resources_by_node, drai
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.topology import TPUConfig, get_tpu_config
-from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
+from iris_ray.model.workers import TPU, TPU_NAME, TPU_TOPOLOGY, TPU_VM_COUNT, TPU_WORKER_ID
 from iris_ray.state.events import WorkerFailedEvent, WorkerRegisteredEvent
 
 SLICE_NAME_LABEL = "ray.io/tpu-slice-name"
@@ -45,52 +45,55 @@ def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> Work
         table: the reading that it comes from.
         ours: how many of its chips are reserved by iris_ray.
     """
-    labels, resources = node.get("Labels", {}), node.get("Resources", {})
-    chips = resources.get("TPU", 0.0)
-    node_id = node["NodeID"]
+    try:
+        attributes = attributes_of(node)
+    except InvalidRequestError as error:
+        return str(error)
+    node_id, address, resources = node["NodeID"], node["NodeManagerAddress"], node.get("Resources", {})
     draining, deadline = None, None
     if node_id in table.draining:
         draining = "Ray is draining it"
         deadline = table.draining[node_id] / 1000 or None  # 0: none
+    unclaimed = table.available.get(node_id)  # Ray leaves a resource out of which nothing is left
+    taken = 0.0 if unclaimed is None else resources.get(TPU, 0.0) - unclaimed.get(TPU, 0.0) - ours
+    foreign = None
+    if taken > 0:
+        foreign = f"{taken:g} chips of host {attributes[TPU_WORKER_ID].value} are in use outside iris_ray"
+    return WorkerRegisteredEvent(
+        node_id, address, attributes, dict(resources), draining=draining, foreign=foreign, deadline=deadline
+    )
+
+
+def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
+    """Return what constraints of jobs and models see of a live node: its labels, and the place of a TPU host.
+
+    Raises:
+        InvalidRequestError: it has chips or labels of a TPU host, and not all that it needs. The message says what.
+    """
+    labels, chips = node.get("Labels", {}), node.get("Resources", {}).get(TPU, 0.0)
+    attributes = operator_attributes(labels)
     if not chips and SLICE_NAME_LABEL not in labels:
-        return WorkerRegisteredEvent(
-            node_id,
-            node["NodeManagerAddress"],
-            operator_attributes(labels),
-            dict(resources),
-            draining,
-            deadline=deadline,
-        )
+        return attributes
     if SLICE_NAME_LABEL not in labels:
-        return f"host {node['NodeManagerAddress']} has TPU chips and no label {SLICE_NAME_LABEL}"
-    if not chips:
-        return f"host {node['NodeManagerAddress']} of {labels[SLICE_NAME_LABEL]} has no TPU chips that Ray knows of"
+        raise InvalidRequestError(f"host {node['NodeManagerAddress']} has TPU chips and no label {SLICE_NAME_LABEL}")
     slice_name = labels[SLICE_NAME_LABEL]
+    host = f"host {node['NodeManagerAddress']} of {slice_name}"
+    if not chips:
+        raise InvalidRequestError(f"{host} has no TPU chips that Ray knows of")
     host_index = labels.get(WORKER_ID_LABEL, "")
     if not host_index.isdecimal():  # nothing is guessed: a host without a number is not host 0
-        return f"host {node['NodeManagerAddress']} of {slice_name} has no usable {WORKER_ID_LABEL} ({host_index!r})"
+        raise InvalidRequestError(f"{host} has no usable {WORKER_ID_LABEL} ({host_index!r})")
     try:
         config = live_config(labels.get(POD_TYPE_LABEL, ""), chips)
     except InvalidRequestError as error:
-        return f"host {host_index} of {slice_name}: {error}"
-    attributes = {
-        **operator_attributes(labels),
+        raise InvalidRequestError(f"host {host_index} of {slice_name}: {error}") from error
+    return {
+        **attributes,
         TPU_NAME: AttributeValue(slice_name),
         TPU_WORKER_ID: AttributeValue(int(host_index)),
         TPU_TOPOLOGY: AttributeValue(config.name),
         TPU_VM_COUNT: AttributeValue(config.vm_count),
     }
-    unclaimed = table.available.get(node_id)  # Ray leaves a resource out of which nothing is left
-    taken = 0.0 if unclaimed is None else chips - unclaimed.get("TPU", 0.0) - ours
-    return WorkerRegisteredEvent(
-        node_id,
-        node["NodeManagerAddress"],
-        attributes,
-        dict(resources),
-        draining=draining,
-        foreign=f"{taken:g} chips of host {host_index} are in use outside iris_ray" if taken > 0 else None,
-        deadline=deadline,
-    )
 
 
 @cache

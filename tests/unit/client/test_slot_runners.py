@@ -93,6 +93,21 @@ def test_at_a_notice_a_job_moves_whether_its_slots_have_ended_or_its_agent_is_go
         assert notice.was_saved
 
 
+def test_models_see_the_attributes_of_a_host_that_jobs_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = {
+        "ray.io/tpu-slice-name": "pod-a",
+        "ray.io/tpu-worker-id": "1",
+        "ray.io/tpu-pod-type": "v4-16",
+        "iris/disk-gb": "500",
+    }
+    node = {"NodeID": "n1", "NodeManagerAddress": "10.0.0.7", "Labels": labels, "Resources": {"TPU": 4.0}}
+    ray = SimpleNamespace(nodes=lambda: [node], get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "n1"))
+    monkeypatch.setattr(keeping, "ray", ray)
+    found = {name: value.value for name, value in keeping._attributes().items()}
+    expected = {"disk-gb": 500, "tpu-name": "pod-a", "tpu-topology": "v4-16", "tpu-worker-id": 1, "node-id": "n1"}
+    assert expected.items() <= found.items()
+
+
 def test_at_a_notice_a_job_that_nobody_has_a_use_for_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     notice = Notice()
     keep(monkeypatch, Calls(kept=True), notice)
