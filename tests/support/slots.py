@@ -23,9 +23,11 @@ def model(name: str = "m", gigabytes: int = 40, **kw) -> ModelSpec:
     return ModelSpec(name, **{"memory": {1: gigabytes * GB}, **kw})
 
 
-def host_here(runner: str, agent: Any, attempt: int = 1, host: int = 0, hosts: int = 1) -> HostHere:
-    """A host with one GPU; one of several has four TPU chips."""
-    kind, devices, gigabytes = (DeviceKind.GPU, 1, 80) if hosts == 1 else (DeviceKind.TPU, 4, 16)
+def host_here(
+    runner: str, agent: Any, attempt: int = 1, host: int = 0, hosts: int = 1, kind: DeviceKind = DeviceKind.GPU
+) -> HostHere:
+    """A host with one GPU, or of CPUs; one of several has four TPU chips."""
+    kind, devices, gigabytes = (kind, 1, 80) if hosts == 1 else (DeviceKind.TPU, 4, 16)
     facts = {"node": AttributeValue(f"{runner}-{host}"), "zone": AttributeValue("z")}
     group: Any = None
     where = (agent, group, host)

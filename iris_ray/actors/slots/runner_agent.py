@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import psutil
 
@@ -30,6 +31,10 @@ class RunnerAgent:
         """Return the names of those processes that are there."""
         return {name for name, process in processes.items() if _is_alive(process)}
 
+    async def memory(self, processes: Collection[ProcessIdentity]) -> int:
+        """Return the bytes of memory that processes and their children use."""
+        return await asyncio.to_thread(lambda: sum(map(_memory_of, processes)))
+
     async def wait_gone(self, process: ProcessIdentity, timeout_s: float) -> bool:
         """Wait until a process is gone; return whether it is."""
         for _ in range(round(timeout_s / LOOK_AGAIN_S)):
@@ -45,3 +50,17 @@ def _is_alive(process: ProcessIdentity) -> bool:
         return abs(found.create_time() - process.began) < 1.0 and found.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _memory_of(process: ProcessIdentity) -> int:
+    """Return the bytes of a process tree, without what is shared: that is Ray's object store, or files."""
+    if not _is_alive(process):
+        return 0
+    used = 0
+    with suppress(psutil.NoSuchProcess):
+        root = psutil.Process(process.pid)
+        for each in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                memory = each.memory_info()
+                used += memory.rss - getattr(memory, "shared", 0)
+    return used

@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from iris_ray.actors.slots.messages import Ask, Grant, Maker, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.slots.reasons import Reasons
-from iris_ray.actors.slots.runners import HostHere, Runners
+from iris_ray.actors.slots.runners import HostHere, RunnerHere, Runners
 from iris_ray.actors.slots.slot_processes import SlotProcesses
 from iris_ray.actors.slots.slot_request import SlotRequest
 from iris_ray.actors.slots.status import status_of
@@ -30,6 +30,8 @@ from iris_ray.slots.serving_policy import ServingPolicy
 
 REPORT_TIMEOUT_S = 10.0
 EMPTY_LOOK_S = 0.05
+MEMORY_LOOK_S = 60.0
+"""How often it is looked how much memory slots use: so often there is an alarm at most."""
 CLIENTS_LOOK_S = 5.0
 """How often it is looked whether the clients of requests are there."""
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class SlotManager:
         self._processes = SlotProcesses(self._runners.by_id, self._hear)
         self._jobs: tuple[str, ...] = ()
         self._reasons = Reasons()
+        self._memory_looks: dict[str, float] = {}
         self._clients = Clients(policy.silence_s)
         self._cancelled_early = Reasons()
 
@@ -334,13 +337,21 @@ class SlotManager:
                 await self.cancel(request_id)
 
     async def _report(self, runner_id: str) -> None:
-        """Have the agents of a runner look which of our processes are there."""
+        """Have the agents of a runner look which of our processes are there, and how much memory they use."""
         as_of = self._now()
         if (runner := self._runners.by_id.get(runner_id)) is None:
             return
         with suppress(RayError, TimeoutError):
             slots = await asyncio.wait_for(self._processes.alive_on(runner_id, runner), REPORT_TIMEOUT_S)
-            self._hear(ev.RunnerReported(runner_id, as_of, slots))
+            observed = await asyncio.wait_for(self._memory_on(runner_id, runner), REPORT_TIMEOUT_S)
+            self._hear(ev.RunnerReported(runner_id, as_of, slots, observed))
+
+    async def _memory_on(self, runner_id: str, runner: RunnerHere) -> Mapping[int, int]:
+        """Return the bytes in use by device; nothing if that was looked at a moment ago."""
+        if self._now() < self._memory_looks.get(runner_id, float("-inf")) + MEMORY_LOOK_S:
+            return {}
+        self._memory_looks[runner_id] = self._now()
+        return await self._processes.memory_on(runner)
 
 
 def _unreachable(slot_id: str, error: RayError) -> str:

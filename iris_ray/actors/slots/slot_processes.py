@@ -15,6 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 from iris_ray.actors.slots.runners import HostHere, RunnerHere
 from iris_ray.actors.slots.slot_actor import CALLS, ProcessIdentity, SlotActor
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.events import Event, SlotEnded, SlotFailed, SlotReady
 from iris_ray.slots.instructions import CreateSlot
 from iris_ray.slots.models import SlotIdentity
@@ -119,6 +120,19 @@ class SlotProcesses:
         ]
         alive = set.intersection(*await asyncio.gather(*asked))
         return {slot_id: each.identity for slot_id, each in here.items() if slot_id not in known or slot_id in alive}
+
+    async def memory_on(self, runner: RunnerHere) -> dict[int, int]:
+        """Return the bytes that slots use of a host's memory, by device. What they use of GPUs and chips is not seen.
+
+        Raises:
+            RayError: the runner's agent can't be reached.
+        """
+        host = runner.hosts[0]
+        if host.kind is not DeviceKind.CPU:
+            return {}
+        here = (each for each in self.by_slot.values() if each.order.allocation.runner_id == host.runner_id)
+        processes = [process for each in here for process in each.processes]
+        return {0: await host.agent.memory.remote(processes)}
 
     async def _load(self, made: SlotProcess, pickled: bytes) -> None:
         with suppress(RayError):  # `_watch` sees that one is gone
