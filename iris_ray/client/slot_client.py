@@ -96,13 +96,15 @@ class SlotClient:
         Args:
             model: a class with ``__call__(payload)``, which may be a function, a coroutine or a generator of either
                 kind, and perhaps ``load()``, ``unload()`` and ``memory_estimate()``.
-            name: what requests call it; None: the class's name.
+            name: what requests call it; None: the class's name. A class may be registered under several, such as one
+                for each adapter.
             memory: bytes on each device, by the number of devices. None: what the class's ``memory_estimate`` returns,
                 called with ``arguments``.
             arguments: of the class.
             replicas: slots to keep, whether there are requests or not.
             prewarm: whether each new host gets a slot if nothing has to be evicted for it.
             spec: further fields of `ModelSpec`, such as ``concurrency``, and ``kind`` if the hosts are not all of one.
+                ``lora`` says which slots are alike; the class learns of its adapter by ``arguments``.
 
         Raises:
             InvalidSlotError: the class can't serve, or its memory is not known.

@@ -437,3 +437,18 @@ def test_an_unload_that_fails_on_one_host_cuts_off_no_other_hosts(slots: Slots) 
         assert unloaded == ["second"]
 
     asyncio.run(story())
+
+
+def test_adapters_of_one_class_are_served_under_names_of_their_own(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", "b")
+        await manager.register(order("llama+a", lora="/a"))
+        await manager.register(order("llama+b", lora="/b"))
+        answers = [asyncio.ensure_future(manager.submit(ask(name, name))) for name in ("llama+a", "llama+b")]
+        await until(lambda: len(slots.made) == 2)
+        for slot in slots.made:
+            slot.may_answer.set()
+        assert {(await answer).open() for answer in answers} == {0, 1}
+        assert {row.model for row in (await manager.status()).slots} == {"llama+a with /a", "llama+b with /b"}
+
+    asyncio.run(story())
