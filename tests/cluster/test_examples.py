@@ -75,6 +75,7 @@ def test_every_example_is_run_by_a_test() -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.way_in
 def test_more_models_are_served_than_fit() -> None:
     output = run("serve_models.py")
     assert "24 answers from 3 models" in output
