@@ -176,6 +176,21 @@ def test_a_client_that_dies_loses_its_session(client: SlotClient) -> None:
     assert client.submit("Counter", 1).result(60) == [0]
 
 
+@pytest.mark.long
+def test_a_client_that_dies_loses_its_requests(client: SlotClient) -> None:
+    class Owner:
+        def ask(self) -> int:
+            self.pieces = SlotClient.connect("slots").stream("Counter", 10**6)
+            return next(self.pieces)
+
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    assert ray.get(owner.ask.remote()) == 0
+    time.sleep(15.0)  # longer than its silence would be borne
+    assert any(slot.active for slot in client.status().slots)
+    ray.kill(owner)
+    wait_until(lambda: not any(slot.active for slot in client.status().slots), 30)
+
+
 def used(session: Session, reason: str) -> bool:
     """Use a session until it is over; return whether it is for this reason."""
     return reason in refusal(session)

@@ -3,15 +3,21 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from iris_ray import SlotClient, SlotHosts
+from iris_ray.actors.slots.pieces import MOST_PIECES
 from iris_ray.cli.exits import USAGE
 from iris_ray.errors import (
     InvalidSlotError,
@@ -24,7 +30,7 @@ from iris_ray.errors import (
 from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.testing import SimulatedCluster
-from tests.support.command_line import iris, iris_json
+from tests.support.command_line import environment, iris, iris_json
 from tests.support.waiting import wait_until
 
 MB = 2**20
@@ -78,6 +84,28 @@ class Sleeper:
         return "slept"
 
 
+class Endless:
+    """Counts without end, in a thread or in an event loop, and writes down how far it is."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __call__(self, kind: str) -> Any:
+        return self._in_thread() if kind == "thread" else self._in_loop()
+
+    def _in_thread(self):
+        for number in count():
+            time.sleep(0.002)
+            self.made.write_text(str(number))
+            yield number
+
+    async def _in_loop(self):
+        for number in count():
+            await asyncio.sleep(0.002)
+            self.made.write_text(str(number))
+            yield number
+
+
 @pytest.fixture(scope="module")
 def client(cluster: SimulatedCluster) -> Iterator[SlotClient]:
     """One host with room for one large model."""
@@ -113,6 +141,90 @@ def test_coroutines_ask_as_well(client: SlotClient) -> None:
     answer, pieces = asyncio.run(ask())
     assert answer[:2] == ("hi", 7)
     assert pieces == [0, 1]
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_a_model_waits_for_a_slow_reader_and_stops_for_who_gives_up(
+    client: SlotClient, tmp_path: Path, kind: str
+) -> None:
+    client.register(Endless, "Endless " + kind, memory={1: 600 * MB}, arguments={"made": tmp_path / "made"})
+    model = "Endless " + kind
+    pieces = client.stream(model, kind)
+    assert next(pieces) == 0
+    ahead = settled(tmp_path / "made")
+    assert MOST_PIECES <= ahead <= 3 * MOST_PIECES
+    assert list(islice(pieces, 500)) == list(range(1, 501))
+    pieces.close()
+    wait_until(lambda: not is_busy(client), 20)
+    future = client.submit(model, kind)
+    wait_until(lambda: is_busy(client))
+    assert future.cancel()
+    wait_until(lambda: not is_busy(client), 20)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(client.generate(model, kind), 1.0))
+    wait_until(lambda: not is_busy(client), 20)
+
+
+def settled(made: Path) -> int:
+    """What a model has written down once it goes no further."""
+
+    def twice_the_same() -> str | None:
+        first = made.read_text()
+        time.sleep(0.5)
+        return first if first and made.read_text() == first else None
+
+    return int(wait_until(twice_the_same, 30))
+
+
+def is_busy(client: SlotClient) -> bool:
+    return any(slot.active for slot in client.status().slots)
+
+
+NAMED = """
+import sys, time, ray
+from iris_ray import SlotClient, SlotHosts
+from iris_ray.errors import SlotNameTakenError
+ray.init(sys.argv[1], log_to_driver=False)
+try:
+    client = SlotClient([SlotHosts()], name=sys.argv[2])
+except SlotNameTakenError as error:
+    print(error, flush=True)
+    with SlotClient.connect(sys.argv[2]) as client:
+        print(client.submit("Echo", 1).result(60)[0], flush=True)
+else:
+    print("serves", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.proof
+def test_a_name_belongs_to_the_driver_that_serves_under_it(cluster: SimulatedCluster) -> None:
+    with driver(cluster, "again") as first:
+        assert read(first) == "serves\n"
+        first.kill()
+    with SlotClient([SlotHosts(memory=1000 * MB)], name="again", policy=EAGER) as client:
+        client.register(Echo, memory={1: 600 * MB})
+        with driver(cluster, "again") as other:
+            assert f"in process {os.getpid()} on" in read(other)
+            assert read(other) == "echo\n"
+            assert other.wait(60) == 0
+        assert client.submit("Echo", 2).result(60)[1] == 2
+
+
+@contextmanager
+def driver(cluster: SimulatedCluster, name: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", NAMED, cluster.address, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(cluster)) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def read(driver: subprocess.Popen[str]) -> str:
+    assert driver.stdout is not None
+    return driver.stdout.readline()
 
 
 @pytest.mark.proof
@@ -157,7 +269,8 @@ def test_who_waits_for_a_model_that_cannot_load_is_told_why(client: SlotClient) 
         client.submit("Broken", 0).result(120)
 
 
-@pytest.mark.long
+@pytest.mark.proof
+@pytest.mark.way_in
 def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster) -> None:
     hosts = [SlotHosts(tpu_type="v4-16", memory=16 * 2**30)]
     with SlotClient(hosts, policy=EAGER) as client:
