@@ -58,7 +58,7 @@ class SlotManager:
         self._jobs: tuple[str, ...] = ()
         self._reasons = Reasons()
         self._memory_looks: dict[str, float] = {}
-        self._clients = Clients(policy.silence_s)
+        self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
         self._cancelled_early = Reasons()
 
     # -- what clients call ------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class SlotManager:
             Why some of the sessions are over.
         """
         now, active = self._now(), self._core.active.by_id
-        self._clients.heard(client_id, now)
+        self._clients.heard(client_id)
         self._hear(ev.SessionsRenewed({session_id: now - seconds for session_id, seconds in idle.items()}))
         over = (each for each in idle if each not in active or active[each].stopped)
         return {session_id: self._reasons.of(session_id) for session_id in over}
@@ -232,7 +232,7 @@ class SlotManager:
         if self._cancelled_early.forget(ask.request_id):
             raise cancelled(ask.request_id)
         if ask.client_id:
-            self._clients.heard(ask.client_id, now)
+            self._clients.heard(ask.client_id)
         deadline = None if ask.timeout_s is None else now + ask.timeout_s
         how = ask.priority, deadline, ask.retriable, ask.kind, ask.idle_s, len(ask.payload)
         request = Request(ask.request_id, identity, now, *how)
@@ -331,7 +331,7 @@ class SlotManager:
         while True:
             await asyncio.sleep(CLIENTS_LOOK_S)
             client_of = {request_id: waiting.ask.client_id for request_id, waiting in self._waiting.items()}
-            silent = self._clients.silent(set(client_of.values()), self._now())
+            silent = self._clients.look(set(client_of.values()))
             for request_id in (each for each, client_id in client_of.items() if client_id in silent):
                 logger.warning("request %s is given up: nothing is heard of its client", request_id)
                 await self.cancel(request_id)

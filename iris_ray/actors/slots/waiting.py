@@ -86,23 +86,25 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class Clients:
-    """When each client was last heard of that has requests.
+    """The clients that have requests, and how often each was looked for in vain.
+
+    Looks are counted, not seconds: a manager that stands still for a minute hears of nobody.
 
     Attributes:
-        silence_s: how long nothing may be heard of one.
+        most_in_vain: so many looks in a row may be.
     """
 
-    silence_s: float
-    _heard: dict[str, float] = field(default_factory=dict)
+    most_in_vain: float
+    _in_vain: dict[str, int] = field(default_factory=dict)
 
-    def heard(self, client_id: str, now: float) -> None:
+    def heard(self, client_id: str) -> None:
         """Note that a client is there."""
-        self._heard[client_id] = now
+        self._in_vain[client_id] = 0
 
-    def silent(self, with_requests: Collection[str], now: float) -> set[str]:
+    def look(self, with_requests: Collection[str]) -> set[str]:
         """Return which of these clients are gone, or frozen. Others have no requests: forget them."""
-        self._heard = {name: at for name, at in self._heard.items() if name in with_requests}
-        return {name for name, at in self._heard.items() if now - at > self.silence_s}
+        self._in_vain = {name: looks + 1 for name, looks in self._in_vain.items() if name in with_requests}
+        return {name for name, looks in self._in_vain.items() if looks > self.most_in_vain}
 
 
 def cancelled(request_id: str) -> JobCancelledError:
