@@ -56,13 +56,14 @@ def make_or_find(policy: ServingPolicy, name: str | None) -> Found:
     while True:
         manager = None if name is None else _of_name(name)
         if manager is None:
-            return Found(_made(policy, name, me), is_new=True, is_ours=True)
-        maker = _maker_of(manager)
-        if maker is not None and maker.ray_job == me.ray_job:
-            return Found(manager, is_new=False, is_ours=maker == me)
-        if maker is not None and driver_lives(maker.ray_job):
-            raise SlotNameTakenError(_words(name, maker))
-        if time.monotonic() > limit:
+            try:
+                return Found(_made(policy, name, me), is_new=True, is_ours=True)
+            except ValueError:  # another process has taken the name just now
+                if name is None or time.monotonic() > limit:
+                    raise
+        elif (found := _attached(manager, name, me)) is not None:
+            return found
+        elif time.monotonic() > limit:
             raise SlotNameTakenError(f"the models under the name {name!r} should have ended by now; try again later")
         time.sleep(LOOK_S)
 
@@ -85,11 +86,18 @@ def _made(policy: ServingPolicy, name: str | None, maker: Maker) -> ActorHandle:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     named = {} if name is None else {"name": name, "namespace": NAMESPACE}
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": MOST_CALLS, "scheduling_strategy": here, **named}
-    try:
-        made: ActorHandle = _SlotManager.options(**options).remote(policy, maker)
-    except ValueError as error:  # Ray's word for a name that somebody else has taken a moment ago
-        raise SlotNameTakenError(f"somebody begins to serve models under the name {name!r} just now: {error}") from None
+    made: ActorHandle = _SlotManager.options(**options).remote(policy, maker)
     return made
+
+
+def _attached(manager: ActorHandle, name: str | None, me: Maker) -> Found | None:
+    """Return the manager if it is of this Ray job, or None if it is about to go with its driver."""
+    maker = _maker_of(manager)
+    if maker is not None and maker.ray_job == me.ray_job:
+        return Found(manager, is_new=False, is_ours=maker == me)
+    if maker is not None and driver_lives(maker.ray_job):
+        raise SlotNameTakenError(_words(name, maker))
+    return None
 
 
 def _of_name(name: str) -> ActorHandle | None:

@@ -80,6 +80,15 @@ def test_a_driver_that_is_started_again_waits_until_the_manager_before_is_gone(
     assert world.looks == 4
 
 
+def test_of_two_processes_that_begin_at_once_one_attaches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(policy: Any, name: str, maker: Maker) -> Any:
+        world.by_name[name] = Maker("ann", "01", "w2", "process 2 on 10.0.0.1")
+        raise ValueError("the name is taken")
+
+    monkeypatch.setattr(named_manager, "_made", taken)
+    assert make_or_find(POLICY, "slots").is_new is False
+
+
 def test_a_name_that_is_none_is_refused(world: World) -> None:
     with pytest.raises(InvalidSlotError, match="name is ''"):
         make_or_find(POLICY, "")
