@@ -197,7 +197,7 @@ class ModelRow:
         waiting: requests and sessions in the queue.
         replicas: slots that are kept.
         load_s: how long loading took, last.
-        failures: loads that failed since a request was served.
+        failures: loads that failed in a row, since a slot was last ready.
         waits_for: why there is no further slot now, or "".
     """
 
