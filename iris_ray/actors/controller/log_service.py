@@ -15,6 +15,7 @@ from iris_ray.actors.controller.log_memory import LogMemory
 from iris_ray.actors.host.log_files import Piece
 from iris_ray.actors.host.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion, start_log_reader, with_piece
 from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder
 from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.model.ids import AttemptId
@@ -46,6 +47,7 @@ class LogService:
         self._memory = LogMemory()
         self._readers: dict[str, _Reader] = {}
         self._searches = asyncio.Semaphore(SEARCHES_AT_ONCE)
+        self._background = BackgroundTasks()
         self._sweeper: asyncio.Task[None] | None = None
 
     def placed(self, order: AttemptOrder) -> None:
@@ -121,8 +123,8 @@ class LogService:
         reader = self._readers.get(node_id)
         if reader is None:
             reader = self._readers[node_id] = _Reader(start_log_reader(node_id, address))
-        if self._sweeper is None:
-            self._sweeper = asyncio.create_task(self._end_idle_readers())
+        if self._sweeper is None or self._sweeper.done():
+            self._sweeper = self._background.repeat(self._end_idle_readers, "ending idle log readers")
         reader.busy += 1
         try:
             call = reader.actor.read.remote([question])
@@ -137,17 +139,18 @@ class LogService:
             self._end(node_id)
         return pieces
 
-    async def _end_idle_readers(self) -> None:
-        while self._readers:
-            await asyncio.sleep(IDLE_S / 4)
-            now = asyncio.get_running_loop().time()
-            idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
-            for node_id in idle:
-                self._end(node_id)
-        self._sweeper = None
+    async def _end_idle_readers(self) -> bool:
+        """Return whether no reader is left."""
+        await asyncio.sleep(IDLE_S / 4)
+        now = asyncio.get_running_loop().time()
+        idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
+        for node_id in idle:
+            self._end(node_id)
+        return not self._readers
 
     def _end(self, node_id: str) -> None:
-        ray.kill(self._readers.pop(node_id).actor)
+        ray.kill(self._readers[node_id].actor)
+        del self._readers[node_id]
 
 
 @dataclass(frozen=True, slots=True)

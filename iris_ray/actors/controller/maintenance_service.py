@@ -12,6 +12,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.wire.answers import Unreachable, answer
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
 
@@ -29,9 +30,10 @@ class MaintenanceListener:
         from iris_ray.actors.host.metadata_watch import MetadataWatch  # not in the Controller's process: it is slow
 
         heard = asyncio.Event()
-        watch = asyncio.create_task(MetadataWatch(lambda notice: None, heard.set, announced=announced).run())
-        await heard.wait()
-        watch.cancel()
+        async with asyncio.TaskGroup() as tasks:  # an error of the watch ends the waiting
+            watch = tasks.create_task(MetadataWatch(lambda notice: None, heard.set, announced=announced).run())
+            await heard.wait()
+            watch.cancel()
 
 
 _MaintenanceListener = ray.remote(MaintenanceListener)
@@ -46,6 +48,7 @@ class MaintenanceService:
 
     def __init__(self, called_off: Callable[[str], object]) -> None:
         self._called_off = called_off
+        self._background = BackgroundTasks()
         self._listening: dict[str, asyncio.Task[None]] = {}
 
     def look_at(self, workers: Mapping[str, Worker], held: Container[str]) -> None:
@@ -69,7 +72,9 @@ class MaintenanceService:
         for worker in wanted:
             listening = self._listening.get(worker.node_id)
             if listening is None or listening.done():
-                self._listening[worker.node_id] = asyncio.create_task(self._listen(worker))
+                self._listening[worker.node_id] = self._background.start(
+                    self._listen(worker), f"listening for the maintenance of {worker.name}"
+                )
 
     async def _listen(self, worker: Worker) -> None:
         """Until the maintenance is called off."""

@@ -20,6 +20,7 @@ from iris_ray.actors.pool.progress_watch import ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unless_silent
 from iris_ray.actors.wire.messages import AttemptOrder, RunRequest, SliceReady, TaskLaunch
@@ -112,6 +113,7 @@ class Attempt:
         self._notices = NoticeDelivery(self.place, slices, controller, self._stop)
         self._hangs = HangWatch(self.place, slices, self._notices, self._stop, request.stall_timeout)
         self._progress = ProgressWatch(self.place, slices, self._hangs, controller, request.spec.most_tasks)
+        self._background = BackgroundTasks()
         self._refill_delay_s = REFILL_DELAY_S
         self._ends: Ends = {}
         self._ended_at_once = False
@@ -299,7 +301,7 @@ class Attempt:
         refill = loop.call_later(self._refill_delay_s, self._slices.renew_standbys, kept, self._request.process)
         running = loop.call_later(RUNNING_DELAY_S, report_running)
         self._hangs.progress_made()
-        progress = asyncio.ensure_future(self._progress.watch())
+        progress = self._background.start(self._progress.watch(), f"asking how far {self.id} is")
         try:
             return await self._until_end(calls)
         finally:

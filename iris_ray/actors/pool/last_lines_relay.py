@@ -1,13 +1,11 @@
 """The last lines of a pool's tasks, on their way to the Controller."""
 
 import asyncio
-import logging
 
 from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.task_log import AttemptOfTask, LastLines
-
-logger = logging.getLogger(__name__)
 
 GATHERED_S = 0.5
 """What comes within this time goes to the Controller in one call."""
@@ -23,23 +21,20 @@ class LastLinesRelay:
     def __init__(self, controller: ControllerClient) -> None:
         self._controller = controller
         self._waiting: dict[AttemptOfTask, LastLines] = {}
+        self._background = BackgroundTasks()
         self._sending: asyncio.Task[None] | None = None
 
     def take(self, last: LastLines) -> None:
         """Pass this on soon, instead of anything older of the same attempt."""
         self._waiting[last.job_id, last.task_index, last.attempt] = last
-        if self._sending is None:
-            self._sending = asyncio.create_task(self._send())
+        if self._sending is None or self._sending.done():
+            self._sending = self._background.repeat(self._send_batch, "sending the last lines of tasks")
 
-    async def _send(self) -> None:
-        try:
-            while self._waiting:
-                await asyncio.sleep(GATHERED_S)
-                batch, self._waiting = self._waiting, {}
-                reply = await self._controller.note_last_lines(list(batch.values()))
-                if isinstance(reply, Unreachable):
-                    self._waiting = batch | self._waiting
-        except Exception:
-            logger.exception("the last lines of tasks did not reach the Controller")
-        finally:
-            self._sending = None
+    async def _send_batch(self) -> bool:
+        """Send what comes within a moment. Return whether nothing is left to be sent."""
+        await asyncio.sleep(GATHERED_S)
+        batch, self._waiting = self._waiting, {}
+        reply = await self._controller.note_last_lines(list(batch.values()))
+        if isinstance(reply, Unreachable):
+            self._waiting = batch | self._waiting
+        return not self._waiting

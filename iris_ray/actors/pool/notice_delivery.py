@@ -8,6 +8,7 @@ from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.model.notices import Notice, NoticeKind
 
@@ -40,13 +41,14 @@ class NoticeDelivery:
         self._slices = slices
         self._controller = controller
         self._stop = stop
+        self._background = BackgroundTasks()
         self._telling: asyncio.Future[None] | None = None
 
     def deliver(self, notice: Notice) -> None:
         """Tell every task; an earlier notice counts no more."""
         self.cancel()
         self.latest = notice
-        self._telling = asyncio.ensure_future(self._tell(notice))
+        self._telling = self._background.start(self._tell(notice), f"giving notice to {self._place.order.attempt}")
 
     def cancel(self) -> None:
         """Tell nothing any more."""

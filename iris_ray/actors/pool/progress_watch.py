@@ -9,6 +9,7 @@ from iris_ray.actors.pool.hang_watch import HangWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.stragglers import Speeds
 from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.background import repeat
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.actors.wire.messages import GangProgress, Progress
 from iris_ray.goodput.marks import Marks, with_step
@@ -64,17 +65,20 @@ class ProgressWatch:
         return self._marks
 
     async def watch(self) -> None:
-        """Return when the attempt hangs and has been asked to end."""
-        pause = min(FIRST_LOOK_S, self._pause_s)
-        while True:
-            await asyncio.sleep(pause)
-            self._has_looked = True
-            running, progress = await self._ask()
-            if await self._hangs.is_over(running, progress):
-                return
-            self._note_marks(progress)
-            await self._tell(summed_up(self._place.order.attempt, progress, self._marks, self._stragglers(progress)))
-            pause = self._pause_s
+        """Look until the attempt hangs and has been asked to end."""
+        await asyncio.sleep(min(FIRST_LOOK_S, self._pause_s))
+        await repeat(self._look, f"asking how far {self._place.order.attempt} is", self._pause_s)
+
+    async def _look(self) -> bool:
+        """Look once, and pause. Return whether the attempt hangs."""
+        self._has_looked = True
+        running, progress = await self._ask()
+        if await self._hangs.is_over(running, progress):
+            return True
+        self._note_marks(progress)
+        await self._tell(summed_up(self._place.order.attempt, progress, self._marks, self._stragglers(progress)))
+        await asyncio.sleep(self._pause_s)
+        return False
 
     async def look_again(self, has_failed: bool) -> None:
         """Have a last look at the task that speaks for its gang, which may have ended, if its host answers at once.

@@ -14,6 +14,7 @@ from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_crew import SharedHosts
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.failure_detector import FailureDetector
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
@@ -54,6 +55,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         self._held: dict[str, ReservedSlice] = {}
         self._shared = SharedHosts()
         self._worked = deque([ProcessSpec()], maxlen=WORKED_KEPT)  # the plain one does: this process has it, too
+        self._background = BackgroundTasks()
         self._leaving: dict[str, asyncio.Future[None]] = {}  # being given back; a new order reserves them afresh
 
     def __getitem__(self, name: str) -> ReservedSlice:
@@ -256,7 +258,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         chosen = [held for held in self._held.values() if not held.in_use and condition(held)]
         for held in chosen:
             del self._held[held.name]
-            self._leaving[held.name] = asyncio.ensure_future(self._tear_down(held))
+            self._leaving[held.name] = self._background.start(self._tear_down(held), f"giving back {held.name}")
         for held in chosen:
             await self.left(held.name)
         return [SliceReleasedEvent(held.name, self.owner) for held in chosen]

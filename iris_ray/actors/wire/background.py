@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+PAUSE_S = 1.0
+"""After an unexpected error, before the next try."""
 
 
 class BackgroundTasks:
@@ -46,6 +49,15 @@ class BackgroundTasks:
         task.add_done_callback(self._ended)
         return task
 
+    def repeat(self, step: Callable[[], Awaitable[object]], what: str) -> "asyncio.Task[None]":
+        """Start to take a step again and again, as `repeat` does."""
+        return self.start(repeat(step, what), what)
+
+    def cancel(self) -> None:
+        """Cancel all that runs."""
+        for task in self._tasks:
+            task.cancel()
+
     async def all_ended(self) -> None:
         """Wait until nothing runs any more, tasks that start in the meantime included.
 
@@ -61,3 +73,20 @@ class BackgroundTasks:
         logger.error("%s failed", task.get_name(), exc_info=error)
         if self._on_error is not None:
             self._on_error(error)
+
+
+async def repeat(step: Callable[[], Awaitable[object]], what: str, pause_s: float = PAUSE_S) -> None:
+    """Take a step again and again until it returns True. Log an unexpected error, and go on after a pause.
+
+    Args:
+        step: takes its own pauses.
+        what: a phrase that names the work, such as "watching job 7"; log messages begin with it.
+        pause_s: the pause after an error; seconds.
+    """
+    while True:
+        try:
+            if await step() is True:
+                return
+        except Exception:
+            logger.exception("%s failed; going on in %g s", what, pause_s)
+            await asyncio.sleep(pause_s)

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from ray.exceptions import ActorDiedError, OutOfMemoryError
 
 from iris_ray.actors.wire.answers import Unreachable
+from iris_ray.actors.wire.background import BackgroundTasks, repeat
 
 Key = TypeVar("Key")
 
@@ -50,8 +51,11 @@ class FailureDetector(Generic[Key]):
         self._since_first = since_first
         self._late, self._checked = 0.0, asyncio.get_running_loop().time()
         self._found = asyncio.Event()
-        self._work = [asyncio.ensure_future(self._watch(key)) for key in keys]
-        self._work.append(asyncio.ensure_future(self._measure_lag()))
+        self._heard: dict[Key, float] = {}  # when each member answered last
+        self._background = BackgroundTasks()
+        for key in keys:
+            self._background.start(self._watch(key), f"watching {key}")
+        self._background.repeat(self._measure_lag, "measuring lag")
 
     async def found(self) -> None:
         """Return when a member is marked lost."""
@@ -64,31 +68,35 @@ class FailureDetector(Generic[Key]):
             self._lost(key, reason)
 
     def stop(self) -> None:
-        for work in self._work:
-            work.cancel()
+        """Stop pinging."""
+        self._background.cancel()
 
     async def _watch(self, key: Key) -> None:
         await asyncio.sleep(FIRST_PING_S)
-        heard = math.inf if self._since_first else self._time()
-        while True:
-            call = asyncio.ensure_future(self._received(key))
-            try:
-                while not call.done():
-                    left = heard + self._limit - self._time()
-                    if left < 1e-6:  # less than sums of seconds are exact to
-                        self.hung[key] = f"has not answered for {self._limit:g} s"
-                        self._lost(key, self.hung[key])
-                        return
-                    await asyncio.wait({call}, timeout=min(left, self._limit))
-            finally:
-                call.cancel()
-            error = asyncio.CancelledError() if call.cancelled() else call.exception()
-            if isinstance(error, (ActorDiedError, OutOfMemoryError)):
-                self._lost(key, f"is gone ({type(error).__name__})")
-                return
-            if error is None:
-                heard = self._time()
-            await asyncio.sleep(PING_S if error is None else RETRY_S)
+        self._heard[key] = math.inf if self._since_first else self._time()
+        await repeat(lambda: self._ask(key), f"watching {key}", RETRY_S)
+
+    async def _ask(self, key: Key) -> bool:
+        """Ping a member, and pause once it has answered. Return whether it is lost."""
+        call = asyncio.ensure_future(self._received(key))
+        try:
+            while not call.done():
+                left = self._heard[key] + self._limit - self._time()
+                if left < 1e-6:  # less than sums of seconds are exact to
+                    self.hung[key] = f"has not answered for {self._limit:g} s"
+                    self._lost(key, self.hung[key])
+                    return True
+                await asyncio.wait({call}, timeout=min(left, self._limit))
+        finally:
+            call.cancel()
+        error = asyncio.CancelledError() if call.cancelled() else call.exception()
+        if isinstance(error, (ActorDiedError, OutOfMemoryError)):
+            self._lost(key, f"is gone ({type(error).__name__})")
+            return True
+        if error is None:
+            self._heard[key] = self._time()
+        await asyncio.sleep(PING_S if error is None else RETRY_S)
+        return False
 
     async def _received(self, key: Key) -> None:
         await self._ping(key)
@@ -105,10 +113,9 @@ class FailureDetector(Generic[Key]):
         return max(0.0, asyncio.get_running_loop().time() - self._checked - 2 * LAG_CHECK_S)
 
     async def _measure_lag(self) -> None:
-        while True:
-            await asyncio.sleep(LAG_CHECK_S)
-            self._late += self._late_now()
-            self._checked = asyncio.get_running_loop().time()
+        await asyncio.sleep(LAG_CHECK_S)
+        self._late += self._late_now()
+        self._checked = asyncio.get_running_loop().time()
 
 
 async def answers_unless_silent(

@@ -4,11 +4,11 @@ More than `MOST_ASKED` hosts are pinged in groups: the first host of a group pin
 silent. One process that pings 1,024 hosts would need half a core.
 """
 
-import asyncio
 import math
 import secrets
 from collections.abc import Mapping
 
+from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.contact import SLICE_UNASKED_S, Contact
 from iris_ray.actors.wire.failure_detector import FailureDetector
 from iris_ray.actors.wire.host_stub import HostStub
@@ -33,7 +33,8 @@ class HostWatch:
         self._groups = groups_of(list(hosts))
         self._id = secrets.token_hex(4)
         self._contact = Contact(SLICE_UNASKED_S, lambda: True)
-        self._counting = asyncio.ensure_future(self._count())
+        self._background = BackgroundTasks()
+        self._background.repeat(self._contact.count, "counting silent seconds")
         self.detector = FailureDetector(self._ask, self._groups, silence_s)
 
     def asked(self) -> None:
@@ -43,11 +44,7 @@ class HostWatch:
     def stop(self) -> None:
         """Stop pinging."""
         self.detector.stop()
-        self._counting.cancel()
-
-    async def _count(self) -> None:
-        while True:
-            await self._contact.count()
+        self._background.cancel()
 
     async def _ask(self, first: int) -> None:
         """Ping the first host of a group, unless this process is not pinged itself. The hosts then end their tasks."""

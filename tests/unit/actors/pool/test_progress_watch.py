@@ -6,6 +6,7 @@ import pytest
 
 from iris_ray.actors.pool import progress_watch
 from iris_ray.actors.wire.messages import Progress
+from iris_ray.model.ids import AttemptId
 from tests.support.attempts import Controller, Slices, new_attempt
 from tests.support.hosts_in_process import Task
 from tests.support.virtual_cluster import Stage, VirtualCluster
@@ -80,6 +81,31 @@ def test_what_a_controller_that_is_away_has_missed_it_is_told_later(monkeypatch:
         return [(said.step, said.status) for said in controller.heard]
 
     assert asyncio.run(run()) == [(7, "well")], "once: it has not changed since"
+
+
+def test_watch_goes_on_after_an_unexpected_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(progress_watch, "FIRST_LOOK_S", 0.01)
+    monkeypatch.setattr(progress_watch, "LOOK_S", 0.01)
+
+    class OddSlices(Slices):
+        async def progress(self, attempt: AttemptId) -> dict[int, Progress]:
+            if not caplog.records:
+                return {0: None}  # type: ignore[dict-item]
+            return await super().progress(attempt)
+
+    async def run() -> list[int | None]:
+        slices, controller = OddSlices(), Controller()
+        slices.steps[0] = Progress(0.0, 7)
+        running = asyncio.ensure_future(new_attempt(slices, controller).run({"a": []}, lambda: None))
+        await asyncio.sleep(0.5)
+        slices.returns.set()
+        assert (await running).succeeded
+        return [said.step for said in controller.heard]
+
+    assert asyncio.run(run()) == [7]
+    assert "AttributeError" in caplog.text
 
 
 def test_large_gang_is_asked_less_often_and_never_less_than_once_a_minute() -> None:

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
-from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.background import BackgroundTasks, repeat
 from iris_ray.errors import DeposedError
+from tests.support import virtual_time
 
 
 async def fails(error: BaseException) -> None:
@@ -96,3 +97,35 @@ def test_all_ended_waits_for_work_that_starts_in_the_meantime() -> None:
 
     asyncio.run(main())
     assert done == ["first", "second"]
+
+
+def test_cancel_ends_all_that_runs() -> None:
+    async def main() -> int:
+        background = BackgroundTasks()
+        background.start(waits_for_ever(), "waiting")
+        background.repeat(waits_for_ever, "waiting again and again")
+        await asyncio.sleep(0)
+        background.cancel()
+        await background.all_ended()
+        return len(background)
+
+    assert asyncio.run(main()) == 0
+
+
+def test_repeat_goes_on_after_an_error_until_its_step_returns_true(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> list[float]:
+        taken: list[float] = []
+
+        async def step() -> bool:
+            taken.append(virtual_time.now())
+            await asyncio.sleep(1.0)
+            if len(taken) == 2:
+                raise ValueError("x")
+            return len(taken) == 4
+
+        await repeat(step, "watching job 7", pause_s=5.0)
+        return taken
+
+    assert virtual_time.run(main()) == [0.0, 1.0, 7.0, 8.0]
+    assert [record.getMessage() for record in caplog.records] == ["watching job 7 failed; going on in 5 s"]
+    assert "ValueError: x" in caplog.text

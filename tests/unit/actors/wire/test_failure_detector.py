@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayError
@@ -211,3 +212,15 @@ def test_who_is_still_starting_is_not_lost_until_it_has_answered_once() -> None:
     before, silent = run(watched())
     assert before == {}
     assert silent.keys() == {"new"}
+
+
+def test_silent_member_is_found_though_its_watch_met_an_unexpected_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def watched() -> dict[str, str]:
+        with watching(silent=never_answers) as watch:
+            with mock.patch.object(asyncio, "wait", side_effect=ValueError("unexpected")):
+                await asyncio.sleep(1.0)
+            await asyncio.wait_for(watch.found(), LIMIT_S)
+            return watch.silent
+
+    assert run(watched()) == {"silent": "has not answered for 5 s"}
+    assert "ValueError: unexpected" in caplog.text

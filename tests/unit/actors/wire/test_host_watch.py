@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.wire.contact import SLICE_UNASKED_S
+from iris_ray.actors.wire.contact import SLICE_UNASKED_S, Contact
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.host_watch import MOST_ASKED, HostWatch, groups_of
 from iris_ray.actors.wire.messages import HostPlace
@@ -106,6 +106,31 @@ def test_nobody_is_asked_any_more_once_nobody_asks_the_one_who_watches() -> None
         return hosts.calls - before
 
     assert not run(asked_later())
+
+
+def test_silent_seconds_are_counted_on_after_an_unexpected_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = Contact.count
+
+    async def fails_first(contact: Contact) -> None:
+        if not caplog.records:
+            raise ValueError("unexpected")
+        await count(contact)
+
+    monkeypatch.setattr(Contact, "count", fails_first)
+
+    async def asked_later() -> Counter[tuple[str, int]]:
+        hosts = Slice(2)
+        watch = HostWatch(hosts.stubs, LIMIT_S)
+        await asyncio.sleep(2 * SLICE_UNASKED_S)
+        before = hosts.calls.copy()
+        await asyncio.sleep(100.0)
+        watch.stop()
+        return hosts.calls - before
+
+    assert not run(asked_later())
+    assert "ValueError: unexpected" in caplog.text
 
 
 def test_host_watches_for_its_latest_slice_actor_only() -> None:

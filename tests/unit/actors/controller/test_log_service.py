@@ -1,0 +1,92 @@
+"""The readers that the Controller starts on hosts end once nobody has used them for a while."""
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.controller import log_service
+from iris_ray.actors.controller.log_service import LogService, log_standing
+from iris_ray.actors.host.log_files import Piece
+from iris_ray.actors.host.log_reader import IDLE_S
+from iris_ray.actors.wire.task_log import LogPosition
+from tests.support.virtual_time import run
+from tests.support.worlds import World
+
+
+class Readers:
+    """Stands in for the readers: each has one line of every task.
+
+    Attributes:
+        there: the addresses of the hosts on which one runs.
+        killing_fails: whether the next attempt to end one raises.
+    """
+
+    def __init__(self) -> None:
+        self.there: list[str] = []
+        self.killing_fails = False
+
+    def start(self, node_id: str, address: str) -> Any:
+        self.there.append(address)
+        return SimpleNamespace(address=address, read=SimpleNamespace(remote=self._read))
+
+    def kill(self, actor: Any) -> None:
+        if self.killing_fails:
+            self.killing_fails = False
+            raise ValueError("unexpected")
+        self.there.remove(actor.address)
+
+    async def _read(self, questions: object) -> list[Piece]:
+        return [Piece(0, b"loss 2.31\n", 10)]
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> Readers:
+    there = Readers()
+    monkeypatch.setattr(log_service, "start_log_reader", there.start)
+    monkeypatch.setattr(log_service.ray, "kill", there.kill)
+    return there
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """A world in which a gang runs on two hosts."""
+    world = World()
+    world.add_slice("a")
+    world.start()
+    yield world
+    world.check()
+
+
+async def read_all(logs: LogService, world: World) -> list[bytes]:
+    """Read what each task has printed."""
+    state, job = world.state, world.state.jobs["job"]
+    standings = [log_standing(state, job, index, None) for index in range(2)]
+    return [(await logs.fetch(standing, state.workers, LogPosition(), 100)).data for standing in standings]
+
+
+def test_reader_ends_once_it_is_idle_and_the_next_question_starts_another(world: World, readers: Readers) -> None:
+    async def story() -> None:
+        logs = LogService()
+        for _ in range(2):
+            assert await read_all(logs, world) == [b"loss 2.31\n"] * 2
+            assert len(readers.there) == 2
+            await asyncio.sleep(2 * IDLE_S)
+            assert not readers.there
+
+    run(story())
+
+
+def test_readers_end_though_ending_one_has_failed(
+    world: World, readers: Readers, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        await read_all(LogService(), world)
+        readers.killing_fails = True
+        await asyncio.sleep(3 * IDLE_S)
+        assert not readers.there
+
+    run(story())
+    assert "ending idle log readers failed" in caplog.text
