@@ -115,19 +115,19 @@ class ControllerState:
 
         Raises:
             IllegalTransitionError: the event asks for a move that the transition table does not hold. Its notes are
-                the latest events of the job.
+                the latest events of the job and the gang.
         """
         self._now = max(self._now, getattr(event, "now", 0.0))
         change = Change(self._now)
         self._spares.time_passed(self._now)
         self._allocations.past.now = self._now
+        job_id = job_of(event)
         try:
             self._handle(event, change)
         except IllegalTransitionError as error:
-            for line in self.story(job_of(event)):
+            for line in self._table.stories.told(job_id, self._gang_of(event, job_id)):
                 error.add_note(f"before: {line}")
             raise
-        job_id = job_of(event)
         self._remember(event, job_id, change.instructions)
         self._follow_up(event, job_id, change)
         return change.instructions
@@ -255,13 +255,26 @@ class ControllerState:
                 avoided_hosts.avoid_host(job, event.node_id, self._now)
 
     def _remember(self, event: Event, job_id: str, instructions: Instructions) -> None:
-        """Keep the event in the story of its job, or of the jobs whose attempts it ends."""
-        table = self._table
-        if job_id in table.jobs:
-            table.stories.remember(job_id, event, self._now)
-        elif not job_id and instructions.stop:
-            for stopped in {stop.attempt.job_id for stop in instructions.stop} & table.jobs.keys():
-                table.stories.remember(stopped, event, self._now)
+        """Keep the event in the story of its job or gang, or of those whose attempts it ends."""
+        stories = self._table.stories
+        if job_id in self.jobs:
+            stories.remember(job_id, self._gang_of(event, job_id), event, self._now)
+        elif not job_id:
+            stopped = {(stop.attempt.job_id, stop.attempt.gang) for stop in instructions.stop}
+            for stopped_id, gang in stopped:
+                if stopped_id in self.jobs:
+                    stories.remember(stopped_id, self._story_gang(stopped_id, gang), event, self._now)
+
+    def _gang_of(self, event: Event, job_id: str) -> int | None:
+        """Return the position of the gang that an event is about; None if it is about the whole job."""
+        attempt = getattr(event, "attempt", None)
+        gang: int | None = getattr(event, "task_index", None) if attempt is None else attempt.gang
+        return None if gang is None else self._story_gang(job_id, gang)
+
+    def _story_gang(self, job_id: str, gang: int) -> int | None:
+        """Return the gang's position if it has a story of its own; None if that of its job has all its events."""
+        job = self.jobs.get(job_id)
+        return None if job is None or len(job.gangs) == 1 else gang
 
     # -- views -----------------------------------------------------------------------------------------------------
 
@@ -338,9 +351,14 @@ class ControllerState:
         job = self.jobs.get(job_id)
         return None if job is None else JobRecord(job, self._allocations.of(job_id))
 
-    def story(self, job_id: str) -> tuple[str, ...]:
-        """Return the latest events of a job in words, oldest first. A job that is not known has none."""
-        return self._table.stories.told(job_id)
+    def story(self, job_id: str, gang: int | None = None) -> tuple[str, ...]:
+        """Return the latest events of a job in words, oldest first. A job that is not known has none.
+
+        Args:
+            job_id: which.
+            gang: the position of a gang whose events are to be among them, if the job has many gangs.
+        """
+        return self._table.stories.told(job_id, gang)
 
     def pending(self) -> list[Job]:
         """Return the jobs that have gangs waiting for workers."""

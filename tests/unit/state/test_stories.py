@@ -3,12 +3,13 @@
 import pytest
 
 from iris_ray.errors import IllegalTransitionError
+from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.notices import NoticeKind
-from iris_ray.state import job_table
+from iris_ray.state import job_table, stories
 from iris_ray.state.events import JobCancelledEvent, PoolRestartedEvent, WorkerDrainedEvent
 from iris_ray.state.stories import STORY_LENGTH
-from tests.support.worlds import World, attempt_id
+from tests.support.worlds import World, attempt_id, cpu_host
 
 S = TaskState
 
@@ -112,3 +113,49 @@ def test_late_report_about_a_forgotten_job_begins_no_story(world: World, monkeyp
     assert "job" not in world.state.jobs
     world.report(job, S.RUNNING, attempt=late.number)
     assert world.state.story("job") == ()
+
+
+def with_tasks(world: World, count: int) -> Job:
+    """A job of independent tasks that all run on one host."""
+    world.do(cpu_host("h", cpus=count))
+    return world.start_tasks("many", count, resources={"CPU": 1.0})
+
+
+def test_refused_event_raises_with_the_story_of_its_gang_though_others_of_the_job_were_busy(world: World) -> None:
+    job = with_tasks(world, 40)
+    for index in range(4, 40):
+        world.report(job, S.SUCCEEDED, index)
+    with pytest.raises(IllegalTransitionError, match="does not report PENDING") as refused:
+        world.report(job, S.PENDING, 3)
+    assert refused.value.__notes__ == [
+        "before: 100.000 JobSubmittedEvent",
+        "before: 100.000 TaskAssignedEvent, task_index=3, node_id=h",
+        "before: 100.000 TaskStateChangedEvent, attempt 1 of many/task-3, task_index=3, new_state=RUNNING",
+    ]
+
+
+def test_lost_host_is_in_the_story_of_each_gang_that_it_ended(world: World) -> None:
+    with_tasks(world, 3)
+    world.lose("h")
+    for gang in range(3):
+        assert world.state.story("many", gang)[-1].endswith("WorkerFailedEvent, node_id=h")
+    assert len(world.state.story("many")) == 1
+
+
+def test_stories_of_the_gangs_with_the_latest_events_are_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stories, "GANGS_KEPT", 10)
+    world.report(with_tasks(world, 40), S.SUCCEEDED, 3)
+    with_own = [gang for gang in range(40) if len(world.state.story("many", gang)) > 1]
+    assert with_own == [3, *range(31, 40)]
+
+
+def test_stories_of_the_gangs_of_a_forgotten_job_are_forgotten(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 0)
+    job = with_tasks(world, 3)
+    for index in range(3):
+        world.report(job, S.SUCCEEDED, index)
+        world.confirm(job, index=index)
+    assert world.state.story("many", 2)
+    world.finish(world.start())
+    assert "many" not in world.state.jobs
+    assert world.state.story("many", 2) == ()
