@@ -1,5 +1,7 @@
 """Jobs with many different requirements hold up nobody else: plans in pieces, and a bound on what a plan looks at."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
@@ -12,11 +14,12 @@ HOSTS = 10
 
 
 @pytest.fixture
-def world() -> World:
-    made = World()
+def world() -> Iterator[World]:
+    world = World()
     for number in range(HOSTS):
-        made.do(cpu_host(f"cpu-{number}", zone="us"))
-    return made
+        world.do(cpu_host(f"cpu-{number}", zone="us"))
+    yield world
+    world.check()
 
 
 def submit_odd_jobs(world: World, count: int, user: str) -> None:

@@ -1,5 +1,6 @@
 """Which victims are chosen: of lower bands, old enough, as few as will do, and none unless the job then runs."""
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -21,8 +22,10 @@ PRODUCTION, INTERACTIVE, BATCH = PriorityBand
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> Iterator[World]:
+    world = World()
+    yield world
+    world.check()
 
 
 def evicted(world: World) -> set[str]:

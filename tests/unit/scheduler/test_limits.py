@@ -1,5 +1,7 @@
 """Limits by user: no plan exceeds one, a job over one waits and says so, and others are not kept from anything."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from iris_ray.model.ids import AttemptId
@@ -17,12 +19,13 @@ LONG = BACKFILL_BOUND_S + 1
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> Iterator[World]:
     """Four slices of eight chips each."""
     world = World()
     for name in "abcd":
         world.add_slice(name)
-    return world
+    yield world
+    world.check()
 
 
 def limit(world: World, user: str = "ann", band: PriorityBand = BAND, **limits: float) -> None:

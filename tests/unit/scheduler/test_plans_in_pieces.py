@@ -72,11 +72,12 @@ def test_plan_ends_sooner_if_its_gangs_have_many_tasks() -> None:
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> Iterator[World]:
     """Room for eight tasks."""
     world = World()
     world.do(cpu_host("h"))
-    return world
+    yield world
+    world.check()
 
 
 def test_planner_goes_on_until_the_queue_is_planned(world: World) -> None:

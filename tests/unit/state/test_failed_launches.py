@@ -1,7 +1,7 @@
 """Launches that fail: the job pauses and keeps nothing meanwhile, avoids the hosts, and ends after ten in a row."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -34,12 +34,13 @@ def fail_launch(world: World, job: Job, groups: Iterable[str] = ()) -> tuple[str
 
 
 @pytest.fixture
-def wide() -> World:
+def wide() -> Iterator[World]:
     """Ten slices."""
     world = World()
     for name in "abcdefghij":
         world.add_slice(name)
-    return world
+    yield world
+    world.check()
 
 
 # -- pauses ----------------------------------------------------------------------------------------------------------

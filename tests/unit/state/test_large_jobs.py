@@ -1,5 +1,7 @@
 """Jobs of many tasks: what is recorded of them, and what a successor makes of it."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from iris_ray.errors import CorruptRecordError
@@ -20,11 +22,12 @@ def submit(world: World, replicas: int, **changes: object) -> Job:
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> Iterator[World]:
     """Room for eight tasks."""
     world = World()
     world.do(cpu_host("h"))
-    return world
+    yield world
+    world.check()
 
 
 def successor(recorded: Recorded) -> World:

@@ -1,5 +1,7 @@
 """What counts towards the limits of users, which limits hold, and which jobs are refused."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from iris_ray.errors import InvalidRequestError, LimitReachedError
@@ -14,11 +16,12 @@ BAND, BATCH = PriorityBand.INTERACTIVE, PriorityBand.BATCH
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> Iterator[World]:
     world = World()
     for name in "ab":
         world.add_slice(name)
-    return world
+    yield world
+    world.check()
 
 
 def held(world: World) -> Held:

@@ -2,7 +2,7 @@
 
 import asyncio
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -64,11 +64,12 @@ class FailingStore:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setattr(write_ahead_log, "WRITE_AGAIN_S", 0.0)
     world = World()
     world.add_slice("a")
-    return world
+    yield world
+    world.check()
 
 
 def journal_on(store: FailingStore, monkeypatch: pytest.MonkeyPatch) -> Journal:
