@@ -66,15 +66,18 @@ class ControllerInProcess(ClusterInProcess):
         super().__init__(directory, slices)
         self.makes_controller: Callable[[], Controller] = lambda: self.controller_of(iris_ray.__version__)
         self.before_bootstrap: Callable[[], None] = lambda: None
+        self._controllers: list[Controller] = []
 
     @contextlib.contextmanager
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator["ControllerInProcess"]:
-        """Within, this process is a driver of the cluster."""
+        """Within, this process is a driver of the cluster. In the end the state's invariants must hold."""
         self.install(monkeypatch)
         monkeypatch.setattr(asyncio, "create_subprocess_exec", self._start_process)
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         try:
             yield self
+            for controller in self._controllers[-1:]:
+                self._in_loop(controller._state.check)
         finally:
             pool_of_this_process.__init__()  # type: ignore[misc]  # its pool was of this cluster
             self.ray.end()
@@ -82,8 +85,8 @@ class ControllerInProcess(ClusterInProcess):
     # -- its Controller --------------------------------------------------------------------------------------------
 
     def new_controller(self) -> Controller:
-        self._latest_controller = self.makes_controller()
-        return self._latest_controller
+        self._controllers.append(self.makes_controller())
+        return self._controllers[-1]
 
     def controller_of(self, version: str, protocol: int = PROTOCOL_VERSION) -> Controller:
         return ControllerOf(self.read_nodes, self.restart_controller, version, protocol)
@@ -153,7 +156,7 @@ class ControllerInProcess(ClusterInProcess):
 
     def spec(self, job_id: str) -> JobSpec:
         """Return what the Controller was asked for."""
-        return self._latest_controller._state.jobs[job_id].spec
+        return self._controllers[-1]._state.jobs[job_id].spec
 
     def state(self, job_id: str) -> JobState:
         return self.status(job_id).state
