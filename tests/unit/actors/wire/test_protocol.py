@@ -1,19 +1,13 @@
 """A client and a Controller of versions that can't talk to each other say so."""
 
-import asyncio
 import dataclasses
 import inspect
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from iris_ray.actors.wire import protocol
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION, require_same_protocol
 from iris_ray.errors import VersionMismatchError
-
-if TYPE_CHECKING:
-    from iris_ray.testing import SimulatedCluster
 
 
 def test_versions_of_one_protocol_go_together() -> None:
@@ -110,45 +104,3 @@ FIELDS = {
     "MaintenanceCalledOffEvent": ["node_id"],
     "GangProgress": ["attempt", "age", "step", "status", "marks", "stragglers"],
 }
-
-
-class OldController:
-    """From before there were protocol numbers."""
-
-    async def ping(self) -> None: ...
-
-
-@pytest.fixture
-def old_controller(cluster: "SimulatedCluster", monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    import ray
-
-    from iris_ray.actors.wire import controller_client
-    from iris_ray.actors.wire.shared_names import NAMESPACE
-
-    monkeypatch.setattr(controller_client, "CONTROLLER_NAME", "an old controller")
-    named = {"name": "an old controller", "namespace": NAMESPACE}
-    actor = ray.remote(OldController).options(num_cpus=0.01, **named).remote()
-    ray.get(actor.ping.remote())
-    yield
-    ray.kill(actor)
-
-
-@pytest.mark.cluster
-@pytest.mark.usefixtures("old_controller")
-def test_controller_that_has_no_protocol_is_an_older_one() -> None:
-    from iris_ray.actors.wire.controller_client import ControllerClient
-
-    with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
-        asyncio.run(ControllerClient().why("no job"))
-
-
-@pytest.mark.cluster
-def test_pools_connection_is_refused_by_a_newer_controller(
-    cluster: "SimulatedCluster", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from iris_ray.actors.wire.controller_client import ControllerClient
-
-    asyncio.run(ControllerClient().why("no job"))
-    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
-    with pytest.raises(VersionMismatchError, match="install iris_ray"):
-        asyncio.run(ControllerClient().why("no job"))

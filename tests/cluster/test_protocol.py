@@ -1,0 +1,45 @@
+"""A client and a Controller of versions that can't talk to each other find that out when they connect."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from iris_ray.actors.wire import controller_client, protocol
+from iris_ray.actors.wire.controller_client import ControllerClient
+from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
+from iris_ray.actors.wire.shared_names import NAMESPACE
+from iris_ray.errors import VersionMismatchError
+from iris_ray.testing import SimulatedCluster
+
+
+class OldController:
+    """From before there were protocol numbers."""
+
+    async def ping(self) -> None: ...
+
+
+@pytest.fixture
+def old_controller(cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(controller_client, "CONTROLLER_NAME", "an old controller")
+    named = {"name": "an old controller", "namespace": NAMESPACE}
+    actor = ray.remote(OldController).options(num_cpus=0.01, **named).remote()
+    ray.get(actor.ping.remote())
+    yield
+    ray.kill(actor)
+
+
+@pytest.mark.usefixtures("old_controller")
+def test_controller_that_has_no_protocol_is_an_older_one() -> None:
+    with pytest.raises(VersionMismatchError, match=r"an older version \(protocol 0\)"):
+        asyncio.run(ControllerClient().why("no job"))
+
+
+def test_pools_connection_is_refused_by_a_newer_controller(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(ControllerClient().why("no job"))
+    monkeypatch.setattr(protocol, "PROTOCOL_VERSION", PROTOCOL_VERSION - 1)
+    with pytest.raises(VersionMismatchError, match="install iris_ray"):
+        asyncio.run(ControllerClient().why("no job"))
