@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from iris_ray.actors.controller import log_service
 from iris_ray.actors.controller.log_service import LogService, log_standing
@@ -46,7 +47,7 @@ class Readers:
 def readers(monkeypatch: pytest.MonkeyPatch) -> Readers:
     there = Readers()
     monkeypatch.setattr(log_service, "start_log_reader", there.start)
-    monkeypatch.setattr(log_service.ray, "kill", there.kill)
+    monkeypatch.setattr(ray, "kill", there.kill)
     return there
 
 
