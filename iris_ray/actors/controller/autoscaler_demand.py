@@ -92,7 +92,7 @@ class AutoscalerDemand:
             del self._groups[tpu_type], self._kept_off[tpu_type]
 
     def _remove_leftovers(self) -> None:
-        """Of the same actor, from before its process was restarted."""
+        """Remove what the same actor has left from before its process was restarted."""
         for group_id, group in placement_group_table().items():
             if group["name"].startswith(NAME_PREFIX) and group["state"] != "REMOVED":
                 remove_placement_group(placement_group_by_id(group_id))

@@ -105,11 +105,11 @@ class ControllerProcess:
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
-        """What it is and speaks. Answers at once, whatever becomes of its start, and clients of all versions."""
+        """Return the version and the protocol. Answer at once, before the start is over, and clients of all versions."""
         return {"protocol": PROTOCOL_VERSION, "version": iris_ray.__version__}
 
     async def ping(self) -> None:
-        """Answers as soon as the cluster's hosts are known, and what an earlier Controller has left.
+        """Answer as soon as the cluster's hosts are known, and what an earlier Controller has left.
 
         Raises:
             UnknownRecordError: another version of iris_ray has left it.
@@ -212,7 +212,7 @@ class ControllerProcess:
         return missing_slices(waits, self._state.fleet)
 
     def _waiting(self, job: Job) -> PendingReason | None:
-        """Why a job waits, and what the autoscaler is asked for; None if it does not wait, or no plan has come yet."""
+        """Return why a job waits, and what the autoscaler is asked for; None if it does not wait as far as is known."""
         waiting = self._planner.pending_reasons.get(job.spec.job_id)
         if waiting is None or self._demand is None or job.spec.device is None:
             return waiting

@@ -155,7 +155,7 @@ class Dispatcher:
             await asyncio.sleep(NOTIFY_AGAIN_S)
 
     async def _drop_spare(self, dropped: DropSpare) -> None:
-        """The order for it may still be on its way; its pool keeps warm what it has reserved by now."""
+        """Tell the pool that a spare is not wanted, though the order for it may still be on its way."""
         if pool := self._pools.get(dropped.owner):
             await pool.drop_spare(dropped.job_id)
 

@@ -69,7 +69,7 @@ class EventProcessor:
         self._running = False
 
     def begin(self, dispatcher: Dispatcher) -> None:
-        """From now on something follows from events."""
+        """Let something follow from events from now on."""
         self._dispatcher = dispatcher
         self.apply([])
 
@@ -103,7 +103,7 @@ class EventProcessor:
         self.deposed = str(error)
 
     def fail(self, error: Exception) -> None:
-        """Be over. What was not acknowledged by now never is, and who waits is told to ask again."""
+        """End all work. What was not acknowledged by now never is, and who waits is told to ask again."""
         if self.failed is None:
             logger.critical("this Controller is over; the next one goes on from the records", exc_info=error)
             self.failed = f"the Controller has failed and is being started anew: {type(error).__name__}: {error}"

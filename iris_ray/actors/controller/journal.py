@@ -131,7 +131,7 @@ class Journal:
         return left
 
     def left_behind(self) -> tuple[list[JobRecord], list[Event]]:
-        """What the last Controller has left that got so far as to write: its jobs, the oldest first, and the rest.
+        """Return what the last Controller that wrote has left: its jobs, the oldest first, and the rest.
 
         What can't be read is left out.
 

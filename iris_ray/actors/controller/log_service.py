@@ -51,7 +51,7 @@ class LogService:
         self._sweeper: asyncio.Task[None] | None = None
 
     def placed(self, order: AttemptOrder) -> None:
-        """An attempt is about to run on these hosts."""
+        """Note that an attempt is about to run on these hosts."""
         hosts = [host for hosts in order.slices for host in hosts]
         for index, host in enumerate(hosts, order.attempt.gang):
             self._memory.placed(order.attempt.job_id, index, order.attempt.number, host.node_id)
@@ -61,7 +61,7 @@ class LogService:
             self._memory.remember(last)
 
     def locate(self, standing: "LogStanding", workers: Mapping[str, Worker]) -> LogPlace:
-        """Where the attempt's log is to be read, as far as that is known."""
+        """Return where the attempt's log is to be read, as far as that is known."""
         log = standing.log
         if log.attempt == 0:
             return LogPlace(replace(log, note=NOT_PLACED), None)
@@ -72,7 +72,7 @@ class LogService:
     async def fetch(
         self, standing: "LogStanding", workers: Mapping[str, Worker], at: LogPosition, max_bytes: int
     ) -> TaskLog:
-        """A piece from the attempt's host, or if that is not to be had, its last lines."""
+        """Return a piece of the log from the attempt's host or, if that can't be had, its last lines."""
         log = standing.log
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
@@ -102,7 +102,7 @@ class LogService:
         return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
 
     async def _find(self, key: AttemptOfTask, job: Job, workers: Mapping[str, Worker]) -> str | None:
-        """The host that has files of an attempt, of those that are there; the likely ones are asked."""
+        """Ask the likely hosts which of them has files of an attempt, and return that host."""
         async with self._searches:
             return await self._ask_hosts(key, job, workers)
 
@@ -140,7 +140,7 @@ class LogService:
         return pieces
 
     async def _end_idle_readers(self) -> bool:
-        """Return whether no reader is left."""
+        """End the readers that are idle. Return whether none is left."""
         await asyncio.sleep(IDLE_S / 4)
         now = asyncio.get_running_loop().time()
         idle = [n for n, reader in self._readers.items() if not reader.busy and now - reader.used_at > IDLE_S]
@@ -163,7 +163,7 @@ class LogStanding:
 
 
 def log_standing(state: ControllerState, job: Job, task_index: int, attempt: int | None) -> LogStanding:
-    """How an attempt of a task stands, before its log is read: so what is read after its end is all of it.
+    """Return how an attempt stands before its log is read. So what is read after its end is all of it.
 
     Raises:
         UnknownNameError: there is no such task or attempt.

@@ -26,7 +26,7 @@ class MaintenanceListener:
     """Listens to the metadata server of the host that it is on."""
 
     async def called_off(self, announced: HostNotice) -> None:
-        """Returns when a maintenance is not planned any more."""
+        """Wait until a maintenance is not planned any more."""
         from iris_ray.actors.host.metadata_watch import MetadataWatch  # not in the Controller's process: it is slow
 
         heard = asyncio.Event()
@@ -77,7 +77,7 @@ class MaintenanceService:
                 )
 
     async def _listen(self, worker: Worker) -> None:
-        """Until the maintenance is called off."""
+        """Listen until the maintenance is called off."""
         node_id, notice = worker.node_id, worker.notice
         assert notice is not None
         announced = HostNotice(notice.kind, notice.reason, notice.deadline)

@@ -215,5 +215,5 @@ def _ends_of(job: Job) -> Counter[str]:
 
 
 def _counts(job: Job) -> bool:
-    """Whether it is a job to people, and no spare."""
+    """Return whether it is a job to people, and no spare."""
     return job.spec.spare_for is None

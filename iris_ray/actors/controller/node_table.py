@@ -38,7 +38,7 @@ class NodeTable:
 
 
 def registration(node: Mapping[str, Any], table: NodeTable, ours: float) -> WorkerRegisteredEvent | str:
-    """What one live node is to the scheduler: a worker, or of no use, and why.
+    """Return what one live node is to the scheduler: a worker, or of no use, and why.
 
     Args:
         node: an entry of ``ray.nodes()``.
@@ -98,12 +98,12 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, AttributeValue]:
 
 @cache
 def live_config(pod_type: str, chips: float) -> TPUConfig:
-    """What a TPU type is like if its hosts have so many chips; the same for thousands of hosts, twice a second."""
+    """Return what a TPU type is like if its hosts have so many chips: the same for thousands of hosts."""
     return get_tpu_config(pod_type).with_live_hosts(chips)
 
 
 def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
-    """A node's labels as attributes: under their own names as strings, and those of the operator by their short names.
+    """Return a node's labels as attributes: by their own names as strings, the operator's by their short names.
 
     An operator sets ``iris/<key>``, which is typed: ``iris/tpu-pool=large-jobs``, ``iris/disk-gb=500``. A label can't
     hold a colon, so ``iris/taint.<name>`` is the taint ``<name>``. No label overrides what iris_ray reports itself.
@@ -120,11 +120,11 @@ def operator_attributes(labels: Mapping[str, str]) -> dict[str, AttributeValue]:
 
 @lru_cache(maxsize=100_000)
 def _text(value: str) -> AttributeValue:
-    """A label's value; the same for thousands of hosts."""
+    """Return a label's value: the same for thousands of hosts."""
     return AttributeValue(value)
 
 
 def failure(node: Mapping[str, Any]) -> WorkerFailedEvent:
-    """The event for a node that Ray declared dead."""
+    """Return the event for a node that Ray declared dead."""
     reason = node.get("DeathReasonMessage") or "Ray declared the node dead"
     return WorkerFailedEvent(node["NodeID"], f"the host died: {str(reason).strip()[:200]}")

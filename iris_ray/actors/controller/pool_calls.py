@@ -33,7 +33,7 @@ class PoolCalls(ControllerProcess):
 
     @checked
     async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
-        """Take a job. Submitting the same one again changes nothing; how it stands.
+        """Take a job and return how it stands. Submitting the same one again changes nothing.
 
         Args:
             spec: the job.
@@ -90,7 +90,7 @@ class PoolCalls(ControllerProcess):
 
     @checked
     async def why(self, job_id: str) -> str:
-        """Why a job is not running, or not all of it, in a sentence."""
+        """Return in a sentence why a job is not running, or not all of it."""
         await self.ping()
         job = self._state.jobs.get(job_id)
         if job is None:
@@ -101,20 +101,20 @@ class PoolCalls(ControllerProcess):
 
     @checked
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
-        """What is known about these hosts."""
+        """Return what is known about these hosts."""
         await self.ping()
         return self._nodes.evidence(node_ids)
 
     @checked
     async def is_to_grow(self, attempt: AttemptId) -> bool:
-        """Whether the slices that an attempt's gang was told to move to are still there for it."""
+        """Return whether the slices that an attempt's gang was told to move to are still there for it."""
         await self.ping()
         job = self._state.jobs.get(attempt.job_id)
         return job is not None and job.gang.attempt == attempt.number and job.gang.is_to_grow
 
     @checked
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord]:
-        """What the provider says about the slices of these hosts, which do not answer; nothing if it is not asked."""
+        """Return what the provider says about the slices of these silent hosts; nothing if it is not asked."""
         await self.ping()
         names = self._nodes.slices_of(node_ids)
         words = await self._provider.about(set(names.values()))
@@ -145,7 +145,7 @@ class PoolCalls(ControllerProcess):
             self._state.show_anew(job_id)
 
     def _by_our_clock(self, event: ReportedEvent) -> Event:
-        """A pool's event with our time."""
+        """Return a pool's event with our time."""
         if isinstance(event, TIMED):
             return replace(event, now=self._clock.now())
         return self._clock.heard(event) if isinstance(event, WorkerDrainedEvent) else event

@@ -68,7 +68,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
         return len(self._stubs)
 
     def incarnation(self, owner: str) -> int:
-        """Which process of the pool is obeyed; 0 if the pool is not known."""
+        """Return which process of the pool is obeyed; 0 if the pool is not known."""
         return self._incarnations.get(owner, 0)
 
     def require_latest(self, process: PoolProcess) -> None:
@@ -85,12 +85,12 @@ class PoolRegistry(Mapping[str, PoolStub]):
             )
 
     def meet(self, owner: str, pool: PoolStub, incarnation: int) -> None:
-        """A pool that was not known; from now on its end is noticed."""
+        """Take in a pool that was not known. From now on its end is noticed."""
         self._note(owner, pool, incarnation)
         self._background.start(self._watch(owner, pool, seen=True), f"watching pool {owner}")
 
     async def come_back(self) -> dict[str, PoolView]:
-        """Take up the pools that an earlier Controller knew; what those have that answer."""
+        """Take up the pools that an earlier Controller knew. Return what those have that answer."""
         for owner, (handle, incarnation) in self._journal.pools().items():
             self._note(owner, PoolStub(handle), incarnation)
         views = await asyncio.gather(*(self._view_of(owner, pool) for owner, pool in self.items()))
@@ -113,7 +113,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
             self._apply(events)
 
     async def process_is(self, owner: str, incarnation: int) -> None:
-        """If the pool is a newer process than before, all that ran in the old one is over.
+        """Note which process the pool is. If it is newer than before, all that ran in the old one is over.
 
         Raises:
             SupersededError: it is an older one, which is dead by now.
@@ -153,7 +153,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
         self._journal.note_pool(owner, None)
 
     async def _look_at(self, owner: str, pool: PoolStub) -> bool:
-        """Learn what a pool has that has not answered for a while; whether it does now."""
+        """Learn what a pool has that has not answered for a while. Return whether it answers now."""
         view = await self._view_of(owner, pool)
         if view is None:
             return False

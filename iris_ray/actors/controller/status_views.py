@@ -49,7 +49,7 @@ def job_status(
 
 
 def _gives_way(job: Job, state: ControllerState, clock: Clock) -> tuple[str, float] | None:
-    """To whom the first gang that is evicted gives its hosts, and until when."""
+    """Return to whom the first gang that is evicted gives its hosts, and until when."""
     evictions = (gang.eviction for gang in state.placed_gangs(job))
     return next(((one.reason, clock.wall(one.deadline)) for one in evictions if one is not None), None)
 
@@ -84,7 +84,7 @@ def task_status(job: Job, index: int, state: ControllerState, clock: Clock) -> T
 
 
 def _past(past: PastAttempt, job: Job, index: int, clock: Clock) -> TaskAttempt:
-    """An earlier attempt of a gang, as it was for one of its tasks."""
+    """Return an earlier attempt of a gang, as it was for one of its tasks."""
     was_cause = past.cause == index
     together = past.state if was_cause or past.state is TaskState.KILLED else TaskState.COSCHED_FAILED
     number, size = (index, job.spec.replicas * len(past.groups)) if job.spec.coscheduling else (0, 1)
@@ -100,7 +100,7 @@ def _past(past: PastAttempt, job: Job, index: int, clock: Clock) -> TaskAttempt:
 
 
 def _group(groups: tuple[str, ...], number: int, tasks: int) -> str | None:
-    """The group that a task of a gang is on, by its number among so many tasks."""
+    """Return the group that a task of a gang is on, by its number among so many tasks."""
     return groups[number * len(groups) // tasks] if number < tasks and groups else None
 
 
@@ -142,7 +142,7 @@ def unusable_status(host: UnusableHost) -> WorkerStatus:
 
 
 def limit_statuses(state: ControllerState) -> list[LimitStatus]:
-    """The limits of everybody in each band, then those of each user who has limits or jobs."""
+    """Return the limits of everybody in each band, then those of each user who has limits or jobs."""
     everybody = [(EVERYBODY, band) for band in PriorityBand]
     users = sorted(account for account in state.limits.accounts if account[0] != EVERYBODY)
     return [_limit_status(user, band, state) for user, band in (*everybody, *users)]

@@ -57,13 +57,13 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def list_jobs(self, after: int = 0) -> list[JobStatus]:
-        """A page of the jobs that are known, the oldest first: those that come after the one with this number."""
+        """Return a page of the jobs that are known, the oldest first: those after the one with this number."""
         await self.ping()
         return [self._status(job) for job in islice((j for j in self._state.jobs.values() if j.number > after), PAGE)]
 
     @checked
     async def job_status(self, job_id: str) -> JobStatus:
-        """How one job stands.
+        """Return how one job stands.
 
         Raises:
             UnknownNameError: there is no such job.
@@ -73,20 +73,20 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def job_events(self, job_id: str) -> list[JobEvent]:
-        """What has happened to a job, oldest first; raises like `job_status`."""
+        """Return what has happened to a job, oldest first. Raise like `job_status`."""
         await self.ping()
         return job_events(self._job(job_id), self._clock)
 
     @checked
     async def list_goodput(self, after: int = 0) -> list[JobGoodput]:
-        """A page of what the time of gangs went into, the oldest first: those after the job with this number."""
+        """Return a page of what the time of gangs went into, the oldest first: those after the job with this number."""
         await self.ping()
         jobs = (job for job in self._state.jobs.values() if job.number > after and is_measured(job))
         return [job_goodput(job, self._progress.of(job.spec.job_id), self._clock) for job in islice(jobs, PAGE)]
 
     @checked
     async def job_goodput(self, job_id: str) -> JobGoodput:
-        """What the time of one job went into.
+        """Return what the time of one job went into.
 
         Raises:
             UnknownNameError: there is no such job.
@@ -100,7 +100,7 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def user_times(self, since: float) -> list[UserDay]:
-        """What the time of jobs went into that are forgotten, by the day of their end and user, since a time."""
+        """Return what the time of forgotten jobs went into, by the day of their end and user, since a time."""
         await self.ping()
         for job in self._state.take_forgotten():
             self._journal.user_times.add(job)
@@ -108,20 +108,20 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def fleet_times(self, since: str) -> dict[str, dict[str, float]]:
-        """Chip-seconds by day and state, since a day in UTC, such as 2026-11-23."""
+        """Return chip-seconds by day and state, since a day in UTC, such as 2026-11-23."""
         await self.ping()
         return self._journal.fleet_times.since(since)
 
     @checked
     async def list_tasks(self, job_id: str, after: int = -1) -> list[TaskStatus]:
-        """A page of the tasks of a job: those that come after this index; raises like `job_status`."""
+        """Return a page of the tasks of a job: those that come after this index. Raise like `job_status`."""
         await self.ping()
         job = self._job(job_id)
         return [task_status(job, index, self._state, self._clock) for index in range(job.size)[after + 1 :][:PAGE]]
 
     @checked
     async def task_status(self, job_id: str, index: int) -> TaskStatus:
-        """How one task stands.
+        """Return how one task stands.
 
         Raises:
             UnknownNameError: there is no such job, or it has no such task.
@@ -134,7 +134,7 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
-        """A piece of what a task has printed.
+        """Return a piece of what a task has printed.
 
         Args:
             job_id, task_index: which task.
@@ -150,7 +150,7 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def fetch_logs(self, job_id: str, wanted: Mapping[int, LogPosition], max_bytes: int) -> dict[int, TaskLog]:
-        """Pieces of what several tasks of a job have printed, by task index; tasks that do not exist are left out.
+        """Return pieces of what several tasks of a job have printed, by task index, without tasks that do not exist.
 
         At most `MOST_LOGS` tasks are read; those beyond are left out, too, and to be asked for again.
 
@@ -165,7 +165,7 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def locate_logs(self, job_id: str, wanted: Mapping[int, LogPosition]) -> dict[int, LogPlace]:
-        """Where the logs of several tasks of a job are, by task index; the first `MOST_LOGS` that exist.
+        """Return where the logs of several tasks of a job are, by task index: the first `MOST_LOGS` that exist.
 
         Raises:
             UnknownNameError: there is no such job or attempt.
@@ -179,7 +179,7 @@ class UserCalls(ControllerProcess):
         }
 
     async def list_workers(self, after: Place = ("", -1, "")) -> list[WorkerStatus]:
-        """A page of the live hosts, by slice and number: those that come after this place.
+        """Return a page of the live hosts, by slice and number: those that come after this place.
 
         Hosts that no job gets, because of their labels or chips, are among them, each with the reason.
         """
@@ -195,13 +195,13 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def changes(self, since: Position) -> Changes:
-        """What has changed since a position, for those who watch the whole cluster."""
+        """Return what has changed since a position, for those who watch the whole cluster."""
         await self.ping()
         return self._overview.since(since, self._journal.epoch)
 
     @checked
     async def cancel(self, job_id: str, reason: Words, user: str) -> JobStatus:
-        """End a job, wherever it stands; how it stood before.
+        """End a job, wherever it stands. Return how it stood before.
 
         Raises:
             UnknownNameError: there is no such job.
@@ -227,7 +227,7 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def taint(self, target: str, taint: str, reason: Words, user: str) -> list[str]:
-        """Keep jobs that don't tolerate the taint away from a host or slice; the ids of the hosts that are concerned.
+        """Keep jobs that don't tolerate the taint away from a host or slice. Return the ids of the hosts concerned.
 
         Raises:
             UnknownNameError: there is no such host or slice.
@@ -241,7 +241,7 @@ class UserCalls(ControllerProcess):
 
     @checked
     async def lift_taint(self, target: str, taint: str, user: str) -> list[str]:
-        """The opposite of `taint`.
+        """Lift a taint. Return the ids of the hosts concerned.
 
         Raises:
             UnknownNameError: nothing of that name was tainted so.
@@ -256,7 +256,7 @@ class UserCalls(ControllerProcess):
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
 
     async def list_limits(self) -> list[LimitStatus]:
-        """What each user has and may have: first the limits of everybody, then those of each user with jobs."""
+        """Return what each user has and may have: first the limits of everybody, then those of each user with jobs."""
         await self.ping()
         return limit_statuses(self._state)
 
@@ -264,7 +264,7 @@ class UserCalls(ControllerProcess):
     async def set_limits(
         self, whose: str, bands: list[PriorityBand], limits: Limits, reset: bool, user: str
     ) -> list[LimitStatus]:
-        """Set some limits of a user, or of everybody; how all limits stand then.
+        """Set some limits of a user, or of everybody. Return how all limits stand then.
 
         Args:
             whose: the user, or `EVERYBODY`.
@@ -285,17 +285,17 @@ class UserCalls(ControllerProcess):
         return limit_statuses(self._state)
 
     async def statistics(self) -> dict[str, int]:
-        """Counts since this Controller began: jobs that starved, timed out or were unschedulable, evicted attempts."""
+        """Return counts since this Controller began: starved, timed out and unschedulable jobs, evicted attempts."""
         await self.ping()
         return {"epoch": self._journal.epoch, **self._planner.counts}
 
     async def demand(self) -> dict[str, list[int]]:
-        """How many more slices of each type each gang that waits would need to run; see `missing_slices`."""
+        """Return how many more slices of each type each gang that waits would need to run; see `missing_slices`."""
         await self.ping()
         return self._missing()
 
     async def about(self) -> dict[str, Any]:
-        """Who this Controller is: epoch, version, process, node; and what it could not handle."""
+        """Return who this Controller is: epoch, version, process, node; and what it could not handle."""
         return {
             "epoch": (await self.statistics())["epoch"],
             "version": iris_ray.__version__,
@@ -311,7 +311,7 @@ class UserCalls(ControllerProcess):
         return job_status(job, self._state, self._clock, self._waiting(job), self._progress.of(job.spec.job_id))
 
     def _set_aside(self) -> list[SetAside]:
-        """Jobs that it could not handle, or can't place, and records that can't be read."""
+        """Return jobs that the Controller could not handle or can't place, and records that can't be read."""
         found = {**self._events.aside.jobs, **self._planner.left_out}
         lost = {name: f"{LOST} ({why})" for name, why in self._journal.corrupt.why.items()}
         return [SetAside(name, why) for name, why in (found | lost).items()]

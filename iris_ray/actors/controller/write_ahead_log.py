@@ -100,7 +100,7 @@ class WriteAheadLog:
     # -- earlier Controllers ----------------------------------------------------------------------------------------
 
     def close(self, epoch: int) -> None:
-        """Close the log of an earlier Controller, which writes nothing more that counts. Blocks."""
+        """Close the log of an earlier Controller, which writes nothing more that counts. This blocks."""
         while True:
             first = self._checkpoint_of(epoch)
             numbers = [number for number in self._numbers(epoch) if number >= first]

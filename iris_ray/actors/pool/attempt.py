@@ -123,11 +123,11 @@ class Attempt:
     # -- what others want of it ------------------------------------------------------------------------------------
 
     def stop(self, reason: str) -> None:
-        """Have it end soon; wait for `over` to know that it has."""
+        """End the attempt soon. Wait for `over` to know that it has ended."""
         self._stop.ask(reason)
 
     def notify(self, notice: Notice) -> None:
-        """Tell every task that the gang is to move; it does so once all have saved their state.
+        """Tell every task that the gang is to move. It moves once all have saved their state.
 
         An attempt that has not begun yet does not begin.
         """
@@ -160,7 +160,7 @@ class Attempt:
         return self.lost if self.place.on_slices else self._names
 
     def never_started(self, key: TaskKey) -> bool:
-        """Whether this task had ended before any user code ran in it, or its host was lost from the beginning."""
+        """Return whether a task ended before any user code ran in it, or its host was lost from the beginning."""
         end = self._ends.get(key)
         return (end is not None and end.kind in DID_NOT_RUN) or (self._ended_at_once and key in self._lost_hosts)
 
@@ -170,16 +170,16 @@ class Attempt:
         return self._progress.marks
 
     async def look_again(self) -> None:
-        """Learn what its tasks have said since the last look, before their processes end."""
+        """Learn what the tasks have said since the last look, before their processes end."""
         await self._progress.look_again(has_failed=False)
 
     def exit_code(self, key: TaskKey) -> int | None:
-        """The exit code of a task's process, if it is known."""
+        """Return the exit code of a task's process, if it is known."""
         end = self._ends.get(key)
         return None if end is None else end.exit_code
 
     def blamed_host(self, key: TaskKey) -> tuple[str, Fault] | None:
-        """The host that may be at fault for a task's end, and in which way; None if it can't be."""
+        """Return the host that may be at fault for a task's end, and in which way; None if it can't be."""
         end = self._ends.get(key)
         fault = None if end is None else FAULTS.get(end.kind)
         return None if fault is None else (self.place.host(key).node_id, fault)
@@ -221,7 +221,7 @@ class Attempt:
         return launch_plan(self._request, self.place, first_slice.ports)
 
     def _failed_launch(self, broken: Mapping[str, Any], some_are_ready: bool) -> LaunchFailed:
-        """What to say if these slices can't be used. What works on any host is no fault of the request."""
+        """Return the error if these slices can't be used. The request is not at fault for what works on any host."""
         setups = {name: reply for name, reply in broken.items() if isinstance(reply, SetupFailed)}
         works = some_are_ready or self._slices.has_worked(self._request.process)
         works = works or any(setup.works_elsewhere for setup in setups.values())
@@ -237,7 +237,7 @@ class Attempt:
         return LaunchFailed(in_words(broken), tuple(broken), tuple(suspicious), by_request, blamed)
 
     async def run(self, launches: Mapping[str, list[TaskLaunch]], report_running: Callable[[], None]) -> Verdict:
-        """Start every task and wait for the gang's end. After success, `stop_all` ends its processes.
+        """Start every task, wait for the gang's end and judge it. After success, `stop_all` ends its processes.
 
         Args:
             launches: what each host gets, by slice name.
@@ -357,7 +357,7 @@ class Attempt:
         await asyncio.gather(*asks)
 
     def _suspect_the_unfit(self) -> None:
-        """A host that can't take a task is avoided, and its slice given back."""
+        """Avoid hosts that can't take a task, and give their slices back."""
         for key, end in self._ends.items():
             if end is not None and end.kind is EndKind.HOST_UNFIT:
                 self.suspects.setdefault(self.place.host(key).node_id, end.error)

@@ -77,7 +77,7 @@ class GangRun:
         self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
-        """The tasks' results in (slice, worker) order, or the error that ends the gang for good."""
+        """Run the gang to its end. Return its results in (slice, worker) order, or the error that ends it for good."""
         while True:
             order = await self._next_order()
             if order is None:
@@ -101,15 +101,15 @@ class GangRun:
             self._orders.put_nowait(order)
 
     def wake(self) -> None:
-        """The job is over, by the Controller's decision."""
+        """Note that the Controller has ended the job."""
         self._orders.put_nowait(None)
 
     async def settled(self) -> None:
-        """Returns when everything has been reported."""
+        """Wait until everything has been reported."""
         await self._background.all_ended()
 
     def notify(self, attempt: int, notice: Notice) -> None:
-        """The gang is to move, says the Controller."""
+        """Note that the Controller wants the gang to move."""
         if self._told is None or attempt >= self._told[0]:
             self._told = attempt, notice
         if self._attempt is not None and self._attempt.id.number == attempt:
@@ -133,7 +133,7 @@ class GangRun:
         await self._controller.report(None, events)
 
     async def stop_attempt(self, number: int, reason: str) -> None:
-        """End that attempt if it runs, and keep it from starting if it does not; returns when it is over."""
+        """End an attempt if it runs, and keep it from starting if it does not. Return when it is over."""
         self._refused = max(self._refused, number)
         if self._attempt is not None and self._attempt.id.number <= number:
             self._attempt.stop(reason)
@@ -150,7 +150,7 @@ class GangRun:
         return view
 
     async def _next_order(self) -> AttemptOrder | None:
-        """Wait for the Controller's order, or for its word that there will be none; say every so often why it waits."""
+        """Return the Controller's next order; None if there will be none. Log every so often why the gang waits."""
         patience = FIRST_WORD_S
         while True:
             try:
@@ -165,7 +165,7 @@ class GangRun:
     # -- attempts --------------------------------------------------------------------------------------------------
 
     async def _run_attempt(self, order: AttemptOrder) -> tuple[Verdict | None, JobView | None]:
-        """The verdict (None if it did not start), and how the job stands (None after success)."""
+        """Return the verdict (None if the attempt did not start), and how the job stands (None after success)."""
         attempt = self._attempt = Attempt(self._slices, self._controller, self._request, order)
         if self._told is not None and self._told[0] == order.attempt.number:  # it was faster than the order
             attempt.notify(self._told[1])
@@ -210,7 +210,7 @@ class GangRun:
             attempt.over.set()
 
     async def _let_exit(self, attempt: Attempt) -> None:
-        """End the processes of an attempt that has succeeded; say so if threads or exit handlers take their time."""
+        """End the processes of an attempt that has succeeded. Log it if threads or exit handlers take long."""
         if attempt.place.on_slices:
             await asyncio.sleep(RESULTS_FIRST_S)
         ending = asyncio.ensure_future(attempt.stop_all(None))
@@ -223,7 +223,7 @@ class GangRun:
         await ending
 
     async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
-        """After a failure: tidy up, then tell the Controller the first cause and that everybody is gone."""
+        """Tidy up after a failure. Then tell the Controller the first cause, and that every process is gone."""
         assert verdict.cause is not None
         released = self._slices.retire(attempt.leaving)
         self._slices.set_idle(attempt.place.names)
@@ -258,7 +258,7 @@ class GangRun:
         return job
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
-        """Nothing ran. The gang goes back to the queue, the slices that were at fault go back to Ray."""
+        """Give the gang back to the queue, since nothing ran, and the slices that were at fault back to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
         suspects = attempt.suspects | await attempt.silent_hosts(failure.suspicious)
         released = self._slices.retire(failure.broken if attempt.place.on_slices else attempt.place.names)
@@ -276,16 +276,16 @@ class GangRun:
         return job
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
-        """All tasks of the attempt reach the same state."""
+        """Return events that say that all tasks of the attempt have reached a state."""
         indices = range(self._first_task, self._first_task + attempt.place.num_tasks)
         return [TaskStateChangedEvent(attempt.id, index, state) for index in indices]
 
     def _confirmed(self, attempt: Attempt) -> AttemptEndConfirmedEvent:
-        """No process of it is left."""
+        """Return the event that says that no process of the attempt is left."""
         return AttemptEndConfirmedEvent(attempt.id)
 
     async def abandon(self, reason: str) -> list[Event]:
-        """Stop what runs; what the Controller is to be told of that, once it knows that the job is cancelled."""
+        """Stop what runs. Return what to tell the Controller once it knows that the job is cancelled."""
         attempt, events = self._attempt, list[Event]()
         if attempt is not None and not attempt.over.is_set():
             if attempt.phase is not Phase.TIDY:
@@ -297,7 +297,7 @@ class GangRun:
         return events
 
     def abandoned(self) -> None:
-        """The Controller has been told: the attempt is over."""
+        """Note that the Controller has been told, so that the attempt is over."""
         if self._attempt is not None:
             self._attempt.over.set()
 
@@ -321,5 +321,5 @@ class GangRun:
 
 
 def _marked(attempt: Attempt) -> list[Event]:
-    """What the task of an attempt has said about its time, if it has said anything."""
+    """Return what the task of an attempt has said about its time, if it has said anything."""
     return [AttemptMarkedEvent(attempt.id, attempt.marks)] if attempt.marks.steps else []

@@ -91,24 +91,24 @@ class JobRun:
         self._gangs[order.attempt.gang].take(order)
 
     def notify(self, attempt: AttemptId, notice: Notice) -> None:
-        """A gang is to move, says the Controller."""
+        """Note that the Controller wants a gang to move."""
         self._gangs[attempt.gang].notify(attempt.number, notice)
 
     def hold_spare(self, order: AttemptOrder) -> None:
-        """Hold slices ready beside those that the job's gang runs on. Returns at once."""
+        """Hold slices ready beside those that the job's gang runs on. Return at once."""
         self._background.start(self._gangs[0].hold_spare(order), f"holding the spare {order.attempt.job_id}")
 
     def wake(self) -> None:
-        """The job is over, by the Controller's decision."""
+        """Note that the Controller has ended the job."""
         for gang in self._gangs:
             gang.wake()
 
     async def settled(self) -> None:
-        """Returns when everything has been reported."""
+        """Wait until everything has been reported."""
         await asyncio.gather(*(gang.settled() for gang in self._gangs))
 
     async def stop_attempt(self, attempt: AttemptId, reason: str) -> None:
-        """End that attempt of a gang, or keep it from starting; returns when it is over."""
+        """End an attempt of a gang, or keep it from starting. Return when it is over."""
         await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
 
     async def _has_succeeded(self) -> bool:
@@ -119,7 +119,7 @@ class JobRun:
         return view is not None and view.job_state is JobState.SUCCEEDED
 
     async def _cancel(self, runs: list["asyncio.Task[Any]"], reason: str) -> None:
-        """Stop what runs and take the job from the queue. Never raises: the reason for it is what the user gets."""
+        """Stop what runs and take the job from the queue. Raise nothing: the user gets the reason for it."""
         for run in runs:
             run.cancel()
         await asyncio.gather(*runs, return_exceptions=True)

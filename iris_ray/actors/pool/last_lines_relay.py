@@ -25,7 +25,7 @@ class LastLinesRelay:
         self._sending: asyncio.Task[None] | None = None
 
     def take(self, last: LastLines) -> None:
-        """Pass this on soon, instead of anything older of the same attempt."""
+        """Pass these lines on soon, instead of older ones of the same attempt."""
         self._waiting[last.job_id, last.task_index, last.attempt] = last
         if self._sending is None or self._sending.done():
             self._sending = self._background.repeat(self._send_batch, "sending the last lines of tasks")

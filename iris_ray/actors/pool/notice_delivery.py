@@ -45,18 +45,18 @@ class NoticeDelivery:
         self._telling: asyncio.Future[None] | None = None
 
     def deliver(self, notice: Notice) -> None:
-        """Tell every task; an earlier notice counts no more."""
+        """Tell every task. An earlier notice counts no more."""
         self.cancel()
         self.latest = notice
         self._telling = self._background.start(self._tell(notice), f"giving notice to {self._place.order.attempt}")
 
     def cancel(self) -> None:
-        """Tell nothing any more."""
+        """Tell the tasks nothing any more."""
         if self._telling is not None:
             self._telling.cancel()
 
     def move_early(self) -> None:
-        """A task ended before all had saved: if they had been told, the attempt moves."""
+        """Move the attempt if its tasks have been told, though one ended before all had saved."""
         if self.latest is not None and self._telling is not None:
             self._stop.move(self.latest, f"{self.latest.reason}; a task ended before all had saved")
 
@@ -88,7 +88,7 @@ class NoticeDelivery:
         return all(saved for saved, _ in answers), any(waits for _, waits in answers)
 
     async def _is_to_grow(self) -> bool:
-        """Whether the slices to move to are still there. If not it stays, unless a task has saved and waits."""
+        """Return whether the slices to move to are still there. If not, the gang stays unless a task waits."""
         if self.latest is None:
             return False
         attempt = self._place.order.attempt

@@ -80,7 +80,7 @@ class ReservedSlice:
         avoid_ports: Collection[int],
         shared: SharedHosts,
     ) -> "ReservedSlice":
-        """Ask Ray for everything at once: the reservation, the actors that watch its hosts, and their standbys.
+        """Ask Ray for the reservation, the actors that watch its hosts, and their standbys, all at once.
 
         Returns at once; nothing has started yet. Bundle i is on worker i. The reservation's name says whose it is, so
         that the Controller finds it again if its owner vanishes. The standbys come last: if a host's memory is nearly
@@ -97,7 +97,7 @@ class ReservedSlice:
         return ReservedSlice(hosts, bundle, process, group, crew, standbys, ready)
 
     def renew_standbys(self, process: ProcessSpec, avoid_ports: Collection[int]) -> None:
-        """Start a fresh task process on every host, for the next task. Returns at once."""
+        """Start a fresh task process on every host, for the next task. Return at once."""
         self.needs_standbys = False
         self.process = process
         # The used ones are dropped here; their hosts' actors keep handles of their own until they are gone.
@@ -106,11 +106,11 @@ class ReservedSlice:
         self.ready = _prepare(self.crew, self.standbys)
 
     def is_reserved(self) -> bool:
-        """Whether Ray has set the resources aside. Blocks for a millisecond or two."""
+        """Return whether Ray has set the resources aside. This blocks for a millisecond or two."""
         return bool(placement_group_table(self.group)["state"] == "CREATED")
 
     async def end_tasks(self, host_index: int) -> str | None:
-        """End every task process on one of its hosts; why that is not sure, or None. Never raises.
+        """End every task process on one of the hosts. Return why that is not sure, or None; raise nothing.
 
         If the host's actor is gone, the next task's process does it, or one that is started for that. So the slice
         can't be used again.
@@ -143,7 +143,7 @@ class ReservedSlice:
         return self.standbys[host_index]
 
     def discard(self) -> None:
-        """Give the reservation back to Ray, which ends every process that runs in it. Returns at once."""
+        """Give the reservation back to Ray, which ends every process that runs in it. Return at once."""
         self.ready.cancel()
         for standby in self.standbys:
             ray.kill(standby)
@@ -152,7 +152,7 @@ class ReservedSlice:
 
 
 async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
-    """What a process on that host answers; None if Ray has given up the host, and so all that ran there."""
+    """Return what a process on that host answers; None if Ray has given up the host, and so all that ran there."""
     waiting = asyncio.ensure_future(reply)
     try:
         while True:

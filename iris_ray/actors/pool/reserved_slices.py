@@ -71,16 +71,16 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         return {name: held.stub for name, held in self._held.items()}
 
     def stub(self, name: str) -> SliceStub:
-        """The SliceActor of a slice that is held."""
+        """Return the SliceActor of a slice that is held."""
         return self._held[name].stub
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
-        """Why each host of a slice counts as lost, asked without its SliceActor; None for those that answer."""
+        """Ask a slice's hosts without its SliceActor. Return why each counts as lost; None for those that answer."""
         answers = await asyncio.gather(*(host.healthy(timeout_s) for host in self._held[name].crew.hosts))
         return {i: reply if isinstance(reply, Unreachable) else None for i, reply in enumerate(answers)}
 
     async def end_tasks(self, name: str, host_indexes: Iterable[int]) -> None:
-        """End what runs on hosts of a slice for which its SliceActor can't vouch; not for one that is used again.
+        """End what runs on hosts of a slice for which its SliceActor can't vouch, unless the slice is used again.
 
         Returns when nothing runs there any more, or after a while, with a warning.
         """
@@ -90,13 +90,13 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
                 logger.warning("%s host %d: what ran there may run for a moment longer: %s", name, i, why)
 
     def slice_names(self) -> tuple[str, ...]:
-        """The slices among what is held; the rest are places for single tasks."""
+        """Return the slices among what is held. The rest are places for single tasks."""
         return tuple(name for name, held in self._held.items() if TPU in held.bundle)
 
     # -- for an attempt --------------------------------------------------------------------------------------------
 
     def scale_multislice(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float) -> None:
-        """Hold every slice of the order, ready for this kind of task: warm ones are kept, the others reserved."""
+        """Hold every slice of the order, ready for this kind of task. Keep warm ones and reserve the others."""
         for hosts in order.slices:
             held = self._hold(hosts, order.bundle, process)
             held.in_use, held.used_by, held.spare = True, order.attempt.job_id, None
@@ -104,7 +104,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         self.renew_standbys([hosts[0].slice_name for hosts in order.slices], process)
 
     def _hold(self, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec) -> ReservedSlice:
-        """The slice as it is warm, if it fits; else reserved anew. Its standbys may have to be renewed."""
+        """Return the slice as it is warm, if it fits; else reserve it anew. Its standbys may have to be renewed."""
         held = self._held.get(hosts[0].slice_name)
         if held is not None and (held.hosts != hosts or held.bundle != bundle):
             self._discard(held)
@@ -139,7 +139,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             raise SpareFailed(in_words(broken), tuple(unused))
 
     async def all_ready(self, names: Sequence[str], silence_s: float) -> dict[str, Any]:
-        """`SliceReady` for each slice, once every host could start a task at once.
+        """Return `SliceReady` for each slice, once every host could start a task at once.
 
         As soon as a slice can't, what is known by then; for that one `Unreachable`, or the exception that keeps it. If
         a slice can't set up what the user asks for, the others are waited for: they show whose fault it is.
@@ -163,11 +163,11 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         return answers
 
     def has_worked(self, process: ProcessSpec) -> bool:
-        """Whether any host could set up what a user asks for: then another one that can't is at fault."""
+        """Return whether any host could set up what a user asks for. Then another one that can't is at fault."""
         return process in self._worked
 
     async def _ready(self, held: ReservedSlice, silence_s: float) -> Any:
-        """`SliceReady` when one slice is; `Unreachable` or an exception if it is not going to be. Never raises."""
+        """Return `SliceReady` when a slice is; `Unreachable` or an exception if it never will be. Raise nothing."""
         try:
             if held.ready.done():
                 return held.ready.result()
@@ -188,7 +188,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             return error
 
     async def _started(self, held: ReservedSlice, silence_s: float) -> Any:
-        """Like `held.ready`, unless a host that has been there stops answering meanwhile."""
+        """Return `held.ready`, unless a host that has been there stops answering meanwhile."""
         hosts = held.crew.hosts
         watch = FailureDetector(lambda i: hosts[i].ping(), range(len(hosts)), silence_s, since_first=True)
         silence = asyncio.ensure_future(watch.found())
@@ -203,12 +203,12 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         return Unreachable("; ".join(f"{held.name} host {i} {why}" for i, why in watch.silent.items()))
 
     def is_warm(self, order: AttemptOrder) -> bool:
-        """Whether every host of the order could start a task at once, as far as is known."""
+        """Return whether every host of the order could start a task at once, as far as is known."""
         held = [self._held.get(hosts[0].slice_name) for hosts in order.slices]
         return all(one is not None and one.ready.done() and not one.needs_standbys for one in held)
 
     def use_standbys(self, names: Sequence[str]) -> None:
-        """The standbys of these slices run tasks now; they are not used again."""
+        """Note that the standbys of these slices run tasks now. They are not used again."""
         for name in names:
             self._held[name].needs_standbys = True
 
@@ -220,7 +220,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
                 held.renew_standbys(process, self.used_ports)
 
     def set_idle(self, names: Sequence[str]) -> None:
-        """An attempt on these slices is over; from now on others may use them."""
+        """Note that an attempt on these slices is over. From now on others may use them."""
         now = asyncio.get_running_loop().time()
         for name in names:
             if held := self._held.get(name):
@@ -254,7 +254,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
     # -- giving back -----------------------------------------------------------------------------------------------
 
     async def release_if(self, condition: Callable[[ReservedSlice], bool]) -> list[SliceReleasedEvent]:
-        """Give back the idle slices for which the condition holds; returns when their processes are gone."""
+        """Give back the idle slices for which the condition holds. Return when their processes are gone."""
         chosen = [held for held in self._held.values() if not held.in_use and condition(held)]
         for held in chosen:
             del self._held[held.name]
@@ -268,7 +268,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         await self._shared.end_idle()
 
     async def lost_while_idle(self) -> tuple[str, ...]:
-        """The idle slices, spares included, of which some process or host does not answer any more."""
+        """Return the idle slices, spares included, of which some process or host does not answer any more."""
         idle = [name for name, held in self._held.items() if not held.in_use and held.ready.done()]
         asks = (self.stub(name).healthy(HEALTHY_TIMEOUT_S, ANSWER_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
@@ -280,12 +280,12 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         )
 
     async def settle(self, condition: Callable[[ReservedSlice], bool]) -> None:
-        """Returns when the slices for which the condition holds are idle."""
+        """Wait until the slices for which the condition holds are idle."""
         while any(held.in_use and condition(held) for held in self._held.values()):
             await asyncio.sleep(0.02)
 
     async def left(self, name: str) -> None:
-        """Returns when the slice is not being given back (any more)."""
+        """Wait until the slice is not being given back (any more)."""
         if leaving := self._leaving.get(name):
             await asyncio.shield(leaving)
 
@@ -305,10 +305,10 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
 
 
 def is_broken(reply: Any) -> bool:
-    """Whether this, of `ReservedSlices.all_ready`, is why a slice can't be used."""
+    """Return whether this, of `ReservedSlices.all_ready`, is why a slice can't be used."""
     return isinstance(reply, (Unreachable, BaseException))
 
 
 def in_words(broken: Mapping[str, Any]) -> str:
-    """Why these slices can't be used."""
+    """Return why these slices can't be used."""
     return "; ".join(why.reason if isinstance(why, Unreachable) else str(why) or repr(why) for why in broken.values())

@@ -41,7 +41,7 @@ class SliceCrew:
 
     @staticmethod
     def start(hosts: Sequence[HostPlace], group: PlacementGroup) -> "SliceCrew":
-        """Start the actors in a reservation. Returns at once."""
+        """Start the actors in a reservation. Return at once."""
         pool, name = ray.get_runtime_context().current_actor, hosts[0].slice_name
         host_actors = tuple(
             _TPUHostActor.options(
@@ -56,7 +56,7 @@ class SliceCrew:
         return SliceCrew(speaker, stubs, (*host_actors, slice_actor))
 
     def end(self) -> None:
-        """End the actors. Returns at once."""
+        """End the actors. Return at once."""
         for actor in self.actors:
             ray.kill(actor)
 
@@ -91,11 +91,11 @@ class SharedHosts:
         self._giving_back, self._watching = BackgroundTasks(), BackgroundTasks()
 
     def crew(self, hosts: Sequence[HostPlace]) -> "SharedCrew":
-        """Return the actors of a place on these hosts. Returns at once."""
+        """Return the actors of a place on these hosts, at once."""
         return SharedCrew(hosts[0].slice_name, self, [self._take(host) for host in hosts])
 
     def give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
-        """Have what a place has on its hosts ended. Returns at once."""
+        """Have what a place has on its hosts ended. Return at once."""
         self._giving_back.start(self._give_back(crew, used), f"giving back {crew.name}")
 
     async def _give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
@@ -162,7 +162,7 @@ class SharedCrew:
         self.hosts = tuple(self._slice.members().values())
 
     def end(self) -> None:
-        """End what the place has on its hosts. Returns at once."""
+        """End what the place has on its hosts. Return at once."""
         self._slice.close()
         self._owner.give_back(self, self._shared)
         self._shared = ()

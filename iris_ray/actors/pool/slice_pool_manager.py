@@ -82,7 +82,7 @@ class SlicePoolManager:
     # -- called by the driver --------------------------------------------------------------------------------------
 
     async def run(self, request: RunRequest) -> list[Any]:
-        """Run one job to its end; its tasks' results by index, or the job's own error."""
+        """Run one job to its end. Return its tasks' results by index, or raise the job's own error."""
         self._watch_idle_slices()
         accepted = self._acceptance(request.spec.job_id)
         run = JobRun(self._slices, self._controller, request, accepted, self._incarnation)
@@ -105,7 +105,7 @@ class SlicePoolManager:
         self._alone = asyncio.ensure_future(self._run_alone(with_stored_function(request)))
 
     async def results(self) -> list[Any]:
-        """What came of the only job of a pool that has no caller; like `run`."""
+        """Return what came of the only job of a pool that has no caller, as `run` does."""
         assert self._alone is not None
         return await asyncio.shield(self._alone)
 
@@ -122,7 +122,7 @@ class SlicePoolManager:
         ray.kill(ray.get_runtime_context().current_actor)
 
     async def accepted(self, job_id: str) -> bool:
-        """Whether the Controller has that job; returns when that is known."""
+        """Wait until it is known whether the Controller has a job, and return it."""
         return await asyncio.shield(self._acceptance(job_id))
 
     async def release(self) -> None:
@@ -132,11 +132,11 @@ class SlicePoolManager:
         await self._slices.release_idle_hosts()
 
     async def tasks_ended(self) -> None:
-        """Returns when no task of a job whose results are out runs any more."""
+        """Wait until no task of a job whose results are out runs any more."""
         await self._slices.settle(self._unused)
 
     async def until_idle(self, calls: int) -> None:
-        """Returns when that many runs have come and gone and no slice is left.
+        """Wait until that many runs have come and gone and no slice is left.
 
         A run that was cancelled before it arrived never comes: nothing at all for a while will do, too.
         """
@@ -153,11 +153,11 @@ class SlicePoolManager:
     # -- called by hosts ---------------------------------------------------------------------------------------------
 
     async def take_last_lines(self, last: LastLines) -> None:
-        """A task has printed something; its last lines are to outlive its host."""
+        """Take the last lines that a task has printed. They are to outlive its host."""
         self._last_lines.take(last)
 
     async def take_notice(self, node_id: str, notice: HostNotice, sent_at: float) -> None:
-        """A host, whose clock said `sent_at`, is going to go, and Ray may not know it."""
+        """Take the notice of a host that is going to go. Its clock said `sent_at`, and Ray may not know it."""
         notice = by_this_clock(notice, sent_at)
         logger.info("host %s: %s", node_id[:8], notice.reason)
         self._notices[node_id, notice.kind] = notice
@@ -165,7 +165,7 @@ class SlicePoolManager:
             await self._controller.report(None, [drained(node_id, notice)])
 
     async def maintenance_called_off(self, node_id: str) -> None:
-        """The maintenance of which a host gave notice is not planned any more."""
+        """Note that the maintenance of which a host gave notice is not planned any more."""
         logger.info("host %s: the metadata server of the host has called its maintenance off", node_id[:8])
         self._notices.pop((node_id, NoticeKind.MAINTENANCE), None)
         async with self._passing_on:
@@ -183,7 +183,7 @@ class SlicePoolManager:
         await asyncio.Event().wait()
 
     async def reconnect(self, epoch: int) -> PoolView:
-        """A new Controller has taken over: from now on it is obeyed, and no earlier one."""
+        """Obey a new Controller that has taken over, and no earlier one."""
         self._obey(epoch)
         if self._notices:  # it does not know them; it listens when it has our answer
             self._background.start(self._repeat_notices(), "repeating the notices of hosts")
@@ -216,7 +216,7 @@ class SlicePoolManager:
         return True
 
     async def drop_spare(self, job_id: str) -> None:
-        """A spare is not wanted any more; its order may come later than this."""
+        """Note that a spare is not wanted any more. Its order may come later than this."""
         self._dropped.append(job_id)
 
     async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None:
@@ -226,13 +226,13 @@ class SlicePoolManager:
             run.notify(attempt, notice)
 
     async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
-        """End an attempt; returns when no process of it is left."""
+        """End an attempt. Return when no process of it is left."""
         self._obey(epoch)
         if run := self._known(attempt.job_id):
             await run.stop_attempt(attempt, reason)
 
     async def job_ended(self, job_id: str) -> None:
-        """The Controller has ended a job; if it waits, it waits in vain."""
+        """Note that the Controller has ended a job, which may still wait for an order."""
         if run := self._runs.get(job_id):
             run.wake()
 
@@ -246,7 +246,7 @@ class SlicePoolManager:
         return name not in self._slices
 
     def _acceptance(self, job_id: str) -> "asyncio.Future[bool]":
-        """Whether the Controller has a job; who asks may be faster than the job itself."""
+        """Return whether the Controller has a job, as a future. Who asks may be faster than the job itself."""
         return self._acceptances.setdefault(job_id, asyncio.get_running_loop().create_future())
 
     def _unused(self, held: ReservedSlice) -> bool:
@@ -286,7 +286,7 @@ class SlicePoolManager:
             await self._notify()
 
     async def _retire_the_lost(self) -> None:
-        """Or their reservations would wait for hosts that never come back. Never raises."""
+        """Give lost slices back: their reservations would wait for hosts that never come back. Raise nothing."""
         try:
             if lost := await self._slices.lost_while_idle():
                 logger.info("%s: lost while idle", ", ".join(lost))
@@ -299,7 +299,7 @@ class SlicePoolManager:
         return self._unused(held) and idle_s > held.keep_warm
 
     async def _give_back(self, condition: Callable[[ReservedSlice], bool]) -> None:
-        """Release idle slices and tell the Controller. Never raises: no result depends on it."""
+        """Release idle slices and tell the Controller. Raise nothing: no result depends on it."""
         try:
             released = await self._slices.release_if(condition)
             if released:
@@ -314,5 +314,5 @@ class SlicePoolManager:
 
 
 def drained(node_id: str, notice: HostNotice) -> Event:
-    """A host's notice as the Controller hears it."""
+    """Return a host's notice as the Controller hears it."""
     return WorkerDrainedEvent(node_id, notice.reason, notice.kind, notice.deadline)
