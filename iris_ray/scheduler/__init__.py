@@ -1,6 +1,6 @@
 """Who runs where, who goes first, and why a job waits. Reads the state and proposes a plan; `planner.py` commits it.
 
-May import: `model`, `state`. No Ray, no clock, no I/O.
+May import: `model`, `state`, `errors`. No Ray, no clock, no I/O.
 Start with `scheduler.py`; `fair_queue.py` says who goes first in the queue, `pending_reason.py` why a job waits.
 """
 

@@ -1,8 +1,10 @@
 """What import-linter's contracts (pyproject.toml) can't say about imports."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +20,10 @@ MAY_USE_PRIVATE_RAY = {
     PACKAGE / "actors" / "wire" / "ray_internals.py",
     *(PACKAGE / "testing" / "ray_node").glob("*.py"),
 }
+CORE = {"model", "state", "scheduler", "slots", "goodput", "errors"}
+MAY_IMPORT = re.compile(r"May import: (.*?)\.(?=\s|$)", re.DOTALL)
+ROW = re.compile(r"^\| `iris_ray/([\w/]+)/` \| ([^|]+) \|", re.MULTILINE)
+"""A package in the table of ARCHITECTURE.md, and what it may import."""
 
 
 @cache
@@ -54,6 +60,47 @@ def where(path: Path, line: int, what: str) -> str:
     return f"{path.relative_to(PACKAGE.parent)}:{line}: {what}"
 
 
+@cache
+def docstrings() -> dict[str, str]:
+    """Return the docstring of each package, by its dotted name without "iris_ray"."""
+    found = {path: ast.get_docstring(ast.parse(path.read_text())) for path in FILES if path.stem == "__init__"}
+    return {".".join(path.parent.relative_to(PACKAGE).parts): text or "" for path, text in found.items()}
+
+
+@cache
+def rooms() -> dict[str, str]:
+    """Return what each package may import that says so, by its dotted name."""
+    return {name: match[1] for name, text in docstrings().items() if (match := MAY_IMPORT.search(text))}
+
+
+def room_of(name: str) -> str | None:
+    """Return the room that a dotted name without "iris_ray" is in; None for what stands beside the packages."""
+    return max((room for room in (*rooms(), "errors") if is_in(name, room)), key=len, default=None)
+
+
+def is_in(name: str, room: str) -> bool:
+    return f"{name}.".startswith(f"{room}.")
+
+
+@cache
+def imported_rooms() -> dict[str, set[str]]:
+    """Return the other rooms that the modules of each room import."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for path in FILES:
+        room = room_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+        for _, name in imports(path):
+            if room and name.startswith("iris_ray.") and (other := room_of(name.removeprefix("iris_ray."))):
+                found[room].add(other)
+    return {room: others - {room} for room, others in found.items()}
+
+
+def not_allowed(room: str, named: set[str]) -> list[str]:
+    """Return the rooms that a room imports, though neither they nor packages around them are named."""
+    return sorted(
+        other for other in imported_rooms().get(room, ()) if not any(is_in(other, name) for name in {room, *named})
+    )
+
+
 def test_private_ray_names_are_used_in_the_adapters_only() -> None:
     offenders = [
         where(path, line, name)
@@ -63,6 +110,29 @@ def test_private_ray_names_are_used_in_the_adapters_only() -> None:
         if is_private_ray(name)
     ]
     assert not offenders
+
+
+@pytest.mark.parametrize("room", sorted(rooms()))
+def test_room_imports_what_its_docstring_says_and_no_more(room: str) -> None:
+    text = rooms()[room].partition("never")[0]
+    if text != "everything":
+        named = set(re.findall(r"`([\w.]+)`", text)) | (CORE if "the pure core" in text else set())
+        assert not not_allowed(room, named)
+
+
+def test_every_room_says_what_it_may_import() -> None:
+    tops = {name for name in docstrings() if name and name.count(".") <= name.startswith("actors.")}
+    assert tops - rooms().keys() == set()
+
+
+def test_architecture_names_what_each_package_imports() -> None:
+    rows = ROW.findall((PACKAGE.parent / "ARCHITECTURE.md").read_text())
+    assert rows
+    for path, text in rows:
+        if "below" not in text and text != "everything":
+            words = set(text.replace("wire", "actors.wire").split(", "))
+            named = words | {"errors"} | (CORE if "the core" in words else set())
+            assert not not_allowed(path.replace("/", "."), named), path
 
 
 @pytest.mark.parametrize(

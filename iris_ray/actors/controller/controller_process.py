@@ -105,7 +105,7 @@ class ControllerProcess:
         self._starting = asyncio.ensure_future(self._start())  # Ray makes async actors in their event loop
 
     async def versions(self) -> dict[str, Any]:
-        """Return the version and the protocol. Answer at once, before the start is over, and clients of all versions."""
+        """Return the version and the protocol. Answer clients of all versions, and before the start is over."""
         return {"protocol": PROTOCOL_VERSION, "version": iris_ray.__version__}
 
     async def ping(self) -> None:
