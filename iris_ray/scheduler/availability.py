@@ -10,7 +10,7 @@ from iris_ray.model.workers import TPU_NAME, Worker
 from iris_ray.scheduler.candidates import Candidates, Distance
 from iris_ray.scheduler.evaluation import Evaluation, Rank, Status, evaluate
 from iris_ray.scheduler.ranked_groups import RankedGroups, fits
-from iris_ray.scheduler.remaining import Remaining
+from iris_ray.scheduler.remaining_capacity import RemainingCapacity
 from iris_ray.state.groups import Group
 
 NO_GROUPS = RankedGroups()
@@ -28,7 +28,7 @@ class Availability:
         unplaced: ids of the jobs that found too little here, in the order of the queue.
     """
 
-    def __init__(self, requirement: Requirement, remaining: Remaining, now: float) -> None:
+    def __init__(self, requirement: Requirement, remaining: RemainingCapacity, now: float) -> None:
         self.requirement = requirement
         self.failed_placements: dict[tuple[int, ...], int] = {}
         self.unplaced: list[str] = []

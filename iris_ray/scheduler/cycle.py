@@ -20,7 +20,7 @@ from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
 from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
 from iris_ray.scheduler.plan import Plan
-from iris_ray.scheduler.remaining import Remaining
+from iris_ray.scheduler.remaining_capacity import RemainingCapacity
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.state.avoided_hosts import avoided_by
 from iris_ray.state.events import GivesWayEvent, SpareGivenBackEvent, TaskUnschedulableEvent
@@ -69,7 +69,7 @@ class Cycle:
         self._impossible = ImpossibleConstraints(fleet.workers.values())
         self._available: dict[Requirement, Availability] = {}
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
-        self._remaining: dict[Requirement, Remaining] = {}  # by shape
+        self._remaining: dict[Requirement, RemainingCapacity] = {}  # by shape
         self._spares: list[Job] = []
         self._unplaced: list[Unplaced] = []  # if there are spares, which might be given back
         self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
@@ -306,11 +306,11 @@ class Cycle:
         available.catch_up()
         return available
 
-    def _remaining_of(self, shape: Requirement) -> Remaining:
+    def _remaining_of(self, shape: Requirement) -> RemainingCapacity:
         remaining = self._remaining.get(shape)
         if remaining is None:
             candidates = self._cache.candidates(self._fleet, shape, self._deadlines.now)
-            remaining = self._remaining[shape] = Remaining(candidates, self._plan)
+            remaining = self._remaining[shape] = RemainingCapacity(candidates, self._plan)
         return remaining
 
 

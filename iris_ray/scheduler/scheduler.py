@@ -7,8 +7,8 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
 3. Find the groups that suit the job's requirement. `evaluation.py` evaluates one group, `candidates.py` sorts and
    counts the evaluations, `candidate_cache.py` keeps them from one plan to the next. Queued jobs are cheap: jobs that
    ask for the same but for amounts share one evaluation of the fleet. `ranked_groups.py` finds room for an amount.
-4. Subtract what the plan has given away already (`plan.py`, `remaining.py`); `availability.py` is what is left for one
-   requirement. Then choose groups: `placement.py`.
+4. Subtract what the plan has given away already (`plan.py`, `remaining_capacity.py`); `availability.py` is what is left
+   for one requirement. Then choose groups: `placement.py`.
 5. If there are too few, keep groups for a job that has waited too long, or has just lost its hosts: `kept_rooms.py`.
 6. Explain why the job waits: `explanation.py` makes the reasons, `pending_reason.py` is their data and their sentences.
 

@@ -23,6 +23,7 @@ from iris_ray.testing.arguments import (
     checked_slices,
     require_channel,
 )
+from iris_ray.testing.console_output import ConsoleOutput
 from iris_ray.testing.end_watch import EndWatch
 from iris_ray.testing.faults import HostFaults
 from iris_ray.testing.head_machine import HeadMachine
@@ -31,7 +32,6 @@ from iris_ray.testing.interrupts import interrupt_held_back
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.network import Network, checked_direction
 from iris_ray.testing.preemption import Preemption
-from iris_ray.testing.progress import Progress
 from iris_ray.testing.tpu_host import RunningHost, TPUHost
 from iris_ray.testing.workspace import Workspace
 
@@ -97,7 +97,7 @@ class SimulatedCluster:
         self._initial = checked_slices(slices)
         self._cpus = checked_count("cpus_per_host", cpus_per_host, least=1)
         self._connect, self._dashboard, self._persistent, self._networks = connect, dashboard, persistent, networks
-        self._progress = Progress(quiet)
+        self._console = ConsoleOutput(quiet)
         self._lock = threading.RLock()
         self._slices: dict[str, list[RunningHost]] = {}
         self._open = ExitStack()
@@ -132,7 +132,7 @@ class SimulatedCluster:
         self._owner = os.getpid()
         atexit.register(self.shutdown)
         try:
-            with self._progress.starting():
+            with self._console.starting():
                 self._start()
         except BaseException:  # Ctrl-C included
             self.shutdown()
@@ -157,7 +157,7 @@ class SimulatedCluster:
                 finally:
                     atexit.unregister(self.shutdown)
                     SimulatedCluster._active = None
-        self._progress.say("gone")
+        self._console.say("gone")
 
     # -- what there is ---------------------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class SimulatedCluster:
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self._progress.step("starting the head node")
+        self._console.step("starting the head node")
         metadata = MetadataServers()
         self._open.callback(metadata.close)
         self._workspace = workspace = Workspace()
@@ -367,16 +367,16 @@ class SimulatedCluster:
             cpus=self._cpus,
             dashboard=self._dashboard,
             persistent=self._persistent,
-            progress=self._progress,
+            console=self._console,
         )
-        starter = HostStarter(head.ray, workspace, metadata, addresses, network, self._cpus, self._progress)
-        self._parts = _Parts(head, network, starter, HostFaults(head.ray, end_watch, self._progress), end_watch)
+        starter = HostStarter(head.ray, workspace, metadata, addresses, network, self._cpus, self._console)
+        self._parts = _Parts(head, network, starter, HostFaults(head.ray, end_watch, self._console), end_watch)
         if self._connect:
-            self._progress.step("connecting the driver")  # before any TPU host joins, lest it be attached to one
+            self._console.step("connecting the driver")  # before any TPU host joins, lest it be attached to one
             with interrupt_held_back():
                 ray.init(self.address, logging_level="WARNING")
         self._add_slices([config for config, number in self._initial for _ in range(number)])
-        self._progress.say(f"ready at {self.address}")
+        self._console.say(f"ready at {self.address}")
 
     def _add_slices(self, configs: Sequence[TPUConfig], under: Sequence[str] = ()) -> list[str]:
         slices = self._running().starter.start_slices(configs, under)

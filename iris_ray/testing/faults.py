@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from iris_ray.testing.arguments import NoticeChannel
+from iris_ray.testing.console_output import ConsoleOutput
 from iris_ray.testing.end_watch import EndWatch
 from iris_ray.testing.preemption import Preemption
-from iris_ray.testing.progress import Progress
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.tpu_host import RunningHost
 
@@ -20,41 +20,41 @@ class HostFaults:
     Args:
         head: the cluster's head, which hears of preemptions.
         end_watch: told which hosts may end by themselves.
-        progress: told of every fault.
+        console: told of every fault.
     """
 
-    def __init__(self, head: RayHead, end_watch: EndWatch, progress: Progress) -> None:
+    def __init__(self, head: RayHead, end_watch: EndWatch, console: ConsoleOutput) -> None:
         self._head = head
         self._end_watch = end_watch
-        self._progress = progress
+        self._console = console
         self._lock = threading.Lock()
         self._preemptions: list[Preemption] = []
 
     def kill(self, victim: RunningHost) -> None:
         if victim.machine.running:
-            self._progress.say(f"killing host {victim.host.name}")
+            self._console.say(f"killing host {victim.host.name}")
             victim.machine.kill()
 
     def kill_raylet(self, victim: RunningHost) -> None:
         self._end_watch.expect(victim)
-        self._progress.say(f"killing the raylet of host {victim.host.name}")
+        self._console.say(f"killing the raylet of host {victim.host.name}")
         victim.machine.kill_command()
 
     def freeze(self, victim: RunningHost) -> None:
         self._end_watch.expect(victim)
-        self._progress.say(f"freezing host {victim.host.name}")
+        self._console.say(f"freezing host {victim.host.name}")
         victim.machine.freeze()
 
     def thaw(self, victim: RunningHost) -> None:
-        self._progress.say(f"thawing host {victim.host.name}")
+        self._console.say(f"thawing host {victim.host.name}")
         victim.machine.thaw()
 
     def announce_maintenance(self, victim: RunningHost, starts_in_s: float) -> None:
-        self._progress.say(f"announcing maintenance of host {victim.host.name} in {starts_in_s:g} s")
+        self._console.say(f"announcing maintenance of host {victim.host.name} in {starts_in_s:g} s")
         victim.metadata.announce_maintenance(starts_in_s)
 
     def call_off_maintenance(self, victim: RunningHost) -> None:
-        self._progress.say(f"calling maintenance of host {victim.host.name} off")
+        self._console.say(f"calling maintenance of host {victim.host.name} off")
         victim.metadata.call_off_maintenance()
 
     def preempt(
@@ -65,7 +65,7 @@ class HostFaults:
         with self._lock:
             self._preemptions.append(preemption)
         if notice_s:
-            self._progress.say(f"preempting slice {slice_name} with {notice_s:g} s notice")
+            self._console.say(f"preempting slice {slice_name} with {notice_s:g} s notice")
         preemption.start()
         if notice_s and heard_by != "ray":
             for victim in victims:
@@ -88,13 +88,13 @@ class HostFaults:
 
         def announce(victim: RunningHost) -> None:
             if not self._head.announce_preemption(victim.host.node_id, f"{slice_name} is being preempted", deadline):
-                self._progress.say(f"host {victim.host.name} did not take the notice")
+                self._console.say(f"host {victim.host.name} did not take the notice")
 
         with ThreadPoolExecutor(max_workers=16) as pool:
             list(pool.map(announce, victims))
 
     def _kill_together(self, slice_name: str, victims: Sequence[RunningHost]) -> None:
-        self._progress.say(f"killing slice {slice_name}")
+        self._console.say(f"killing slice {slice_name}")
         for victim in victims:
             victim.machine.begin_kill()
         for victim in victims:

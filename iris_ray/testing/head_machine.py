@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.testing.console_output import ConsoleOutput
 from iris_ray.testing.machine import Machine
-from iris_ray.testing.progress import Progress
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.ray_node.launching import GCS, RAYLET
 from iris_ray.testing.ray_node.settings import gcs_storage, ray_settings
@@ -28,18 +28,25 @@ class HeadMachine:
         cpus: logical CPUs of the head, as Ray counts them.
         dashboard: whether the head has Ray's dashboard.
         persistent: whether the GCS stores everything on disk.
-        progress: told of every step.
+        console: told of every step.
 
     Raises:
         RuntimeError: the head did not start; the message has the end of its log.
     """
 
     def __init__(
-        self, workspace: Workspace, *, address: str, cpus: int, dashboard: bool, persistent: bool, progress: Progress
+        self,
+        workspace: Workspace,
+        *,
+        address: str,
+        cpus: int,
+        dashboard: bool,
+        persistent: bool,
+        console: ConsoleOutput,
     ) -> None:
         self._workspace = workspace
         self._persistent = persistent
-        self._progress = progress
+        self._console = console
         self._processes: dict[str, tuple[Machine, Sequence[str]]] = {}  # and their command lines, by purpose
         (workspace.root / "s").mkdir()
 
@@ -64,12 +71,12 @@ class HeadMachine:
 
     def kill_gcs(self) -> None:
         self.require_persistence()
-        self._progress.say("killing the GCS")
+        self._console.say("killing the GCS")
         self._processes[GCS][0].kill()
 
     def restart_gcs(self) -> None:
         self.kill_gcs()
-        self._progress.say("starting the GCS again")
+        self._console.say("starting the GCS again")
         self._launch(GCS, self.ray.gcs_command)
         self.ray.living_nodes()
 
@@ -79,10 +86,10 @@ class HeadMachine:
         Raises:
             RuntimeError: it did not join; the message has the end of its log.
         """
-        self._progress.say("killing the head")
+        self._console.say("killing the head")
         for machine, _ in self._processes.values():
             machine.kill()
-        self._progress.say("starting the head again")
+        self._console.say("starting the head again")
         others = {kind: command for kind, (_, command) in self._processes.items() if kind not in (GCS, RAYLET)}
         raylet_command = self.ray.begin_anew()
         self._launch(GCS, self.ray.gcs_command)

@@ -9,11 +9,11 @@ from ipaddress import IPv4Address
 from itertools import count
 
 from iris_ray.model.topology import TPUConfig
+from iris_ray.testing.console_output import ConsoleOutput
 from iris_ray.testing.head_machine import JOIN_TIMEOUT_S, LOOK_S
 from iris_ray.testing.machine import Machine
 from iris_ray.testing.metadata_server import HostMetadata, MetadataServers
 from iris_ray.testing.network import Network
-from iris_ray.testing.progress import Progress
 from iris_ray.testing.ray_node.head import RayHead
 from iris_ray.testing.ray_node.host import HostSpec, new_node_id
 from iris_ray.testing.ray_node.settings import ray_settings
@@ -31,7 +31,7 @@ class HostStarter:
         addresses: IP addresses for new hosts.
         network: joins them; None: they are all on this machine's loopback interface.
         cpus: logical CPUs of each host, as Ray counts them.
-        progress: told of every step.
+        console: told of every step.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HostStarter:
         addresses: Iterator[str],
         network: Network | None,
         cpus: int,
-        progress: Progress,
+        console: ConsoleOutput,
     ) -> None:
         self._head = head
         self._workspace = workspace
@@ -50,7 +50,7 @@ class HostStarter:
         self._addresses = addresses
         self._network = network
         self._cpus = cpus
-        self._progress = progress
+        self._console = console
         self._next_index: dict[str, Iterator[int]] = {}
         self._planning = threading.Lock()
 
@@ -72,14 +72,14 @@ class HostStarter:
         with self._planning:
             slices: list[list[Host]] = [[*self._plan_slice(config)] for config in configs]
         names = ", ".join(hosts[0].slice_name for hosts in slices)
-        self._progress.step(f"starting {sum(map(len, slices))} TPU hosts: {names}")
+        self._console.step(f"starting {sum(map(len, slices))} TPU hosts: {names}")
         return self._start(slices, under)
 
     def start_plain_hosts(self, count: int, gpus: int, labels: Mapping[str, str]) -> list[RunningHost]:
         """Start hosts without TPU side by side, and wait until all have joined. Raises like `start_slices`."""
         with self._planning:
             hosts: list[list[Host]] = [[self._plan_plain_host(gpus, labels)] for _ in range(count)]
-        self._progress.step(f"starting {count} hosts: {', '.join(host.name for (host,) in hosts)}")
+        self._console.step(f"starting {count} hosts: {', '.join(host.name for (host,) in hosts)}")
         return [running for (running,) in self._start(hosts)]
 
     def _start(self, slices: Sequence[Sequence[Host]], under: Sequence[str] = ()) -> list[list[RunningHost]]:
@@ -158,7 +158,7 @@ class HostStarter:
             for node_id in joined:
                 del missing[node_id]
             if joined:
-                self._progress.step(f"{len(machines) - len(missing)} of {len(machines)} hosts have joined")
+                self._console.step(f"{len(machines) - len(missing)} of {len(machines)} hosts have joined")
                 continue
             for host in missing.values():
                 if not machines[host].running:

@@ -184,7 +184,7 @@ class Journal:
         self._store.put(f"unrestorable/{job_id}", f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
 
     async def take_over(self, state: ControllerState) -> None:
-        """Put everything down under this epoch, and clear up what earlier ones have left.
+        """Record everything under this epoch, and clear up what earlier ones have left.
 
         Raises:
             DeposedError: another Controller has begun.

@@ -14,11 +14,11 @@ from iris_ray.actors.host.containers.record import end_container
 from iris_ray.actors.host.end_task import end_task
 from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
 from iris_ray.actors.host.host_directory import host_directory
-from iris_ray.actors.host.notice_delivery import NoticeDelivery
 from iris_ray.actors.host.oom_kills import RecentOomKills
 from iris_ray.actors.host.output_pump import OutputPump
 from iris_ray.actors.host.process_ledger import ProcessLedger
 from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.host.task_notices import TaskNotices
 from iris_ray.actors.host.task_progress import read_progress
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL
 from iris_ray.actors.host.watched_process import WatchedProcess
@@ -70,7 +70,7 @@ class TaskWatch:
         self._devices = devices
         self._files = TaskFiles.of_process(host_directory(), tree.pid)
         self._background = BackgroundTasks()
-        self._notices = NoticeDelivery(process, self._files, self._has_started, self._background)
+        self._notices = TaskNotices(process, self._files, self._has_started, self._background)
         self._oom_kills = RecentOomKills()
         self._stopped_for: str | None = None
         self._exit: asyncio.Task[ProcessExit] | None = None
@@ -98,7 +98,7 @@ class TaskWatch:
         return diagnose(await asyncio.shield(self._exit))
 
     async def notify(self, notice: Notice) -> bool:
-        """Tell the task that it is to move; return whether it has saved its state, as `NoticeDelivery.deliver` does."""
+        """Tell the task that it is to move; return whether it has saved its state, as `TaskNotices.deliver` does."""
         return await self._notices.deliver(notice)
 
     def progress(self) -> Progress:

@@ -1,6 +1,21 @@
 """What tasks print, on its way to a reader: pieces of logs, and positions in them."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class TaskAttempt(NamedTuple):
+    """One attempt of one task. An `AttemptId` names an attempt of a whole gang.
+
+    Attributes:
+        job_id: the job.
+        task_index: which of its tasks.
+        attempt: the number of the attempt.
+    """
+
+    job_id: str
+    task_index: int
+    attempt: int
 
 
 def printable(data: bytes) -> str:
@@ -36,6 +51,11 @@ class TaskLog:
     job_finished: bool = False
     from_host: bool = False
     note: str | None = None
+
+    @property
+    def task_attempt(self) -> TaskAttempt:
+        """Which attempt of which task it is of."""
+        return TaskAttempt(self.job_id, self.task_index, self.attempt)
 
     @property
     def next_offset(self) -> int:
@@ -99,9 +119,11 @@ class LastLines:
     end: int
     data: bytes
 
+    @property
+    def task_attempt(self) -> TaskAttempt:
+        """Which attempt of which task they are of."""
+        return TaskAttempt(self.job_id, self.task_index, self.attempt)
+
 
 MOST_LOGS = 100
 """Tasks whose logs the Controller reads in one answer."""
-
-AttemptOfTask = tuple[str, int, int]
-"""Job id, task index, attempt."""

@@ -43,14 +43,14 @@ def run_in_container(spec: ContainerSpec) -> None:
     relay.over.set()
     state = engine.state(name)
     end_container(files, KEPT_S)
-    end = judge(engine.name, code, state)
+    end = container_exit(engine.name, code, state)
     if files.notice.exists() and end.code in (0, BY_SIGTERM):
         raise ProgramExit(0, "the container ended after a notice")  # as a function that calls sys.exit() then
     if end.code:
         raise end
 
 
-def judge(engine: str, client_code: int, state: ContainerState | None) -> ProgramExit:
+def container_exit(engine: str, client_code: int, state: ContainerState | None) -> ProgramExit:
     """Return how a container has ended.
 
     Args:

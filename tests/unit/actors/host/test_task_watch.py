@@ -13,7 +13,7 @@ import psutil
 import pytest
 import ray
 
-from iris_ray.actors.host import notice_delivery, task_watch
+from iris_ray.actors.host import task_notices, task_watch
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.wire.messages import Progress
@@ -108,13 +108,13 @@ def test_host_asked_after_the_deadline_answers_in_bounded_time(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that never saves is asked again and again: questions that stayed would keep its host from all others."""
-    monkeypatch.setattr(notice_delivery, "LATE_ANSWER_S", 0.1)
+    monkeypatch.setattr(task_notices, "LATE_ANSWER_S", 0.1)
     passed = Notice(NoticeKind.PREEMPTION, "now", time.time() - 1.0)
     child = make("    sys.stdin.readline()" + SAVE)
 
     async def ask_twice(watch: TaskWatch) -> list[bool]:
         first = await watch.notify(passed)
-        monkeypatch.setattr(notice_delivery, "LATE_ANSWER_S", PATIENCE_S)
+        monkeypatch.setattr(task_notices, "LATE_ANSWER_S", PATIENCE_S)
         child.start()
         while not TaskFiles.of_process(tmp_path, child.process.pid).saved.exists():
             await asyncio.sleep(0.01)

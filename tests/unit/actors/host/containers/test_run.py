@@ -14,7 +14,7 @@ import pytest
 
 from iris_ray.actors.host.containers.engine import VARIABLE, ContainerState
 from iris_ray.actors.host.containers.record import ContainerRecord
-from iris_ray.actors.host.containers.run import judge
+from iris_ray.actors.host.containers.run import container_exit
 from iris_ray.actors.host.program_exit import ProgramExit
 from iris_ray.actors.host.result_pickling import exited
 from iris_ray.actors.wire.task_files import TaskFiles
@@ -226,7 +226,7 @@ EXITED, CRASHED = EndKind.EXITED, EndKind.CRASHED
 def test_end_of_a_container_has_a_name_and_a_number(
     client: int, state: ContainerState | None, kind: EndKind, code: int, words: str
 ) -> None:
-    stop = judge("docker", client, state)
+    stop = container_exit("docker", client, state)
     assert isinstance(stop, ProgramExit)
     assert words in stop.words
     end = exited(stop)

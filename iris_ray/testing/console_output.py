@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from iris_ray.terminal import LiveLine, live_line
 
 
-class Progress:
+class ConsoleOutput:
     """Prints what happens, with the seconds since the cluster began. In a terminal a live line shows how it starts.
 
     Args:

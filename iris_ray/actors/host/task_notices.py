@@ -21,7 +21,7 @@ LATE_ANSWER_S = 5.0
 differ; a caller that still wants to know asks again."""
 
 
-class NoticeDelivery:
+class TaskNotices:
     """Tells one task about notices.
 
     Args:

@@ -10,8 +10,8 @@ from iris_ray.scheduler.ranked_groups import Room, room_of
 from iris_ray.state.groups import Group
 
 
-class Remaining:
-    """The candidates, where the groups stand that the plan has changed. The next plan finds them as they were.
+class RemainingCapacity:
+    """The candidates, and where the groups stand that the plan has changed. The next plan finds them as they were.
 
     Attributes:
         candidates: the groups.
