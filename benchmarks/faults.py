@@ -111,7 +111,7 @@ def kill_actor(kind: str, worker: int) -> Callable[[Sample], set[int]]:
 def kill_pool(sample: Sample) -> set[int]:
     pool = pool_of_this_process._pool
     assert pool is not None
-    os.kill(ray.get(pool.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    os.kill(ray.get(pool.handle.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
     return set()
 
 

@@ -9,12 +9,11 @@ import time
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.wire.messages import RunRequest, with_stored_function
-from iris_ray.client.pool_actor import REPEATED, PoolActor
+from iris_ray.client.pool_actor import PoolActor, PoolClient
 
 SILENT_S = 1.0
 """A wait for tasks is mentioned after so long."""
@@ -28,30 +27,29 @@ class CallerPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pool: ActorHandle | None = None
+        self._pool: PoolClient | None = None
         self._cluster: str | None = None
         self._calls = 0
 
-    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", ActorHandle]:
+    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
         """Start a job. Returns the reference to its results, and the pool that runs it."""
         with self._lock:
             pool = self._current()
             self._calls += 1
-            run = pool.run.options(name=f"run_on_pod({request.spec.name})", **REPEATED)
-            return run.remote(with_stored_function(request)), pool
+            return pool.run(with_stored_function(request), f"run_on_pod({request.spec.name})"), pool
 
     def release(self) -> None:
         """Have the pool give up every slice that none of its jobs uses."""
         if (pool := self._connected()) is not None:
             with contextlib.suppress(RayError):  # it is gone already
-                ray.get(pool.release.remote())  # without slices and jobs it ends in a moment, see _end_when_idle
+                pool.release()  # without slices and jobs it ends in a moment, see _end_when_idle
 
     def wait_for_tasks(self) -> None:
         """Wait until all tasks of jobs whose results are out have ended, for the pool would end them with itself."""
         if (pool := self._connected()) is None:
             return
         try:
-            ended = [pool.tasks_ended.remote()]
+            ended = [pool.tasks_ended()]
             if not ray.wait(ended, timeout=SILENT_S)[0]:
                 print(
                     "iris_ray: waiting for tasks that have returned and still run threads or exit handlers, such as an"
@@ -62,7 +60,7 @@ class CallerPool:
         except (KeyboardInterrupt, SystemExit):  # the latter: SIGTERM in a Ray driver
             print("iris_ray: what they have not done by now is lost", file=sys.stderr)
 
-    def _connected(self) -> ActorHandle | None:
+    def _connected(self) -> PoolClient | None:
         """Return the pool, if there is one on the cluster to which this process is connected now."""
         with self._lock:
             there = self._pool is not None and ray.is_initialized() and self._cluster == self._this_cluster()
@@ -72,20 +70,20 @@ class CallerPool:
         context = ray.get_runtime_context()
         return f"{context.gcs_address} {context.get_job_id()}"
 
-    def _current(self) -> ActorHandle:
+    def _current(self) -> PoolClient:
         context, cluster = ray.get_runtime_context(), self._this_cluster()
         if self._pool is None or self._cluster != cluster:
             # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
             anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-            self._pool = PoolActor.options(resources=anchor, scheduling_strategy=here).remote()
+            self._pool = PoolClient(PoolActor.options(resources=anchor, scheduling_strategy=here).remote())
             self._cluster = cluster
             self._calls = 0
             self._end_when_idle(self._pool)
         return self._pool
 
-    def _end_when_idle(self, pool: ActorHandle) -> None:
+    def _end_when_idle(self, pool: PoolClient) -> None:
         """Have the pool ended once it has done all calls and holds no slice, unless a new call is faster.
 
         No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
@@ -93,7 +91,7 @@ class CallerPool:
         "Failed to push error to driver".
         """
         calls = max(1, self._calls)
-        idle = pool.until_idle.remote(calls).future()
+        idle = pool.until_idle(calls)
 
         def idle_or_gone(done: "concurrent.futures.Future[None]") -> None:
             error = done.exception()
@@ -105,7 +103,7 @@ class CallerPool:
 
         idle.add_done_callback(idle_or_gone)
 
-    def _end_if_unused(self, pool: ActorHandle, calls: int) -> None:
+    def _end_if_unused(self, pool: PoolClient, calls: int) -> None:
         with self._lock:
             if self._pool is not pool or not ray.is_initialized():
                 return
@@ -114,14 +112,14 @@ class CallerPool:
             else:
                 self._end_when_idle(pool)
 
-    def _ask_again(self, pool: ActorHandle, calls: int) -> None:
+    def _ask_again(self, pool: PoolClient, calls: int) -> None:
         """The pool's process died, and Ray starts another: ask that one when it is idle."""
         time.sleep(RESTART_S)
         with self._lock:
             if self._pool is pool and ray.is_initialized():
                 self._end_when_idle(pool)
 
-    def _forget(self, pool: ActorHandle, calls: int) -> None:
+    def _forget(self, pool: PoolClient, calls: int) -> None:
         """The pool's process is gone; the next call makes a new one."""
         with self._lock:
             if self._pool is pool:
@@ -129,7 +127,7 @@ class CallerPool:
 
     def _end(self) -> None:
         if self._pool is not None:
-            ray.kill(self._pool)
+            self._pool.kill()
         self._pool = None
 
 

@@ -20,7 +20,6 @@ from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
 from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
-from iris_ray.client.pool_actor import REPEATED
 from iris_ray.client.run_options import JobOptions, takes
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.job_spec import CoschedulingConfig
@@ -250,6 +249,6 @@ def launch(request: RunRequest, detached: bool) -> JobHandle:
     require_cluster()
     results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
     handle = JobHandle(request.spec.job_id, results)
-    if not ray.get(pool.accepted.options(**REPEATED).remote(handle.job_id)):
+    if not pool.accepted(handle.job_id):
         handle.results()  # which raises the reason
     return handle

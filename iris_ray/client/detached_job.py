@@ -3,15 +3,14 @@
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.actors.wire.payloads import INLINE_BYTES
 from iris_ray.actors.wire.shared_names import NAMESPACE
-from iris_ray.client.pool_actor import REPEATED, PoolActor
+from iris_ray.client.pool_actor import PoolActor, PoolClient
 
 
-def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", ActorHandle]:
+def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
     """Start a job that does not end with this process, in a pool of its own, which ends with the job.
 
     Returns:
@@ -21,14 +20,14 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Ac
     head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
     # The cluster keeps what a pool is made with, for the pool's restarts: too much for a large function.
     large = len(request.pickled_function) > INLINE_BYTES
-    pool = PoolActor.options(
+    actor = PoolActor.options(
         max_restarts=0 if large else -1,
         resources=head,
         lifetime="detached",
         name=f"pool/{spec.job_id}",
         namespace=NAMESPACE,
     ).remote(None if large else request)
+    pool = PoolClient(actor)
     if large:
-        ray.get(pool.begin.remote(request))
-    results = pool.results.options(name=f"submit({spec.name})", **REPEATED).remote()
-    return results, pool
+        pool.begin(request)
+    return pool.results(f"submit({spec.name})"), pool

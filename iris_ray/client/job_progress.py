@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.wire.controller_connection import ControllerConnection, ask_job_status, find_controller
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.client.job_words import job_in_words
 from iris_ray.errors import ControllerUnavailableError
@@ -99,5 +99,5 @@ class _StatusWatch:
             with contextlib.suppress(RayError, AttributeError):  # the latter: a Controller of another version
                 self._controller = self._controller or find_controller()
                 if self._controller is not None:
-                    self._answer = self._controller.job_status.remote(self._job_id).future()
+                    self._answer = ask_job_status(self._controller, self._job_id)
         return self._latest

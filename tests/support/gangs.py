@@ -262,7 +262,7 @@ def pool_pid() -> int:
     """Return the pid of this driver's SlicePoolManager."""
     pool = pool_of_this_process._pool
     assert pool is not None
-    return ray.get(pool.__ray_call__.remote(lambda _: os.getpid()))
+    return ray.get(pool.handle.__ray_call__.remote(lambda _: os.getpid()))
 
 
 def actor_pid(cluster: SimulatedCluster, slice_name: str, worker_id: int, kind: str) -> int:

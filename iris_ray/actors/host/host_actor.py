@@ -29,6 +29,7 @@ from iris_ray.actors.wire.contact import HOST_UNASKED_S, Contact
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.host_watch import HostWatch
 from iris_ray.actors.wire.messages import HostPlace, Progress
+from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -54,7 +55,7 @@ class TPUHostActor:
         self._place = place
         self._name = f"{place.slice_name} host {place.host_index}"
         self._exclusive = exclusive
-        self._pool = pool
+        self._pool = PoolStub(pool)
         self._devices = host_devices() if exclusive else None
         self._background = BackgroundTasks()
         self._watches: dict[int, TaskWatch] = {}
@@ -227,11 +228,8 @@ class TPUHostActor:
         """Return a function that passes a task's last lines on to the pool; any thread may call it."""
         loop = asyncio.get_running_loop()
 
-        def send(last: LastLines) -> None:
-            self._pool.take_last_lines.remote(last)
-
         def report(last: LastLines) -> None:
-            loop.call_soon_threadsafe(send, last)
+            loop.call_soon_threadsafe(self._pool.take_last_lines, last)
 
         return report
 
@@ -243,6 +241,6 @@ class TPUHostActor:
 
         node_id = self._place.node_id
         await MetadataWatch(
-            tell=lambda notice: self._pool.take_notice.remote(node_id, notice, time.time()),
-            call_off=lambda: self._pool.maintenance_called_off.remote(node_id),
+            tell=lambda notice: self._pool.take_notice(node_id, notice, time.time()),
+            call_off=lambda: self._pool.maintenance_called_off(node_id),
         ).run()

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,6 +34,9 @@ TRIES = 120
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "RAY_AUTH_MODE",
               "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_USE_TLS", "RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY",
               "RAY_TLS_CA_CERT")  # fmt: skip
+
+_Call = Callable[[ActorHandle], Awaitable[Any]]
+"""From the Controller's actor handle to the reference of an answer."""
 
 
 def bootstrap_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -84,45 +87,55 @@ class ControllerClient:
 
     async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:
         """Submit a job, as often as it takes; return how it stands. Raises like `_ask`."""
-        state: JobState = await self._ask("submit", spec, pool, incarnation)
+        state: JobState = await self._ask(lambda controller: controller.submit.remote(spec, pool, incarnation))
         return state
 
     async def report(self, job_id: str | None, events: Sequence[Event], gang: int = 0) -> JobView | None:
         """Report events, as often as it takes; return how a gang of the job stands. Raises like `_ask`."""
-        view: JobView | None = await self._ask("report", job_id, list(events), gang, self._sender)
+        view: JobView | None = await self._ask(
+            lambda controller: controller.report.remote(job_id, list(events), gang, self._sender)
+        )
         return view
 
     async def why(self, job_id: str) -> str:
         """Return why a job is not running, in a sentence. Raises like `_ask`."""
-        sentence: str = await self._ask("why", job_id)
+        sentence: str = await self._ask(lambda controller: controller.why.remote(job_id))
         return sentence
 
     async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence] | Unreachable:
         """Return what the Controller has heard about hosts. Asks once."""
-        heard: dict[str, HostEvidence] | Unreachable = await self._ask_once("evidence", node_ids)
+        heard: dict[str, HostEvidence] | Unreachable = await self._ask_once(
+            lambda controller: controller.evidence.remote(node_ids)
+        )
         return heard
 
     async def is_to_grow(self, attempt: AttemptId) -> bool | Unreachable:
         """Return whether the slices that an attempt was told to move to are still there. Asks once."""
-        there: bool | Unreachable = await self._ask_once("is_to_grow", attempt)
+        there: bool | Unreachable = await self._ask_once(lambda controller: controller.is_to_grow.remote(attempt))
         return there
 
     async def provider_words(self, node_ids: list[str]) -> dict[str, ProviderWord] | Unreachable:
         """Return what the provider says about the slices of lost hosts. Asks once."""
-        words: dict[str, ProviderWord] | Unreachable = await self._ask_once("provider_words", node_ids)
+        words: dict[str, ProviderWord] | Unreachable = await self._ask_once(
+            lambda controller: controller.provider_words.remote(node_ids)
+        )
         return words
 
     async def note_last_lines(self, batch: list[LastLines]) -> Unreachable | None:
         """Have the Controller remember what tasks printed last. Asks once."""
-        reply: Unreachable | None = await self._ask_once("note_last_lines", batch, self._sender)
+        reply: Unreachable | None = await self._ask_once(
+            lambda controller: controller.note_last_lines.remote(batch, self._sender)
+        )
         return reply
 
     async def note_progress(self, progress: GangProgress) -> Unreachable | None:
         """Have the Controller know how far an attempt is. Asks once."""
-        reply: Unreachable | None = await self._ask_once("note_progress", progress, self._sender)
+        reply: Unreachable | None = await self._ask_once(
+            lambda controller: controller.note_progress.remote(progress, self._sender)
+        )
         return reply
 
-    async def _ask(self, method: str, *args: Any) -> Any:
+    async def _ask(self, call: _Call) -> Any:
         """Return its answer, however often it has to be asked.
 
         Raises:
@@ -135,9 +148,9 @@ class ControllerClient:
             stop=stop_after_attempt(TRIES),
             retry_error_callback=_give_up,
         )
-        return await again(self._ask_once, method, *args, timeout_s=PATIENT_ANSWER_TIMEOUT_S)
+        return await again(self._ask_once, call, timeout_s=PATIENT_ANSWER_TIMEOUT_S)
 
-    async def _ask_once(self, method: str, *args: Any, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+    async def _ask_once(self, call: _Call, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
         """Return its answer, or `Unreachable`; raises like `connect` as long as it has met none."""
         try:
             controller = await self.connect()
@@ -146,7 +159,7 @@ class ControllerClient:
                 raise
             return Unreachable(str(error))  # for now: it may be about to come back
         try:
-            reply = await answer(getattr(controller, method).remote(*args), "the Controller", timeout_s)
+            reply = await answer(call(controller), "the Controller", timeout_s)
         except (DeposedError, UnknownRecordError, ControllerUnavailableError) as error:
             reply = Unreachable(str(error))  # this one can't answer; another one may
         if isinstance(reply, Unreachable) and self._controller is controller:

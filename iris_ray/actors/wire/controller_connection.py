@@ -27,6 +27,8 @@ from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from tenacity import RetryCallState
 
 ANSWER_TIMEOUT_S = 30.0
@@ -350,6 +352,17 @@ def _no_controller(_: "RetryCallState") -> NoReturn:
 def _no_answer(state: "RetryCallState") -> NoReturn:
     trouble = state.outcome.exception() if state.outcome else None
     raise ControllerUnavailableError(str(trouble)) from None
+
+
+def ask_job_status(controller: Any, job_id: str) -> "Future[JobStatus]":
+    """Ask how a job stands, and return at once.
+
+    Args:
+        controller: what `find_controller` returned.
+        job_id: which job.
+    """
+    asked: Future[JobStatus] = controller.job_status.remote(job_id).future()
+    return asked
 
 
 def find_controller() -> Any:

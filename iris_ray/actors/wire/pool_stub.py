@@ -1,4 +1,4 @@
-"""What may be asked of a SlicePoolManager by the Controller: one method for each of its own."""
+"""What a SlicePoolManager may be asked by the Controller, and told by its hosts: one method for each of its own."""
 
 from collections.abc import Awaitable
 from typing import Any
@@ -8,9 +8,10 @@ from ray.exceptions import RayError
 
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.messages import AttemptOrder, PoolView
+from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import DeposedError, InvalidMessageError, NotYetError
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.notices import Notice
+from iris_ray.model.notices import HostNotice, Notice
 from iris_ray.model.plain import plain
 
 DISPATCH_TIMEOUT_S = 5.0
@@ -85,6 +86,20 @@ class PoolStub:
         call = self.handle.give_up_slice.remote(name, epoch)
         given: bool | Unreachable = await _answer(call, f"the holder of {name}", RECLAIM_TIMEOUT_S)
         return given
+
+    # -- for its hosts, which wait for no answer -------------------------------------------------------------------
+
+    def take_last_lines(self, last: LastLines) -> None:
+        """Pass on what a task has printed last."""
+        self.handle.take_last_lines.remote(last)
+
+    def take_notice(self, node_id: str, notice: HostNotice, sent_at: float) -> None:
+        """Say that a host is going to go; ``sent_at`` is what its clock says."""
+        self.handle.take_notice.remote(node_id, notice, sent_at)
+
+    def maintenance_called_off(self, node_id: str) -> None:
+        """Say that the maintenance of a host is not planned any more."""
+        self.handle.maintenance_called_off.remote(node_id)
 
 
 async def _answer(call: Awaitable[Any], name: str, timeout_s: float) -> Any:
