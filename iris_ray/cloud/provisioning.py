@@ -123,13 +123,12 @@ def plan(
         if name in ours or now - asked_at > ARRIVAL_S:
             del history.unconfirmed[name]
     history.forget_all_but([*ours, *history.unconfirmed])
-    actions, coming, present = _sort_out(settings, demand, ours, joined, history, now)
+    actions, coming, present = _sort_out(demand, ours, joined, history, now)
     actions += _release(settings, demand, coming, present, joined, history, now)
     return actions + _obtain(settings, demand or (), len(ours), len(coming), len(present), history, now)
 
 
 def _sort_out(
-    settings: Settings,
     demand: Sequence[int] | None,
     ours: Mapping[str, QueuedSlice],
     joined: Mapping[str, Joined],

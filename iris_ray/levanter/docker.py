@@ -68,7 +68,7 @@ def submit_tpu_job_on_ray(
 
     Such a config travels as a file, not as variables, which Ray's dashboard would show.
     """
-    if isinstance(config, RayJobConfig) or not isinstance(config, RunDockerOnPodConfig):
+    if not isinstance(config, RunDockerOnPodConfig):
         return submit(config, ray_address, run_id)
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
         (Path(folder) / FILE).write_text(json.dumps(asdict(config)))

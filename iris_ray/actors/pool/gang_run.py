@@ -33,6 +33,7 @@ from iris_ray.state.events import (
     Event,
     GangMovedEvent,
     GangReturnedEvent,
+    SliceReleasedEvent,
     TaskDispatchFailedEvent,
     TaskStateChangedEvent,
     WorkerBlamedEvent,
@@ -200,9 +201,8 @@ class GangRun:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
             await ending
-            released = self._slices.retire(attempt.leaving)
-            self._slices.set_idle(attempt.place.names)
-            self._slices.refill(attempt.place.names, self._request.process, job_goes_on=False)
+            released = self._free(attempt, attempt.leaving)
+            self._refill(attempt, job_goes_on=False)
             await self._report([*released, self._confirmed(attempt)])
         except Exception:
             logger.exception("%s succeeded, but tidying up after it failed", self._who)
@@ -225,9 +225,7 @@ class GangRun:
     async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
         """Tidy up after a failure. Then tell the Controller the first cause, and that every process is gone."""
         assert verdict.cause is not None
-        released = self._slices.retire(attempt.leaving)
-        self._slices.set_idle(attempt.place.names)
-        attempt.phase = Phase.TIDY
+        released = self._free(attempt, attempt.leaving)
         index = attempt.place.task_index(verdict.cause)
         error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
@@ -244,7 +242,7 @@ class GangRun:
             exit_code = attempt.exit_code(verdict.cause)
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, exit_code))
         job = await self._report([*_marked(attempt), *events, *released, self._confirmed(attempt)])
-        self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
+        self._refill(attempt, job_goes_on=not job.state.finished)
         if moved_by_us or attempt.evicted or attempt.never_started(verdict.cause):
             count = "free of charge"
         elif verdict.charged_as is TaskState.FAILED:
@@ -261,9 +259,7 @@ class GangRun:
         """Give the gang back to the queue, since nothing ran, and the slices that were at fault back to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
         suspects = attempt.suspects | await attempt.silent_hosts(failure.suspicious)
-        released = self._slices.retire(failure.broken if attempt.place.on_slices else attempt.place.names)
-        self._slices.set_idle(attempt.place.names)
-        attempt.phase = Phase.TIDY
+        released = self._free(attempt, failure.broken if attempt.place.on_slices else attempt.place.names)
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
@@ -272,8 +268,19 @@ class GangRun:
         else:
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken))
         job = await self._report([*events, *released, self._confirmed(attempt)])
-        self._slices.refill(attempt.place.names, self._request.process, job_goes_on=not job.state.finished)
+        self._refill(attempt, job_goes_on=not job.state.finished)
         return job
+
+    def _free(self, attempt: Attempt, lost: Sequence[str]) -> list[SliceReleasedEvent]:
+        """Give lost slices back, and let the next attempt use the others. Return the events that say so."""
+        released = self._slices.retire(lost)
+        self._slices.set_idle(attempt.place.names)
+        attempt.phase = Phase.TIDY
+        return released
+
+    def _refill(self, attempt: Attempt, job_goes_on: bool) -> None:
+        """Get the slices of an attempt ready for the next one, if there may be one."""
+        self._slices.refill(attempt.place.names, self._request.process, job_goes_on)
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """Return events that say that all tasks of the attempt have reached a state."""
@@ -290,9 +297,8 @@ class GangRun:
         if attempt is not None and not attempt.over.is_set():
             if attempt.phase is not Phase.TIDY:
                 await attempt.stop_all(reason)
-                events += self._slices.retire(attempt.leaving)
-                self._slices.set_idle(attempt.place.names)
-                self._slices.refill(attempt.place.names, self._request.process, job_goes_on=False)
+                events += self._free(attempt, attempt.leaving)
+                self._refill(attempt, job_goes_on=False)
             events.append(self._confirmed(attempt))
         return events
 

@@ -145,7 +145,7 @@ class SharedHosts:
 
 
 class SharedCrew:
-    """What watches the hosts of a place that shares them: an object of this process, and actors that others use, too.
+    """The actors of a place that shares its hosts: a SliceActor in this process, and host actors of several places.
 
     Args:
         name: the place's name.
