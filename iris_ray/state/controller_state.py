@@ -260,10 +260,9 @@ class ControllerState:
         if job_id in self.jobs:
             stories.remember(job_id, self._gang_of(event, job_id), event, self._now)
         elif not job_id:
-            stopped = {(stop.attempt.job_id, stop.attempt.gang) for stop in instructions.stop}
-            for stopped_id, gang in stopped:
-                if stopped_id in self.jobs:
-                    stories.remember(stopped_id, self._story_gang(stopped_id, gang), event, self._now)
+            for stopped, _, gang in dict.fromkeys(stop.attempt for stop in instructions.stop):
+                if stopped in self.jobs:
+                    stories.remember(stopped, self._story_gang(stopped, gang), event, self._now)
 
     def _gang_of(self, event: Event, job_id: str) -> int | None:
         """Return the position of the gang that an event is about; None if it is about the whole job."""
