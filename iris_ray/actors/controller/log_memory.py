@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass, field
 from itertools import islice
 
-from iris_ray.actors.wire.task_log import LastLines, TaskAttempt
+from iris_ray.actors.wire.task_log import LastLines, LogId
 
 ATTEMPT_BYTES = 240
 """What an attempt takes besides its lines: its key, where it ran, and its share of a dictionary that has room left."""
@@ -56,33 +56,33 @@ class LogMemory:
         self._jobs: dict[str, _JobMemory] = {}
         self.held_bytes = 0
 
-    def placed(self, key: TaskAttempt, node_id: str) -> None:
+    def placed(self, key: LogId, node_id: str) -> None:
         """Note that an attempt of a task runs there."""
         known = self._find(key)
         self._put(key, (sys.intern(node_id), *(known[1:] if known else (0, b""))))
 
     def remember(self, last: LastLines) -> None:
         """Take the last lines of an attempt, in place of earlier ones of the same."""
-        key = last.task_attempt
+        key = last.log_id
         known = self._find(key)
         if known is None or known[1] <= last.end:  # else the messages have overtaken each other
             self._put(key, (sys.intern(last.node_id), last.end, last.data))
 
-    def node_of(self, key: TaskAttempt) -> str | None:
+    def node_of(self, key: LogId) -> str | None:
         """Return the host that an attempt ran on."""
         found = self._find(key)
         return found[0] if found else None
 
-    def last_lines(self, key: TaskAttempt) -> LastLines | None:
+    def last_lines(self, key: LogId) -> LastLines | None:
         """Return the last lines of an attempt that came here, if any did."""
         found = self._find(key)
         return LastLines(*key, *found) if found and found[1] else None
 
-    def _find(self, key: TaskAttempt) -> _Attempt | None:
+    def _find(self, key: LogId) -> _Attempt | None:
         job = self._jobs.get(key.job_id)
         return job.attempts.get(_key(key)) if job else None
 
-    def _put(self, key: TaskAttempt, attempt: _Attempt) -> None:
+    def _put(self, key: LogId, attempt: _Attempt) -> None:
         job = self._jobs.get(key.job_id)
         if job is None:
             job = self._jobs[key.job_id] = _JobMemory()
@@ -110,5 +110,5 @@ class LogMemory:
                 self.held_bytes += before
 
 
-def _key(key: TaskAttempt) -> int:
+def _key(key: LogId) -> int:
     return key.task_index << 32 | key.attempt

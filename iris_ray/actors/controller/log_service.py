@@ -17,7 +17,7 @@ from iris_ray.actors.host.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion,
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder
-from iris_ray.actors.wire.task_log import LastLines, LogPlace, LogPosition, TaskAttempt, TaskLog
+from iris_ray.actors.wire.task_log import LastLines, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
 from iris_ray.model.suggestions import unknown_number
@@ -54,7 +54,7 @@ class LogService:
         """Note that an attempt is about to run on these hosts."""
         hosts = [host for hosts in order.slices for host in hosts]
         for index, host in enumerate(hosts, order.attempt.gang):
-            self._memory.placed(TaskAttempt(order.attempt.job_id, index, order.attempt.number), host.node_id)
+            self._memory.placed(LogId(order.attempt.job_id, index, order.attempt.number), host.node_id)
 
     def note(self, batch: Sequence[LastLines]) -> None:
         for last in batch:
@@ -65,7 +65,7 @@ class LogService:
         log = standing.log
         if log.attempt == 0:
             return LogPlace(replace(log, note=NOT_PLACED), None)
-        node_id = standing.node_id or self._memory.node_of(log.task_attempt)
+        node_id = standing.node_id or self._memory.node_of(log.log_id)
         worker = workers.get(node_id) if node_id else None
         return LogPlace(log, None if worker is None else (worker.node_id, worker.address))
 
@@ -76,7 +76,7 @@ class LogService:
         log = standing.log
         if log.attempt == 0:
             return replace(log, note=NOT_PLACED)
-        key = log.task_attempt
+        key = log.log_id
         node_id = standing.node_id or self._memory.node_of(key) or await self._find(key, standing.job, workers)
         if node_id is None:
             return self._from_memory(
@@ -93,7 +93,7 @@ class LogService:
         return with_piece(log, at, piece)
 
     def _from_memory(self, log: TaskLog, offset: int, why: str) -> TaskLog:
-        last = self._memory.last_lines(log.task_attempt)
+        last = self._memory.last_lines(log.log_id)
         if last is None:
             return replace(log, offset=offset, end=offset, note=f"{why}, and nothing that it printed came here before")
         start = last.end - len(last.data)
@@ -101,12 +101,12 @@ class LogService:
         note = f"{why}; these are the last lines that came here before"
         return replace(log, offset=last.end - len(data), data=data, end=last.end, note=note)
 
-    async def _find(self, key: TaskAttempt, job: Job, workers: Mapping[str, Worker]) -> str | None:
+    async def _find(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
         """Ask the likely hosts which of them has files of an attempt, and return that host."""
         async with self._searches:
             return await self._ask_hosts(key, job, workers)
 
-    async def _ask_hosts(self, key: TaskAttempt, job: Job, workers: Mapping[str, Worker]) -> str | None:
+    async def _ask_hosts(self, key: LogId, job: Job, workers: Mapping[str, Worker]) -> str | None:
         need = job.requirement
         number = key.task_index % need.replicas if need.whole_groups else None
         known = [c for c in need.constraints if not c.orders]

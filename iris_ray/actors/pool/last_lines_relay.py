@@ -5,7 +5,7 @@ import asyncio
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
-from iris_ray.actors.wire.task_log import LastLines, TaskAttempt
+from iris_ray.actors.wire.task_log import LastLines, LogId
 
 GATHERED_S = 0.5
 """What comes within this time goes to the Controller in one call."""
@@ -20,13 +20,13 @@ class LastLinesRelay:
 
     def __init__(self, controller: ControllerClient) -> None:
         self._controller = controller
-        self._waiting: dict[TaskAttempt, LastLines] = {}
+        self._waiting: dict[LogId, LastLines] = {}
         self._background = BackgroundTasks()
         self._sending: asyncio.Task[None] | None = None
 
     def take(self, last: LastLines) -> None:
         """Pass these lines on soon, instead of older ones of the same attempt."""
-        self._waiting[last.task_attempt] = last
+        self._waiting[last.log_id] = last
         if self._sending is None or self._sending.done():
             self._sending = self._background.repeat(self._send_batch, "sending the last lines of tasks")
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-class TaskAttempt(NamedTuple):
-    """One attempt of one task. An `AttemptId` names an attempt of a whole gang.
+class LogId(NamedTuple):
+    """Which attempt of which task a log is of. An `AttemptId` names an attempt of a whole gang.
 
     Attributes:
         job_id: the job.
@@ -53,9 +53,9 @@ class TaskLog:
     note: str | None = None
 
     @property
-    def task_attempt(self) -> TaskAttempt:
-        """Which attempt of which task it is of."""
-        return TaskAttempt(self.job_id, self.task_index, self.attempt)
+    def log_id(self) -> LogId:
+        """What it is the log of."""
+        return LogId(self.job_id, self.task_index, self.attempt)
 
     @property
     def next_offset(self) -> int:
@@ -120,9 +120,9 @@ class LastLines:
     data: bytes
 
     @property
-    def task_attempt(self) -> TaskAttempt:
-        """Which attempt of which task they are of."""
-        return TaskAttempt(self.job_id, self.task_index, self.attempt)
+    def log_id(self) -> LogId:
+        """What log they are of."""
+        return LogId(self.job_id, self.task_index, self.attempt)
 
 
 MOST_LOGS = 100

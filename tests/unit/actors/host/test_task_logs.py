@@ -11,7 +11,7 @@ import pytest
 
 from iris_ray.actors.controller.log_memory import LogMemory
 from iris_ray.actors.host.line_throttle import LineThrottle
-from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogPosition, TaskAttempt, TaskLog
+from iris_ray.actors.wire.task_log import MOST_LOGS, LastLines, LogId, LogPosition, TaskLog
 from iris_ray.client import log_stream
 from iris_ray.client.log_stream import LogLine, stream_logs
 from tests.support.task_logs import lines
@@ -29,10 +29,10 @@ def test_memory_is_bounded_and_forgets_the_oldest() -> None:
         memory.remember(last(index, b"x" * 100))
         memory.remember(last(index, b"y" * 100))
         assert memory.held_bytes <= 50_000
-    kept = [index for index in range(1000) if memory.last_lines(TaskAttempt("job", index, 1))]
+    kept = [index for index in range(1000) if memory.last_lines(LogId("job", index, 1))]
     assert kept == list(range(kept[0], 1000))
     assert 100 < len(kept) < 150
-    assert [index for index in range(1000) if memory.node_of(TaskAttempt("job", index, 1))] == kept
+    assert [index for index in range(1000) if memory.node_of(LogId("job", index, 1))] == kept
 
 
 @pytest.mark.parametrize(("jobs", "tasks"), [(1, 5000), (50, 100), (2000, 1)])
@@ -56,21 +56,21 @@ def test_job_with_very_many_tasks_does_not_make_the_memory_forget_others() -> No
         memory.remember(last(index, b"few", job_id="small"))
     for index in range(10_000):
         memory.remember(last(index, b"many", job_id="large"))
-    assert all(memory.last_lines(TaskAttempt("small", index, 1)) for index in range(10))
-    assert memory.last_lines(TaskAttempt("large", 9_999, 1))
+    assert all(memory.last_lines(LogId("small", index, 1)) for index in range(10))
+    assert memory.last_lines(LogId("large", 9_999, 1))
 
 
 def test_very_many_jobs_forget_the_oldest_of_them() -> None:
     memory = LogMemory(most_bytes=50_000)
     for number in range(1000):
         memory.remember(last(0, b"x", job_id=f"job-{number}"))
-    kept = [number for number in range(1000) if memory.node_of(TaskAttempt(f"job-{number}", 0, 1))]
+    kept = [number for number in range(1000) if memory.node_of(LogId(f"job-{number}", 0, 1))]
     assert kept == list(range(kept[0], 1000))
     assert memory.held_bytes <= 50_000
 
 
 def test_memory_knows_where_an_attempt_ran_before_it_prints_and_afterwards() -> None:
-    memory, key = LogMemory(), TaskAttempt("job", 0, 1)
+    memory, key = LogMemory(), LogId("job", 0, 1)
     memory.placed(key, "there")
     assert memory.node_of(key) == "there"
     assert memory.last_lines(key) is None
@@ -83,7 +83,7 @@ def test_memory_keeps_the_newer_of_two_that_overtook_each_other() -> None:
     memory = LogMemory()
     memory.remember(last(0, b"new", end=200))
     memory.remember(last(0, b"old", end=100))
-    found = memory.last_lines(TaskAttempt("job", 0, 1))
+    found = memory.last_lines(LogId("job", 0, 1))
     assert found is not None
     assert found.data == b"new"
 
