@@ -13,6 +13,7 @@ process, which began before it had a token; so the token is also the name of mem
 import mmap
 import os
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ FORK_MARK = "iris-ray-task-"
 RAYLET = "raylet"
 LISTINGS = 3
 """How often a search lists the processes: a daemon may start while its parent, which a listing has seen, ends."""
+BEGINNING_S = 0.1
+"""How long after its start a process may be between two programs."""
 KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
 """Most kernels are built with that file."""
 
@@ -190,7 +193,7 @@ class ProcessTree:
         if process.started < self.started or (parent is not None and parent.name == RAYLET):
             return False
         entry = f"{TOKEN_VARIABLE}={self.token}".encode()
-        if entry in read_of_process(process.pid, "environ").split(b"\0"):
+        if entry in _environ_of(process).split(b"\0"):
             return True
         return f"{FORK_MARK}{self.token} ".encode() in read_of_process(process.pid, "maps")
 
@@ -203,6 +206,16 @@ class ProcessTree:
                 if runs_since(pid, started):
                     found.append(process)
         return found
+
+
+def _environ_of(process: ProcessStat) -> bytes:
+    """Return the environment of a process. One that is beginning a program has none yet, and is asked again."""
+    while not (found := read_of_process(process.pid, "environ")):
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
+        if age > BEGINNING_S or not runs_since(process.pid, process.started):
+            break
+        time.sleep(0.001)
+    return found
 
 
 def _all_stats() -> dict[int, ProcessStat]:
