@@ -16,7 +16,7 @@ import ray
 from iris_ray import release, run_on_pod, run_on_pod_ray
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
-from iris_ray.actors.wire.task_log import LogPosition, TaskLog
+from iris_ray.actors.wire.task_log import LogId, LogPosition, TaskLog
 from iris_ray.cli.exits import INTERRUPTED, OK, USAGE
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import TaskCrashedError, UnknownNameError
@@ -32,7 +32,7 @@ def fetch(job_id: str, task_index: int = 0, attempt: int | None = None, max_byte
     return the_controller().fetch_task_logs(job_id, task_index, LogPosition(attempt, **at), max_bytes)
 
 
-def has_last_lines(key: tuple[str, int, int]) -> bool:
+def has_last_lines(key: LogId) -> bool:
     """Whether the Controller has the last lines of that attempt in its memory; nothing else shows it."""
     controller = ray.get_actor(CONTROLLER_NAME, namespace=NAMESPACE)
     return ray.get(controller.__ray_call__.remote(lambda self: self._logs._memory.last_lines(key) is not None))
@@ -231,7 +231,7 @@ def test_last_lines_of_a_task_remain_when_its_host_is_gone(cluster: SimulatedClu
     directory = trace.directory
     running = run_on_pod_ray.remote(trace.gang(says), "v4-16")
     first = trace.wait_for_tasks(2)
-    wait_until(lambda: has_last_lines((first[1]["job"], 1, 1)))
+    wait_until(lambda: has_last_lines(LogId(first[1]["job"], 1, 1)))
     cluster.kill_host(first[1]["slice"], 1)
     trace.wait_for_tasks(2, attempt=2)
     log = fetch(first[1]["job"], 1, 1)

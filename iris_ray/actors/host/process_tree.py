@@ -25,7 +25,6 @@ TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
 """The environment variable with a task's token. All processes that the task starts inherit it."""
 FORK_MARK = "iris-ray-task-"
 """Before the token in the name of the memory that a task's process and its forks have mapped."""
-RAYLET = "raylet"
 LISTINGS = 3
 """How often a search lists the processes: a daemon may start while its parent, which a listing has seen, ends."""
 BEGINNING_S = 0.1
@@ -41,7 +40,6 @@ class ProcessStat:
     Attributes:
         pid, parent, group, session: process numbers.
         started: clock ticks since boot; unlike a time of day, this never changes.
-        name: the process's name in the kernel, 15 bytes at most.
         is_zombie: whether its first thread has ended.
         threads: how many threads it has, the first one included.
     """
@@ -51,7 +49,6 @@ class ProcessStat:
     group: int
     session: int
     started: int
-    name: str
     is_zombie: bool
     threads: int
 
@@ -66,11 +63,9 @@ def stat_of(pid: int) -> ProcessStat | None:
     raw = read_of_process(pid, "stat")
     if not raw:
         return None
-    before, _, after = raw.rpartition(b")")
-    fields = after.split()
+    fields = raw.rpartition(b")")[2].split()
     parent, group, session, threads, started = (int(fields[place]) for place in (1, 2, 3, 17, 19))
-    name = before.partition(b"(")[2].decode(errors="replace")
-    return ProcessStat(pid, parent, group, session, started, name, fields[0] in (b"Z", b"X"), threads)
+    return ProcessStat(pid, parent, group, session, started, fields[0] in (b"Z", b"X"), threads)
 
 
 def read_of_process(pid: int, name: str) -> bytes:
@@ -178,19 +173,15 @@ class ProcessTree:
             reused = self.pid in stats and stats[self.pid].started != self.started
             if not reused and (just_ended or led & members):
                 members |= led
-            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid], stats)}
+            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid])}
             while new := {pid for pid, stat in stats.items() if stat.parent in members} - members:
                 members |= new
             self._known = {pid: stats[pid].started for pid in members}
         return self.members()
 
-    def _has_token(self, process: ProcessStat, stats: Mapping[int, ProcessStat]) -> bool:
-        """Return whether a process carries the task's token. One that is older than the root can't have it.
-
-        Nor can a Ray worker, which a raylet has started as a process of its own.
-        """
-        parent = stats.get(process.parent)
-        if process.started < self.started or (parent is not None and parent.name == RAYLET):
+    def _has_token(self, process: ProcessStat) -> bool:
+        """Return whether a process carries the task's token. One that is older than the root can't have it."""
+        if process.started < self.started:
             return False
         entry = f"{TOKEN_VARIABLE}={self.token}".encode()
         if entry in _environ_of(process).split(b"\0"):

@@ -2,7 +2,7 @@
 
 import psutil
 
-from iris_ray.actors.host.process_tree import RAYLET
+RAYLET = "raylet"
 
 
 def raylet_environment() -> dict[str, str]:
