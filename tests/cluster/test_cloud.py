@@ -144,7 +144,7 @@ def test_demand_for_version_2_is_the_head_alone_and_no_slice_that_is_there_serve
     wait_until(lambda: ray.available_resources().get(HEAD) == ray.cluster_resources()[HEAD])
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: SimulatedCluster) -> None:
     ref = run_on_pod_ray.remote(lambda: None, "v5p-16", num_slices=3)
     wait_until(lambda: demand_groups() == ["PENDING"] * 3)
@@ -163,7 +163,7 @@ def test_demand_goes_with_the_job_and_with_the_controller(cloud_cluster: Simulat
         ray.get(ref)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_provision_asks_for_what_a_job_misses_and_cancels_it_with_the_job(
     cloud_cluster: SimulatedCluster, provider: CloudTpuServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,7 +77,7 @@ def test_it_shows_a_job_and_a_killed_host_and_ends_when_told(cluster: "Simulated
     ray.get(run)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_slice_that_is_killed_shows_before_the_fifth_update(cluster: "SimulatedCluster", trace: "Trace") -> None:
     """Half a second lies between updates, so it shows within two seconds."""
     run = run_on_pod_ray.remote(trace.gang(), "v4-16")

@@ -44,7 +44,7 @@ def visible(directory: Path) -> Any:
     return see
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_tasks_on_one_host_have_different_gpus_and_others_see_none(gpus: SimulatedCluster, trace: Trace) -> None:
     client = IrisClient()
     two = client.submit(trace.gang(visible(trace.directory)), resources=ONE)

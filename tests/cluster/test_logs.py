@@ -134,7 +134,7 @@ def test_lines_can_be_read_while_the_task_runs_and_after_the_controllers_death(t
     assert {line.task_index for line in stream_logs(controller, job)} == {0, 1}
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_earlier_attempts_are_found_on_their_hosts_by_a_controller_that_has_seen_none_of_them() -> None:
     def fails_twice() -> None:
         from iris_ray import get_job_info

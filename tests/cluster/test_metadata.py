@@ -65,7 +65,7 @@ def test_slice_lost_after_the_metadata_server_announced_it_counts_as_preempted(
     assert isinstance(error.cause, PreemptedTooManyTimesError)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_announced_maintenance_is_known_to_the_next_controller_too(cluster: SimulatedCluster, trace: Trace) -> None:
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16")
     name = trace.wait_for_tasks(2)[0]["slice"]

@@ -24,7 +24,7 @@ def racks(no_shared_cluster: None) -> Iterator[SimulatedCluster]:
         yield cluster
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_gang_is_on_one_rack_and_after_the_loss_of_a_host_again_on_one_rack(
     racks: SimulatedCluster, trace: Trace
 ) -> None:

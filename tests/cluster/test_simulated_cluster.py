@@ -142,7 +142,7 @@ def test_kill_host_takes_everything_on_it_and_nothing_else(cluster: SimulatedClu
     cluster.kill_host(doomed, 0)  # a second time is harmless
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_freeze_host_for_long_is_found_dead(cluster: SimulatedCluster, doomed: str) -> None:
     cluster.freeze_host(doomed, 1)
     assert {psutil.Process(pid).status() for pid in cluster.host_pids(doomed, 1)} == {psutil.STATUS_STOPPED}

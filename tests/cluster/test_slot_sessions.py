@@ -163,7 +163,7 @@ def test_sessions_end_when_they_are_idle_or_others_have_waited_or_their_slot_goe
             session.call(1)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_a_client_that_dies_loses_its_session(client: SlotClient) -> None:
     class Owner:
         def open(self) -> int:

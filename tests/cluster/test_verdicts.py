@@ -18,7 +18,7 @@ from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, actor_pid, alive, job_view, pool_pid, result_of, slice_of_this_task
-from tests.support.proofs import in_long, in_proofs
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -44,7 +44,7 @@ ENDS = {
 }
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", *in_proofs("SIGSEGV"), *in_long("out of memory", "hang")])
+@pytest.mark.parametrize("how", ["SIGKILL", *in_long("SIGSEGV", "out of memory", "hang")])
 def test_end_that_is_the_jobs_own_doing_costs_a_failure(cluster: SimulatedCluster, trace: Trace, how: str) -> None:
     end, kind, words = ENDS[how]
 
@@ -148,7 +148,7 @@ def watcher_of(pid: int) -> int:
     return found
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_warm_slice_that_broke_while_it_was_idle_costs_no_retry(cluster: SimulatedCluster, trace: Trace) -> None:
     release()  # nothing else is warm
     (warm, _) = run_on_pod(slice_of_this_task, "v4-16", keep_warm=600)
