@@ -369,6 +369,7 @@ def test_cancelled_job_that_waits_leaves_the_queue(cluster: SimulatedCluster, tr
         ray.get(ref)
 
 
+@pytest.mark.proof
 def test_release_gives_everything_back(cluster: SimulatedCluster) -> None:
     release()
     assert run_on_pod(index, "v4-16") == [0, 1]

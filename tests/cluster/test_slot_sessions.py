@@ -126,7 +126,7 @@ def test_a_call_that_can_not_be_stopped_holds_up_its_own_session_and_no_other(cl
         assert time.monotonic() - started >= 5.0
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_a_killed_slot_cuts_its_calls_off_and_the_session_may_be_opened_again(client: SlotClient) -> None:
     session = client.session("Echo").open()
     pid = session.call(0)[1]

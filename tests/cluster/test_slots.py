@@ -198,7 +198,7 @@ else:
 """
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_a_name_belongs_to_the_driver_that_serves_under_it(cluster: SimulatedCluster) -> None:
     with driver(cluster, "again") as first:
         assert read(first) == "serves\n"
@@ -284,7 +284,7 @@ def test_a_host_that_dies_under_load_loses_no_request(cluster: SimulatedCluster)
         assert sorted(future.result(180)[0] for future in futures) == list(range(60))
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_slots_of_one_host_see_the_chips_that_are_theirs(cluster: SimulatedCluster) -> None:
     with SlotClient([SlotHosts(tpu_type="v4-16", memory=16 * 2**30)], policy=EAGER) as client:
         client.register(Chips, memory={2: 2**30})

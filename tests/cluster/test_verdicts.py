@@ -18,7 +18,7 @@ from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.errors import TaskCrashedError
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, actor_pid, alive, job_view, pool_pid, result_of, slice_of_this_task
-from tests.support.proofs import in_long
+from tests.support.proofs import in_long, in_proofs
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -85,7 +85,7 @@ def once(work: Callable[[dict[str, Any]], Any], trace: Trace) -> Callable[[], An
 @pytest.mark.parametrize(
     ("kind", "worker_id", "num_slices", "has_standby"),
     [
-        ("TPUHostActor", 1, 1, False),
+        *in_proofs(("TPUHostActor", 1, 1, False)),
         *in_long(("SliceActor", 0, 2, True)),
     ],
 )
