@@ -73,7 +73,7 @@ class SlotManager:
         self._hear(ev.RunnersExpected(tuple(each.runner for each in hosts)))
         yielding = Yielding(self._core, self._runners.by_id, self._jobs, self._maker.user)
         self._background.start(yielding.report(self._now), "telling the Controller which runners are idle")
-        self._background.start(self._watch_clients(), "looking whether clients are there")
+        self._background.repeat(self._watch_clients, "looking whether clients are there")
         self._hear(ev.Tick())
 
     async def close(self) -> tuple[str, ...]:
@@ -327,14 +327,13 @@ class SlotManager:
                 await made.actor.stop.remote(order.request_id)
 
     async def _watch_clients(self) -> None:
-        """Give up the requests of clients that are gone, for ever."""
-        while True:
-            await asyncio.sleep(CLIENTS_LOOK_S)
-            client_of = {request_id: waiting.ask.client_id for request_id, waiting in self._waiting.items()}
-            silent = self._clients.look(set(client_of.values()))
-            for request_id in (each for each, client_id in client_of.items() if client_id in silent):
-                logger.warning("request %s is given up: nothing is heard of its client", request_id)
-                await self.cancel(request_id)
+        """Give up the requests of clients that are gone, after a while."""
+        await asyncio.sleep(CLIENTS_LOOK_S)
+        client_of = {request_id: waiting.ask.client_id for request_id, waiting in self._waiting.items()}
+        silent = self._clients.look(set(client_of.values()))
+        for request_id in (each for each, client_id in client_of.items() if client_id in silent):
+            logger.warning("request %s is given up: nothing is heard of its client", request_id)
+            await self.cancel(request_id)
 
     async def _report(self, runner_id: str) -> None:
         """Have the agents of a runner look which of our processes are there, and how much memory they use."""
