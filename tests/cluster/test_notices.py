@@ -135,7 +135,7 @@ def test_task_that_its_sigterm_ends_on_a_host_that_stays_costs_no_failure(
     preemption.cancel()
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_spare_takes_over_with_all_its_processes_started(cluster: SimulatedCluster, trace: Trace) -> None:
     release()  # nothing else is warm
     ref = run_on_pod_ray.remote(trace.gang(), "v4-16", max_retries_failure=0, spares=1)

@@ -99,7 +99,7 @@ def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path) -> No
     wait_until(lambda: not any(map(alive, daemons)), 30)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_head_that_is_a_tpu_host_gives_notice_like_any_other(tmp_path: Path) -> None:
     """The last test here: its cluster takes no more tasks. Ray refuses to drain a node as idle that is in use."""
     running, noticed = tmp_path / "running", tmp_path / "noticed"

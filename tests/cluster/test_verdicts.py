@@ -119,7 +119,7 @@ def test_death_of_our_own_process_costs_a_preemption_and_its_tasks_end_before_th
     assert (view.failures, view.preemptions, view.attempt) == (0, 1, 2)
 
 
-@pytest.mark.proof
+@pytest.mark.long
 def test_tasks_that_share_their_host_end_with_our_process_before_their_next_attempts(trace: Trace) -> None:
     (trace.directory / "other").mkdir()
     other = Trace(trace.directory / "other")
