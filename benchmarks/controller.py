@@ -207,7 +207,7 @@ def asked_until_answered(method: Any, *args: Any) -> Any:
 
 
 def measure_journal(fleet: dict[str, int], slices: int, rounds: int) -> None:
-    """In this process, with a journal of its own that nobody reads: what it costs to record a gang's assignment."""
+    """Measure what it costs to record a gang's assignment, in this process, in a journal that is dropped afterwards."""
     state, journal, table = ControllerState(), Journal(), FakeNodes(fleet)()
     journal.begin()  # from now on the Controller that was measured before acknowledges nothing
     for node in table.nodes:
