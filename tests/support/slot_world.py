@@ -7,6 +7,7 @@ which device processes use, whatever the reconciler believes.
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from iris_ray.slots import events as ev
 from iris_ray.slots.devices import Runner
@@ -21,12 +22,15 @@ from iris_ray.slots.instructions import (
     StartRequest,
     StopRequest,
 )
-from iris_ray.slots.models import SlotIdentity
+from iris_ray.slots.models import ModelSpec, SlotIdentity
+from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.reconciler import Reconciler
 from iris_ray.slots.requests import Request, WorkloadKind
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.slots.slot import Allocation, SlotState
+from tests.support.slots import gpus, model
 
+QUICK = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
 Order = CreateSlot | DeleteSlot | StartRequest | StopRequest | tuple[AskRunner, float]
 
 
@@ -143,6 +147,13 @@ class SlotWorld:
         self.processes[slot_id].ready = True
         self.hear(ev.SlotReady(slot_id))
 
+    def crash(self, *request_ids: str) -> None:
+        """Let the processes that serve these requests end by themselves."""
+        for slot_id, process in list(self.processes.items()):
+            if process.requests & set(request_ids):
+                del self.processes[slot_id]
+                self.hear(ev.SlotEnded(slot_id))
+
     def end_request(self, request_id: str, slot_id: str, answered: bool = True) -> None:
         process = self.processes.get(slot_id)
         if process is not None and request_id in process.requests:
@@ -251,3 +262,20 @@ class SlotWorld:
     def _order(self, runner_id: str, order: Order) -> None:
         if runner_id in self.orders:
             self.orders[runner_id].append(order)
+
+
+def serving_world(
+    *models: ModelSpec, runners: int = 1, gpus_each: int = 1, policy: ServingPolicy = QUICK, **kw: Any
+) -> SlotWorld:
+    """Runners with devices of 80 GB, and models that were registered in the same way."""
+    made = SlotWorld(policy)
+    for number in range(runners):
+        made.join(gpus("abcdef"[number], gpus_each))
+    made.settle()
+    for spec in models:
+        made.hear(ev.ModelRegistered(spec, **kw))
+    made.settle()
+    return made
+
+
+A, B, C = model("a", 50), model("b", 60), model("c", 70)

@@ -1,30 +1,20 @@
 """Sessions keep a seat, and give it back when they are closed, idle, lost, or others have waited for long."""
 
+from dataclasses import replace
+
 import pytest
 
 from iris_ray.errors import InvalidSlotError
 from iris_ray.slots import events as ev
 from iris_ray.slots.idle_runners import idle_runners
 from iris_ray.slots.instructions import Refusal
-from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.requests import Request, WorkloadKind
 from iris_ray.slots.serving_policy import ServingPolicy
-from tests.support.slot_world import SlotWorld
-from tests.support.slots import gpus, model
+from tests.support.slot_world import QUICK, A, B, SlotWorld, serving_world
+from tests.support.slots import model
 
-QUICK = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0), ageing_s=10.0, silence_s=30.0)
-A, B = model("a", 50), model("b", 60)
+POLICY = replace(QUICK, ageing_s=10.0)
 PAIR = model("pair", 50, concurrency=2)
-
-
-def world(*models, runners: int = 1, policy: ServingPolicy = QUICK) -> SlotWorld:
-    made = SlotWorld(policy)
-    for number in range(runners):
-        made.join(gpus("abcdef"[number], 1))
-    for spec in models:
-        made.hear(ev.ModelRegistered(spec))
-    made.settle()
-    return made
 
 
 def run(w: SlotWorld, seconds: int, *sessions: str) -> None:
@@ -35,7 +25,7 @@ def run(w: SlotWorld, seconds: int, *sessions: str) -> None:
 
 
 def test_a_session_keeps_its_slot_while_it_is_used_and_its_runner_is_not_idle() -> None:
-    w = world(A, B)
+    w = serving_world(A, B, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
     assert list(w.open_sessions()) == ["s"]
@@ -45,7 +35,7 @@ def test_a_session_keeps_its_slot_while_it_is_used_and_its_runner_is_not_idle() 
 
 
 def test_a_session_takes_one_seat_and_requests_take_the_others() -> None:
-    w = world(PAIR)
+    w = serving_world(PAIR, policy=POLICY)
     w.open("s", PAIR.identity)
     w.ask("r1", PAIR.identity)
     w.ask("r2", PAIR.identity)
@@ -56,7 +46,7 @@ def test_a_session_takes_one_seat_and_requests_take_the_others() -> None:
 
 
 def test_a_session_that_is_closed_ends_after_its_call_and_then_its_slot_can_be_evicted() -> None:
-    w = world(A, B)
+    w = serving_world(A, B, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
     w.begin_call("s")
@@ -74,7 +64,7 @@ def test_a_session_that_is_closed_ends_after_its_call_and_then_its_slot_can_be_e
     ("ago", "reason"), [(None, "its client was silent for 30 s"), (0.0, ""), (50.0, "it was not used for 40 s")]
 )
 def test_a_session_ends_if_it_is_idle_or_its_client_is_silent(ago: float | None, reason: str) -> None:
-    w = world(A)
+    w = serving_world(A, policy=POLICY)
     w.open("s", A.identity, idle_s=40.0)
     w.settle()
     for _ in range(50):
@@ -86,7 +76,7 @@ def test_a_session_ends_if_it_is_idle_or_its_client_is_silent(ago: float | None,
 
 
 def test_a_session_that_waits_has_a_deadline_and_a_full_queue_refuses_it() -> None:
-    w = world(A, policy=ServingPolicy(most_waiting=1))
+    w = serving_world(A, policy=ServingPolicy(most_waiting=1))
     w.stuck.add("a")
     w.open("late", A.identity, deadline=5.0)
     w.open("one too many", A.identity)
@@ -96,7 +86,7 @@ def test_a_session_that_waits_has_a_deadline_and_a_full_queue_refuses_it() -> No
 
 
 def test_a_lost_slot_ends_its_sessions_which_are_not_begun_again() -> None:
-    w = world(A, runners=2)
+    w = serving_world(A, runners=2, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
     w.lose(w.open_sessions()["s"].allocation.runner_id)
@@ -112,7 +102,7 @@ def test_a_lost_slot_ends_its_sessions_which_are_not_begun_again() -> None:
 
 
 def test_a_session_whose_slot_is_lost_before_its_client_has_it_waits_again() -> None:
-    w = world(A, runners=2)
+    w = serving_world(A, runners=2, policy=POLICY)
     w.open("s", A.identity)
     while not w.reconciler.active.by_id:
         w.settle_one()
@@ -124,7 +114,7 @@ def test_a_session_whose_slot_is_lost_before_its_client_has_it_waits_again() -> 
 
 
 def test_a_runner_that_has_to_go_stops_its_sessions_and_waits_for_their_calls() -> None:
-    w = world(A)
+    w = serving_world(A, policy=POLICY)
     w.open("busy", A.identity)
     w.settle()
     w.begin_call("busy")
@@ -138,7 +128,7 @@ def test_a_runner_that_has_to_go_stops_its_sessions_and_waits_for_their_calls() 
 
 
 def test_a_call_that_takes_longer_than_the_grace_is_cut_off() -> None:
-    w = world(A)
+    w = serving_world(A, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
     w.begin_call("s")
@@ -151,7 +141,7 @@ def test_a_call_that_takes_longer_than_the_grace_is_cut_off() -> None:
 
 
 def test_another_model_gets_the_memory_of_a_busy_session_after_a_while() -> None:
-    w = world(A, B)
+    w = serving_world(A, B, policy=POLICY)
     w.open("s", A.identity)
     w.settle()
     w.ask("r", B.identity)
@@ -163,7 +153,7 @@ def test_another_model_gets_the_memory_of_a_busy_session_after_a_while() -> None
 
 
 def test_sessions_of_one_model_take_turns_one_by_one_when_others_wait() -> None:
-    w = world(PAIR)
+    w = serving_world(PAIR, policy=POLICY)
     for name in "abcd":
         w.open(name, PAIR.identity, idle_s=1000.0)
     w.settle()
