@@ -17,7 +17,7 @@ from iris_ray.actors.wire.task_files import TaskFiles, remove_file
 
 TERM_GRACE_S = 1.0
 """How long processes that an earlier actor left running may take to end after SIGTERM."""
-DYING_S = 240.0
+LEFTOVERS_DYING_S = 240.0
 """How long they may take to end after SIGKILL: the kernel frees hundreds of gigabytes first. A slice may take five
 minutes to start its processes, see `reserved_slice`."""
 
@@ -77,7 +77,7 @@ class ProcessLedger:
             recorder: pid and start of the actor whose tasks to end, which is gone; None ends those of all.
 
         Returns:
-            Which processes still run after `DYING_S`, as ``pid <n>``, and which containers, as
+            Which processes still run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and which containers, as
             ``container <name> (<why>)``.
         """
         still_running: list[str] = []
@@ -88,7 +88,9 @@ class ProcessLedger:
             if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
                 self.forget(tree.pid)
                 continue
-            left = end_task(tree.search(), tree.search, DYING_S, grace_s) + end_container(self._files(tree.pid))
+            left = end_task(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s) + end_container(
+                self._files(tree.pid)
+            )
             if left:
                 still_running += left
             else:

@@ -173,24 +173,19 @@ class ProcessTree:
             reused = self.pid in stats and stats[self.pid].started != self.started
             if not reused and (just_ended or led & members):
                 members |= led
-            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid], stats.get(self.pid))}
+            members |= {pid for pid in stats.keys() - members if self._has_token(stats[pid])}
             while new := {pid for pid, stat in stats.items() if stat.parent in members} - members:
                 members |= new
             self._known = {pid: stats[pid].started for pid in members}
         return self.members()
 
-    def _has_token(self, process: ProcessStat, root: ProcessStat | None) -> bool:
-        """Return whether a process carries the task's token. One that is older than the root can't have it.
-
-        Nor is a sibling of the root a fork of it, unless the first process of a container has adopted it.
-        """
+    def _has_token(self, process: ProcessStat) -> bool:
+        """Return whether a process carries the task's token. One that is older than the root can't have it."""
         if process.started < self.started or process.is_zombie:
             return False
         entry = f"{TOKEN_VARIABLE}={self.token}".encode()
         if entry in _environ_of(process).split(b"\0"):
             return True
-        if root is not None and process.parent == root.parent != 1:
-            return False
         return f"{FORK_MARK}{self.token} ".encode() in read_of_process(process.pid, "maps")
 
     def members(self) -> list[psutil.Process]:
