@@ -318,9 +318,10 @@ class SimulatedCluster:
         """Lose no more packets of a host. If Ray has marked it dead meanwhile, it ends by itself."""
         self._network().find(self._host(slice_name, worker_id).host.address)
 
-    def slow_down(self, slice_name: str, worker_id: int, bits_per_s: int) -> None:
-        """Let a host send no more than so many bits a second. Needs ``networks=True``."""
-        checked_count("bits_per_s", bits_per_s, least=1)
+    def slow_down(self, slice_name: str, worker_id: int, bits_per_s: int | None) -> None:
+        """Let a host send no more than so many bits a second; None: as many as it can. Needs ``networks=True``."""
+        if bits_per_s is not None:
+            checked_count("bits_per_s", bits_per_s, least=1)
         self._network().slow_down(self._host(slice_name, worker_id).host.address, bits_per_s)
 
     def kill_gcs(self) -> None:

@@ -92,11 +92,13 @@ class Network:
         for one, other in self._pairs(address, [*self._members], "both"):
             _tell(one, other.address, other.hardware)
 
-    def slow_down(self, address: str, bits_per_s: int) -> None:
-        """Let a machine send no more than so many bits a second, in bursts of 16 KiB."""
-        limit = ["rate", f"{bits_per_s}bit", "burst", "16kb", "latency", "1s"]
+    def slow_down(self, address: str, bits_per_s: int | None) -> None:
+        """Let a machine send no more than so many bits a second, in bursts of 16 KiB; None: as many as it can."""
+        kind = ["noqueue"]
+        if bits_per_s is not None:
+            kind = ["tbf", "rate", f"{bits_per_s}bit", "burst", "16kb", "latency", "1s"]
         member = self._members[address]
-        _run([*self.prefix(address), "tc", "qdisc", "replace", "dev", member.interface, "root", "tbf", *limit])
+        _run([*self.prefix(address), "tc", "qdisc", "replace", "dev", member.interface, "root", *kind])
 
     def _add(self, number: int) -> str:
         address, namespace = str(self._subnet[number]), f"{self._bridge}-{number}"

@@ -12,6 +12,12 @@ READ_ONLY_ROOT = [
     'mount --bind /tmp /tmp && mount -o remount,ro,bind / && exec "$0" "$@"',
 ]
 """Only /tmp and what else is mounted there can be written to, such as /dev/shm."""
+SMALL_DISK = [
+    *("sh", "-c"),
+    'mkdir -p "$IRIS_RAY_HOST_DIR/tasks" && mount -t tmpfs -o size=4m small-disk "$IRIS_RAY_HOST_DIR/tasks"'
+    ' && exec "$0" "$@"',
+]
+"""Keeps what it records about its task processes on a file system of four megabytes, which outlives it."""
 
 _OTHER_CLOCK = """\
 import time

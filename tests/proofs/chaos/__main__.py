@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     print(f"{len(chaos.overlaps)} tasks went on beside the next attempt, on hosts that nothing kept from hearing of it")
     for finding in chaos.false_alarms + chaos.overlaps:
         print(f"  {finding}")
-    return 0
+    return 1 if chaos.false_alarms or chaos.overlaps else 0
 
 
 if __name__ == "__main__":

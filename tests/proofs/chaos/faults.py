@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 import ray
 
@@ -27,11 +28,17 @@ class Faults:
         cluster: where. Its slices have two hosts each.
         chance: decides which, and to whom.
         running: the jobs, by number.
+
+    Attributes:
+        counts: what happened how often.
+        disturbances: which slices were disturbed, and when.
+        small_disks: of slices whose hosts have them: where they are mounted.
     """
 
     def __init__(self, cluster: SimulatedCluster, chance: random.Random, running: Mapping[int, Running]) -> None:
         self.counts: Counter[str] = Counter()
         self.disturbances = Disturbances()
+        self.small_disks: dict[str, list[Path]] = {}
         self._cluster = cluster
         self._chance = chance
         self._running = running
@@ -52,7 +59,7 @@ class Faults:
             (self._kill_pool, 1),
             (self._kill_controller, 2),
             (self._stop_process, 5),
-            *([(self._cut_off, 4)] if os.geteuid() == 0 else []),
+            *([(self._cut_off, 4), (self._slow_network, 2), (self._fill_disk, 3)] if os.geteuid() == 0 else []),
         ]
         fault = self._chance.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
         with contextlib.suppress(ProcessLookupError, ValueError, IndexError):  # gone by itself meanwhile
@@ -95,6 +102,26 @@ class Faults:
         self.disturbances.add(name, seconds)
         self._ends_in(seconds, partial(self._cluster.reconnect, name, worker))
         return f"cut host {worker} of {name} off {whom or 'from all'} ({direction}) for {seconds:.0f} s"
+
+    def _slow_network(self) -> str:
+        """A host that can still say that it is there, in a burst, costs nobody anything."""
+        name, worker = self._some_host()
+        kilobits = self._chance.choice([250, 1000, 4000])
+        self._cluster.slow_down(name, worker, kilobits * 1000)
+        seconds = self._chance.uniform(1.0, 20.0)
+        self._ends_in(seconds, partial(self._cluster.slow_down, name, worker, None))
+        return f"host {worker} of {name} may send {kilobits} kbit/s for {seconds:.0f} s"
+
+    def _fill_disk(self) -> str:
+        """A task that runs does not need the disk, and one that can't start is started elsewhere, for nothing."""
+        name = self._chance.choice([name for name in self.sound_slices() if name in self.small_disks])
+        ballast = self._chance.choice(self.small_disks[name]) / "ballast"
+        with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+        seconds = self._chance.uniform(1.0, 20.0)
+        self._ends_in(seconds, partial(ballast.unlink, missing_ok=True))
+        return f"filled {ballast.parent} of {name} for {seconds:.0f} s"
 
     def _stop_process(self) -> str:
         """A Controller that stops costs nobody anything, nor a task; a pool, all its jobs; else the job there pays."""

@@ -19,7 +19,7 @@ from tests.proofs.chaos.checks import check_steps, overlaps
 from tests.proofs.chaos.faults import Faults
 from tests.proofs.chaos.jobs import Running, counting, lines_in
 from tests.support.gangs import alive, birth, the_controller
-from tests.support.odd_hosts import READ_ONLY_ROOT, clock_off_by
+from tests.support.odd_hosts import READ_ONLY_ROOT, SMALL_DISK, clock_off_by
 from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
@@ -56,6 +56,7 @@ class Chaos:
         self._started = 0
         self._cluster: SimulatedCluster
         self._faults: Faults
+        self._mounts = contextlib.ExitStack()
 
     @property
     def faults(self) -> Counter[str]:
@@ -69,7 +70,8 @@ class Chaos:
             seconds: how long faults happen.
             mean_gap_s: between two of them; 0 for none at all.
         """
-        with SimulatedCluster({TPU_TYPE: SLICES}, quiet=True, networks=os.geteuid() == 0) as self._cluster:
+        networks = os.geteuid() == 0
+        with self._mounts, SimulatedCluster({TPU_TYPE: SLICES}, quiet=True, networks=networks) as self._cluster:
             self._faults = Faults(self._cluster, self._chance, self._running)
             end = time.monotonic() + seconds
             self._fill_up()
@@ -115,12 +117,18 @@ class Chaos:
 
     def _add_slice(self) -> None:
         clocks = {f"clock {off:+d} s": clock_off_by(off, self._directory / f"clock{off:+d}") for off in (3600, -3600)}
-        odd = {**clocks, **({"read-only root": READ_ONLY_ROOT} if os.geteuid() == 0 else {})}
+        of_root = {"read-only root": READ_ONLY_ROOT, "small disk": SMALL_DISK}
+        odd = {**clocks, **(of_root if os.geteuid() == 0 else {})}
         how = self._chance.choice([*odd, *["as usual"] * 3])
         name = self._cluster.add_slice(TPU_TYPE, under=odd.get(how, []))
         if how in odd:
             self.odd_slices[how] += 1
             self._say(f"{name} has a {how}")
+        if how == "small disk":
+            disks = [self._cluster.host_dir(name, worker) / "tasks" for worker in self._cluster.worker_ids(name)]
+            self._faults.small_disks[name] = disks
+            for disk in disks:
+                self._mounts.callback(subprocess.run, ["umount", "--lazy", disk], check=True)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
