@@ -11,7 +11,7 @@ from iris_ray import release, run_on_pod
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import slice_of_this_task
 
-pytestmark = pytest.mark.proof
+pytestmark = pytest.mark.long
 
 
 @contextlib.contextmanager
