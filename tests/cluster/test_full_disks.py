@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from iris_ray import release, run_on_pod
+from iris_ray.actors.host.process_ledger import EXCLUSIVE
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import slice_of_this_task
+from tests.support.odd_hosts import fill, unmount
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.proof
 
 
 @contextlib.contextmanager
@@ -21,18 +23,16 @@ def full(directory: Path) -> Iterator[None]:
     if subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("the test needs to mount a file system, which its user may not")
     try:
-        with contextlib.suppress(OSError), (directory / "ballast").open("wb", buffering=0) as ballast:
-            while True:
-                ballast.write(bytes(1 << 12))
+        fill(directory)
         yield
     finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+        unmount(directory)
 
 
 def test_gang_leaves_a_host_whose_disk_is_full_and_pays_nothing(cluster: SimulatedCluster) -> None:
     before = set(run_on_pod(slice_of_this_task, "v4-16", keep_warm=0))
     release()
     (name,) = before
-    with full(cluster.host_dir(name, 1) / "tasks"):
+    with full(cluster.host_dir(name, 1) / EXCLUSIVE):
         after = run_on_pod(slice_of_this_task, "v4-16", max_retries_failure=0, max_retries_preemption=0)
     assert before.isdisjoint(after)

@@ -73,11 +73,21 @@ def test_host_that_was_cut_off_for_a_moment_goes_on(wired: SimulatedCluster, tra
 
 
 def test_gang_on_hosts_with_little_bandwidth_has_its_results(wired: SimulatedCluster) -> None:
-    """A megabit a second: what the runtime itself sends is little."""
-    for name in wired.slice_names:
-        for i in wired.worker_ids(name):
-            wired.slow_down(name, i, 1_000_000)
+    """A megabit a second: what the runtime itself sends is little. The limit ends when it is lifted."""
+
+    def limited() -> list[bool]:
+        pids = [wired.host_pids(name, i)[0] for name, i in hosts]
+        looks = [["nsenter", f"--net=/proc/{pid}/ns/net", "tc", "qdisc", "show"] for pid in pids]
+        return ["tbf" in subprocess.run(look, capture_output=True, text=True, check=True).stdout for look in looks]
+
+    hosts = [(name, i) for name in wired.slice_names for i in wired.worker_ids(name)]
+    for name, i in hosts:
+        wired.slow_down(name, i, 1_000_000)
+    assert all(limited())
     assert run_on_pod(lambda: 3, "v4-16") == [3, 3]
+    for name, i in hosts:
+        wired.slow_down(name, i, None)
+    assert not any(limited())
 
 
 def test_networks_end_with_their_cluster_and_are_only_there_if_asked_for(no_shared_cluster: None) -> None:

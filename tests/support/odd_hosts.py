@@ -1,7 +1,11 @@
 """Commands under which a host is not as one expects; for ``SimulatedCluster.add_slice(under=...)``."""
 
+import contextlib
 import os
+import subprocess
 from pathlib import Path
+
+from iris_ray.actors.host.process_ledger import EXCLUSIVE
 
 CONTAINER = ["unshare", "--fork", "--kill-child", "--pid", "--mount-proc"]
 """Sees no process but its own, with pids of its own."""
@@ -14,10 +18,10 @@ READ_ONLY_ROOT = [
 """Only /tmp and what else is mounted there can be written to, such as /dev/shm."""
 SMALL_DISK = [
     *("sh", "-c"),
-    'mkdir -p "$IRIS_RAY_HOST_DIR/tasks" && mount -t tmpfs -o size=4m small-disk "$IRIS_RAY_HOST_DIR/tasks"'
+    f'disk="$IRIS_RAY_HOST_DIR/{EXCLUSIVE}" && mkdir -p "$disk" && mount -t tmpfs -o size=4m small-disk "$disk"'
     ' && exec "$0" "$@"',
 ]
-"""Keeps what it records about its task processes on a file system of four megabytes, which outlives it."""
+"""Records its task processes on a file system of four megabytes. The caller unmounts that: it outlives the host."""
 
 _OTHER_CLOCK = """\
 import time
@@ -40,3 +44,17 @@ def clock_off_by(seconds: float, directory: Path) -> list[str]:
     (directory / "sitecustomize.py").write_text(_OTHER_CLOCK.format(seconds=seconds))
     path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
     return ["env", f"PYTHONPATH={path}"]
+
+
+def fill(directory: Path) -> Path:
+    """Fill a directory's file system to the last byte; use a small one. Return the file that takes the room."""
+    ballast = directory / "ballast"
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    return ballast
+
+
+def unmount(directory: Path) -> None:
+    """Unmount a file system, also while processes use it."""
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)

@@ -16,6 +16,7 @@ from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import Disturbances
 from tests.proofs.chaos.jobs import Running, runs
 from tests.support.gangs import actor_pid, controller_pid, pids_of, pool_pid, the_controller
+from tests.support.odd_hosts import fill
 
 UNNOTICED_S = 10.0
 """How long a slice may pass for sound after one of its hosts was lost: Ray's health check takes up to five seconds."""
@@ -104,7 +105,7 @@ class Faults:
         return f"cut host {worker} of {name} off {whom or 'from all'} ({direction}) for {seconds:.0f} s"
 
     def _slow_network(self) -> str:
-        """A host that can still say that it is there, in a burst, costs nobody anything."""
+        """Limit what a host sends. Its answers to health checks are small and get through, so no job is charged."""
         name, worker = self._some_host()
         kilobits = self._chance.choice([250, 1000, 4000])
         self._cluster.slow_down(name, worker, kilobits * 1000)
@@ -113,12 +114,9 @@ class Faults:
         return f"host {worker} of {name} may send {kilobits} kbit/s for {seconds:.0f} s"
 
     def _fill_disk(self) -> str:
-        """A task that runs does not need the disk, and one that can't start is started elsewhere, for nothing."""
+        """Fill a host's disk. Running tasks go on without it; one that can't start moves, and no job is charged."""
         name = self._chance.choice([name for name in self.sound_slices() if name in self.small_disks])
-        ballast = self._chance.choice(self.small_disks[name]) / "ballast"
-        with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 12))
+        ballast = fill(self._chance.choice(self.small_disks[name]))
         seconds = self._chance.uniform(1.0, 20.0)
         self._ends_in(seconds, partial(ballast.unlink, missing_ok=True))
         return f"filled {ballast.parent} of {name} for {seconds:.0f} s"

@@ -13,13 +13,14 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from iris_ray import release, run_on_pod_ray
+from iris_ray.actors.host.process_ledger import EXCLUSIVE
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import check_steps, overlaps
 from tests.proofs.chaos.faults import Faults
 from tests.proofs.chaos.jobs import Running, counting, lines_in
 from tests.support.gangs import alive, birth, the_controller
-from tests.support.odd_hosts import READ_ONLY_ROOT, SMALL_DISK, clock_off_by
+from tests.support.odd_hosts import READ_ONLY_ROOT, SMALL_DISK, clock_off_by, unmount
 from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
@@ -71,7 +72,7 @@ class Chaos:
             mean_gap_s: between two of them; 0 for none at all.
         """
         networks = os.geteuid() == 0
-        with self._mounts, SimulatedCluster({TPU_TYPE: SLICES}, quiet=True, networks=networks) as self._cluster:
+        with SimulatedCluster({TPU_TYPE: SLICES}, quiet=True, networks=networks) as self._cluster, self._mounts:
             self._faults = Faults(self._cluster, self._chance, self._running)
             end = time.monotonic() + seconds
             self._fill_up()
@@ -125,10 +126,10 @@ class Chaos:
             self.odd_slices[how] += 1
             self._say(f"{name} has a {how}")
         if how == "small disk":
-            disks = [self._cluster.host_dir(name, worker) / "tasks" for worker in self._cluster.worker_ids(name)]
+            disks = [self._cluster.host_dir(name, worker) / EXCLUSIVE for worker in self._cluster.worker_ids(name)]
             self._faults.small_disks[name] = disks
             for disk in disks:
-                self._mounts.callback(subprocess.run, ["umount", "--lazy", disk], check=True)
+                self._mounts.callback(unmount, disk)
 
     def _wait(self, seconds: float) -> None:
         until = time.monotonic() + seconds
