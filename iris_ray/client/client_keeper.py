@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import contextmanager, suppress
 
-from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 
+from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.client.lease import Lease
 
 RENEW_S = 5.0
@@ -28,7 +28,7 @@ class ClientKeeper:
         client_id: what the manager knows the client by.
     """
 
-    def __init__(self, manager: ActorHandle) -> None:
+    def __init__(self, manager: ManagerStub) -> None:
         self.client_id = uuid.uuid4().hex
         self._manager = manager
         self._leases: dict[str, Lease] = {}
@@ -73,7 +73,7 @@ class ClientKeeper:
     def cancel(self, request_id: str) -> None:
         """Have the manager forget a request, and don't wait for that."""
         with suppress(RayError):  # Ray is shut down in this process
-            self._manager.cancel.remote(request_id)
+            self._manager.cancel(request_id)
 
     def _start(self) -> None:
         if not self._runs:
@@ -97,7 +97,7 @@ class ClientKeeper:
         """Return whether the manager is there."""
         idle = {name: each.idle_s() for name, each in leases.items()}
         try:  # a thread that waits in ray.get while the driver disconnects would crash the process
-            over = self._manager.renew.remote(self.client_id, idle).future().result(RENEW_S)
+            over = self._manager.renew(self.client_id, idle).future().result(RENEW_S)
         except (NoAnswer, ActorUnavailableError) as error:
             logger.warning("a client of slots could not be renewed: %s; it is tried again", type(error).__name__)
         except RayError:

@@ -1,18 +1,19 @@
 """What the task of a runner's job does: it keeps its host for slots until somebody else is to have it."""
 
 import os
-from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.controller.node_table import attributes_of
 from iris_ray.actors.host.process_tree import TOKEN_VARIABLE
+from iris_ray.actors.slots.agent_stub import AgentStub
+from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.runner_agent import RunnerAgent
 from iris_ray.actors.slots.runners import HostHere
+from iris_ray.actors.wire.remote_methods import Reference
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.constraints import Attributes, AttributeValue
 from iris_ray.model.workers import TPU
@@ -24,7 +25,7 @@ _Agent = ray.remote(RunnerAgent)
 
 
 def keep_runner(
-    manager: ActorHandle, runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
+    manager: ManagerStub, runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
 ) -> None:
     """Keep this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
 
@@ -40,7 +41,7 @@ def keep_runner(
         RuntimeError: the host's agent is gone; the job is tried again.
     """
     here = _here(runner, kind, devices, memory, whole_slice)
-    kept, agent_gone = manager.keep_runner.remote(here), here.agent.watch.remote()
+    kept, agent_gone = manager.keep_runner(here), here.agent.watch()
     try:
         while (notice := preemption_notice()) is None:
             done, _ = ray.wait([kept, agent_gone], timeout=POLL_S)
@@ -50,24 +51,25 @@ def keep_runner(
                 raise RuntimeError(f"the agent of runner {here.runner_id} is gone")
         _leave(notice, manager, here, kept)
     finally:
-        ray.kill(here.agent)  # Ray's worker does not exit before all calls that it has made have ended
+        ray.kill(here.agent.handle)  # Ray's worker does not exit before all calls that it has made have ended
 
 
-def _leave(notice: PreemptionNotice, manager: ActorHandle, here: HostHere, kept: Any) -> None:
+def _leave(notice: PreemptionNotice, manager: ManagerStub, here: HostHere, kept: Reference[bool]) -> None:
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
-    empty = manager.empty_runner.remote(here.runner_id, notice.reason)
+    empty = manager.empty_runner(here.runner_id, notice.reason)
     done, _ = ray.wait([empty, kept])
     if kept in done and _is_unwanted(kept):
         return
     notice.saved()
 
 
-def _is_unwanted(kept: Any) -> bool:
+def _is_unwanted(kept: Reference[bool]) -> bool:
     """Return whether the manager has no use for the host any more, or is gone; else the host's agent is."""
     try:
-        return bool(ray.get(kept))
+        unwanted: bool = ray.get(kept)
     except RayError:
         return True
+    return unwanted
 
 
 def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool) -> HostHere:
@@ -82,7 +84,7 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
     if whole_slice:  # a slot's process finds those on the other hosts by its task's place in the gang
         variables |= me.to_env()
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-    agent = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy).remote(variables)
+    options = _Agent.options(num_cpus=0, max_concurrency=1000, scheduling_strategy=strategy)
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "") if kind is DeviceKind.GPU else ""
     return HostHere(
         runner_id=f"{runner}.{me.worker_id}" if me.num_tasks > 1 and not whole_slice else runner,
@@ -92,7 +94,7 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
         devices=devices,
         memory=memory,
         attributes=_attributes(),
-        agent=agent,
+        agent=AgentStub(options.remote(variables)),
         group=group,
         bundle=bundle,
         gpus=tuple(filter(None, gpus.split(","))),

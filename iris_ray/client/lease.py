@@ -16,6 +16,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 
 from iris_ray.actors.slots.messages import Grant, NotHeld
 from iris_ray.actors.slots.pieces import Piece
+from iris_ray.actors.slots.slot_stub import SlotStub
 from iris_ray.errors import RequestLostError, SessionEndedError, SlotQueueFullError
 
 MOST_CALLS = 32
@@ -55,6 +56,10 @@ class Lease:
     _line: deque["Turn"] = field(default_factory=deque)
     _used_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _slot: SlotStub = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._slot = SlotStub(self.grant.actor)
 
     def line_up(self) -> "Turn":
         """Take a place in the line of calls.
@@ -80,13 +85,12 @@ class Lease:
 
     def send(self, turn: "Turn", payload: Any) -> Any:
         """Send a call whose turn has come; return Ray's reference to the answer."""
-        turn.end = answer = self.grant.actor.call.remote(self.session_id, turn.call_id, payload)
+        turn.end = answer = self._slot.call(self.session_id, turn.call_id, payload)
         return answer
 
     def send_for_pieces(self, turn: "Turn", payload: Any) -> Any:
         """Send a call whose turn has come; return Ray's generator of references to the pieces of its answer."""
-        call = self.grant.actor.call_in_pieces.options(num_returns="streaming")
-        pieces = call.remote(self.session_id, turn.call_id, payload)
+        pieces = self._slot.call_in_pieces(self.session_id, turn.call_id, payload)
         turn.end = pieces.completed()
         return pieces
 
@@ -109,7 +113,7 @@ class Lease:
 
     def _stop(self, turn: "Turn", end: "ObjectRef") -> None:
         """Stop a call. Until its end it has the session's seat, and the next call waits."""
-        self.grant.actor.stop.remote(turn.call_id)
+        self._slot.stop(turn.call_id)
         end.future().add_done_callback(lambda _: self._leave(turn))
 
     def _leave(self, turn: "Turn") -> None:

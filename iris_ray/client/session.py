@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import Any, Self
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
+from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.messages import Ask
 from iris_ray.client.client_keeper import ClientKeeper
 from iris_ray.client.lease import Lease, Turn
@@ -34,7 +34,7 @@ class Session:
         how: ``idle_s``, ``timeout_s``, ``priority``: see `SlotClient.session`.
     """
 
-    def __init__(self, manager: ActorHandle, keeper: ClientKeeper, model: str, **how: Any) -> None:
+    def __init__(self, manager: ManagerStub, keeper: ClientKeeper, model: str, **how: Any) -> None:
         self._manager = manager
         self._keeper = keeper
         self._model = model
@@ -64,9 +64,9 @@ class Session:
         ask = self._ask()
         try:
             with self._keeper.request(ask.request_id):
-                self._take(ask, ray.get(self._manager.submit.remote(ask)).open())
+                self._take(ask, ray.get(self._manager.submit(ask)).open())
         except BaseException:
-            self._manager.cancel.remote(ask.request_id)
+            self._manager.cancel(ask.request_id)
             raise
         return self
 
@@ -75,9 +75,9 @@ class Session:
         ask = self._ask()
         try:
             with self._keeper.request(ask.request_id):
-                self._take(ask, (await self._manager.submit.remote(ask)).open())
+                self._take(ask, (await self._manager.submit(ask)).open())
         except BaseException:
-            self._manager.cancel.remote(ask.request_id)
+            self._manager.cancel(ask.request_id)
             raise
         return self
 
@@ -85,13 +85,13 @@ class Session:
         """Give the seat back. Calls that run get their answers."""
         if lease := self._give_up():
             with suppress(RayActorError):  # the manager is gone, and the seat with it
-                ray.get(self._manager.cancel.remote(lease.session_id))
+                ray.get(self._manager.cancel(lease.session_id))
 
     async def aclose(self) -> None:
         """As `close`, for an event loop."""
         if lease := self._give_up():
             with suppress(RayActorError):
-                await self._manager.cancel.remote(lease.session_id)
+                await self._manager.cancel(lease.session_id)
 
     def call(self, payload: Any) -> Any:
         """Call the model and return its answer; one that comes in pieces is a list."""

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import ray
 from ray import cloudpickle
@@ -12,6 +12,7 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import TAKEN_AT_ONCE, packed
+from iris_ray.actors.wire.remote_methods import Reference
 from iris_ray.client.client_keeper import ClientKeeper
 from iris_ray.client.named_manager import find, make_or_find
 from iris_ray.client.session import Session
@@ -20,6 +21,8 @@ from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
+
+T = TypeVar("T")
 
 
 class SlotClient:
@@ -57,9 +60,9 @@ class SlotClient:
             try:
                 jobs = submit_runners(self._manager, hosts, name)
             except BaseException:
-                ray.kill(self._manager)  # another try is to be the first again
+                ray.kill(self._manager.handle)  # another try is to be the first again
                 raise
-            ray.get(self._manager.start.remote(tuple(hosts), jobs))
+            ray.get(self._manager.start(tuple(hosts), jobs))
 
     @classmethod
     def connect(cls, name: str) -> Self:
@@ -116,12 +119,12 @@ class SlotClient:
             memory = _estimated(model, keywords)
         made = ModelSpec(name or model.__name__, dict(memory), **{"kind": self._kind, **spec})
         order = ModelOrder(made, cloudpickle.dumps((model, keywords)), replicas, prewarm)
-        _get(self._manager.register.remote(order))
+        _get(self._manager.register(order))
         return made
 
     def remove(self, name: str) -> None:
         """Serve a model no more."""
-        _get(self._manager.remove.remote(name))
+        _get(self._manager.remove(name))
 
     def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
         """Ask a model. Returns a future of its answer; one that comes in pieces is a list.
@@ -140,7 +143,7 @@ class SlotClient:
         opened: Future[Any] = Future()
         ask = self._ask(model, payload, request_id, how)
         self._keeper.add_request()
-        arrived = self._manager.submit.remote(ask).future()
+        arrived = self._manager.submit(ask).future()
 
         def end(done: "Future[Any]") -> None:
             self._keeper.remove_request()
@@ -158,7 +161,7 @@ class SlotClient:
         """Ask a model and wait for the answer. Cancelling this cancels the request. See `submit`."""
         ask = self._ask(model, payload, request_id, how)
         with self._keeper.request(ask.request_id):
-            return (await self._manager.submit.remote(ask)).open()
+            return (await self._manager.submit(ask)).open()
 
     def stream(
         self, model: str, payload: Any, *, request_id: str | None = None, **how: Any
@@ -204,27 +207,26 @@ class SlotClient:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request: it leaves the queue, or its slot if the model is a coroutine."""
-        ray.get(self._manager.cancel.remote(request_id))
+        ray.get(self._manager.cancel(request_id))
 
     def status(self) -> SlotStatus:
         """Return runners, slots and models."""
-        status: SlotStatus = ray.get(self._manager.status.remote())
-        return status
+        return _get(self._manager.status())
 
     def evict(self, slot_id: str) -> None:
         """Have a slot end once its requests have."""
-        _get(self._manager.evict.remote(slot_id))
+        _get(self._manager.evict(slot_id))
 
     def prewarm(self, model: str) -> None:
         """Give each host a slot of a model, if nothing has to be evicted for it."""
-        _get(self._manager.prewarm.remote(model))
+        _get(self._manager.prewarm(model))
 
     def close(self) -> None:
         """Give all hosts back; no client of these models can go on. If another process has made them, only detach."""
         if not self._is_ours:
             return
-        cancel_runners(ray.get(self._manager.close.remote()))
-        ray.kill(self._manager)
+        cancel_runners(ray.get(self._manager.close()))
+        ray.kill(self._manager.handle)
 
     def __enter__(self) -> Self:
         return self
@@ -237,21 +239,22 @@ class SlotClient:
         return replace(ask, **how)
 
     def _pieces(self, ask: Ask) -> Any:
-        return self._manager.stream.options(num_returns="streaming").remote(ask)
+        return self._manager.stream(ask)
 
     def _say_taken(self, ask: Ask, number: int) -> None:
         if number % TAKEN_AT_ONCE == 0:
-            self._manager.taken.remote(ask.request_id, TAKEN_AT_ONCE)
+            self._manager.taken(ask.request_id, TAKEN_AT_ONCE)
 
 
-def _get(reference: Any) -> Any:
+def _get(reference: Reference[T]) -> T:
     """Return what a call on the manager returns; raise our errors as they are, without Ray's frame around them."""
     try:
-        return ray.get(reference)
+        answer: T = ray.get(reference)
     except RayTaskError as error:
         if isinstance(error.cause, IrisError):
             raise error.cause from None
         raise
+    return answer
 
 
 def _open(done: "Future[Any]", opened: "Future[Any]") -> None:

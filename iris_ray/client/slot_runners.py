@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ray.actor import ActorHandle
-
+from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.messages import SlotHosts
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.messages import RunRequest
@@ -25,7 +24,7 @@ CLOSED = "its slots are closed"
 EXIT_GRACE_S = 5.0
 
 
-def submit_runners(manager: ActorHandle, hosts: Sequence[SlotHosts], name: str | None) -> tuple[str, ...]:
+def submit_runners(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str | None) -> tuple[str, ...]:
     """Submit the jobs that get hosts for a SlotManager; return their ids once the Controller has them.
 
     Args:
@@ -56,7 +55,7 @@ def cancel_runners(job_ids: Sequence[str]) -> None:
             ControllerConnection().cancel(job_id, CLOSED, current_user())
 
 
-def _requests(manager: ActorHandle, hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
+def _requests(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
     wanted = [each for each in hosts for _ in range(each.count)]
     for number, each in enumerate(wanted):
         runner = f"{each.kind.value}-{number}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from iris_ray.slots.fleet import SlotFleet
-from iris_ray.slots.instructions import Instruction, Refusal, RefuseRequest, RequeueRequest, StartRequest, StopRequest
+from iris_ray.slots.instructions import EndRequest, Instruction, Refusal, RefuseRequest, RequeueRequest, StartRequest
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.request_queue import RequestQueue, Turn, begun
 from iris_ray.slots.requests import Request
@@ -85,7 +85,7 @@ class ActiveRequests:
     def stop(self, active: Active, reason: str) -> Instruction:
         """Have a slot stop what it serves. It has its seat until it has ended."""
         active.stopped = active.stopped or reason
-        return StopRequest(active.request.request_id, active.slot_id, active.stopped)
+        return EndRequest(active.request.request_id, active.slot_id, active.stopped)
 
     def end(self, request_id: str, slot_id: str, now: float) -> bool:
         """Note that a request is over; return False if that is no news."""

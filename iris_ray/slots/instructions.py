@@ -47,7 +47,7 @@ class StartRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequest:
+class EndRequest:
     """Have a slot stop serving a request; nobody waits for it. Say `RequestEnded` when it has.
 
     A session takes no more calls, and has ended once those that it has have.
@@ -90,5 +90,5 @@ class RaiseAlarm:
 
 
 Instruction = (
-    CreateSlot | DeleteSlot | StartRequest | StopRequest | RequeueRequest | RefuseRequest | AskRunner | RaiseAlarm
+    CreateSlot | DeleteSlot | StartRequest | EndRequest | RequeueRequest | RefuseRequest | AskRunner | RaiseAlarm
 )

@@ -15,12 +15,12 @@ from iris_ray.slots.instructions import (
     AskRunner,
     CreateSlot,
     DeleteSlot,
+    EndRequest,
     Instruction,
     Refusal,
     RefuseRequest,
     RequeueRequest,
     StartRequest,
-    StopRequest,
 )
 from iris_ray.slots.models import ModelSpec, SlotIdentity
 from iris_ray.slots.policy import IdleFor, Policy
@@ -31,7 +31,7 @@ from iris_ray.slots.slot import Allocation, SlotState
 from tests.support.slots import gpus, model
 
 QUICK = ServingPolicy(placement=Policy(stale_at=IdleFor(0.0), min_residency_s=0.0))
-Order = CreateSlot | DeleteSlot | StartRequest | StopRequest | tuple[AskRunner, float]
+Order = CreateSlot | DeleteSlot | StartRequest | EndRequest | tuple[AskRunner, float]
 
 
 @dataclass
@@ -137,7 +137,7 @@ class SlotWorld:
             case StartRequest(request, slot_id):
                 if slot_id in self.processes:
                     self._begin(request, self.processes[slot_id])
-            case StopRequest(request_id, slot_id, _):
+            case EndRequest(request_id, slot_id, _):
                 self._stop(request_id, slot_id)
             case (AskRunner(), as_of):
                 here = [each for each in self.processes.values() if each.allocation.runner_id == runner_id]
@@ -245,8 +245,8 @@ class SlotWorld:
             case DeleteSlot(slot_id, runner_id, _):
                 self.check_cut_off(slot_id)
                 self._order(runner_id, instruction)
-            case StartRequest(_, slot_id) | StopRequest(_, slot_id, _):
-                if isinstance(instruction, StopRequest) and instruction.request_id not in self.stopped_at:
+            case StartRequest(_, slot_id) | EndRequest(_, slot_id, _):
+                if isinstance(instruction, EndRequest) and instruction.request_id not in self.stopped_at:
                     self.stopped_at[instruction.request_id] = self.now
                     self.ended[instruction.request_id] = instruction.reason
                 self._order(self.reconciler.fleet.slots[slot_id].allocation.runner_id, instruction)

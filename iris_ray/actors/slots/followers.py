@@ -4,19 +4,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.slots.pieces import Piece
-from iris_ray.actors.slots.slot_request import slot_request
+from iris_ray.actors.slots.slot_request import SlotRequest
+from iris_ray.actors.wire.remote_methods import Reference
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import job_info_of
 
@@ -28,6 +28,10 @@ Sent = Piece | tuple[Any]
 """The payload of a call on its way to other hosts: of a request the caller's bytes, of a session's call the value in a
 tuple. So each host opens it as the leader does, and Ray does not put a value in the place of an `ObjectRef`."""
 
+Answer = Reference[str | None]
+Follow = Callable[[Sent, SlotRequest], Answer]
+"""A call of `SlotActor.follow` on another host."""
+
 
 def opened(sent: Sent) -> Any:
     """Return the payload of a call."""
@@ -38,15 +42,15 @@ class Followers:
     """The processes of a slot on the other hosts of its runner; none, if it has one host or does not lead."""
 
     def __init__(self) -> None:
-        self._actors: Sequence[ActorHandle] = ()
+        self._follow: Sequence[Follow] = ()
         self._turn = threading.Lock()
 
     def __bool__(self) -> bool:
-        return bool(self._actors)
+        return bool(self._follow)
 
-    def lead(self, actors: Sequence[ActorHandle]) -> str:
-        """Lead these from now on. Returns an address of this host at which a program on all of them can meet."""
-        self._actors = actors
+    def lead(self, follow: Sequence[Follow]) -> str:
+        """Have these make every call, too. Return an address of this host at which a program on all hosts can meet."""
+        self._follow = follow
         me = job_info_of(os.environ)
         assert me is not None, "the process has its task's variables"
         host = me.coordinator_address.rpartition(":")[0]
@@ -55,7 +59,7 @@ class Followers:
             return f"{host}:{held.getsockname()[1]}"
 
     @contextmanager
-    def calling(self, payload: Sent) -> Iterator[None]:
+    def calling(self, payload: Sent, request: SlotRequest) -> Iterator[None]:
         """Have the others make a call while the caller makes it; one call at a time.
 
         If the process on another host is lost, or the hosts are out of step, this process ends: the call has no result.
@@ -63,13 +67,13 @@ class Followers:
         Raises:
             RemoteUserError: the model raised an exception on another host, and not here.
         """
-        if not self._actors:
+        if not self._follow:
             yield
             return
         with self._turn:
             led: Future[None] = Future()
             followed: Future[str | None] = Future()
-            calls = [actor.follow.remote(payload, slot_request()) for actor in self._actors]
+            calls = [follow(payload, request) for follow in self._follow]
             threading.Thread(target=_follow, args=(calls, led, followed), name="followers", daemon=True).start()
             try:
                 yield
@@ -81,7 +85,7 @@ class Followers:
 
     def in_full(self, pieces: Iterator[Any]) -> Generator[Any, None, None]:
         """Yield all pieces. If nobody wants the rest, it is made all the same: the others make it, too."""
-        if not self._actors:
+        if not self._follow:
             yield from pieces
             return
         for piece in pieces:
@@ -100,7 +104,7 @@ def meet_at(address: str) -> None:
     os.environ.update(replace(me, coordinator_address=address).to_env())
 
 
-def _follow(calls: list[Any], led: "Future[None]", followed: "Future[str | None]") -> None:
+def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | None]") -> None:
     """Set why a call of the others failed, or None, once all have ended. After the first one, all must end soon."""
     ray.wait(calls)
     limit = time.monotonic() + OUT_OF_STEP_S
@@ -112,7 +116,7 @@ def _follow(calls: list[Any], led: "Future[None]", followed: "Future[str | None]
     _result_or_exit(led, limit - time.monotonic())
 
 
-def _why_not(call: Any) -> str | None:
+def _why_not(call: Answer) -> str | None:
     try:
         found: str | None = ray.get(call)
     except RayTaskError as error:  # the payload can't be opened there

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from iris_ray.actors.slots.agent_stub import AgentStub
 from iris_ray.actors.slots.visible_devices import visible_devices
 from iris_ray.model.constraints import Attributes
 from iris_ray.slots.devices import Device, DeviceKind, DeviceSet, Runner, runner_of_slice
@@ -39,7 +39,7 @@ class HostHere:
     devices: int
     memory: int
     attributes: Attributes
-    agent: ActorHandle
+    agent: AgentStub
     group: PlacementGroup
     bundle: int
     gpus: tuple[str, ...] = ()
@@ -131,6 +131,6 @@ class Runners:
             self.hear(RunnerLost(here.runner_id))
 
 
-async def _until_gone(agent: ActorHandle) -> None:
+async def _until_gone(agent: AgentStub) -> None:
     with suppress(RayError):
-        await agent.watch.remote()
+        await agent.watch()

@@ -19,6 +19,7 @@ from iris_ray.actors.slots.loaded_model import LoadedModel
 from iris_ray.actors.slots.model_call import RunningCalls, StoppedError
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.slots.slot_request import SlotRequest
+from iris_ray.actors.wire.remote_methods import remote_method
 from iris_ray.actors.wire.task_files import TaskFiles
 
 P = ParamSpec("P")
@@ -76,7 +77,7 @@ class SlotActor:
 
     def lead(self, followers: Sequence[ActorHandle]) -> str:
         """Have the slot's processes on other hosts make every call, too. Return an address where all can meet."""
-        return self._followers.lead(followers)
+        return self._followers.lead([remote_method(actor, SlotActor.follow) for actor in followers])
 
     @_runs_user_code
     def load(self, pickled: bytes, meeting: str = "") -> str | None:
@@ -102,7 +103,7 @@ class SlotActor:
         """Return the answer to a request, a list if it comes in pieces; None if it was stopped."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request) as call, self._followers.calling(Piece(payload)):
+            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
                 return packed(self._model.answer(value, call))
         except StoppedError:
             return None
@@ -114,7 +115,7 @@ class SlotActor:
         """Yield the answer to a request piece by piece; one that does not come in pieces is one piece."""
         try:
             value = cloudpickle.loads(payload)
-            with self._calls.running(request) as call, self._followers.calling(Piece(payload)):
+            with self._calls.running(request) as call, self._followers.calling(Piece(payload), request):
                 for piece in self._followers.in_full(self._model.pieces(value, call)):
                     yield packed(piece)
         except StoppedError:
@@ -155,8 +156,9 @@ class SlotActor:
         """Return the answer to a call of a session: the value, `NotHeld`, or a `Piece` with what the model raised."""
         if (refused := self._sessions.begin_call(session_id)) is not None:
             return refused
+        request = SlotRequest(call_id)
         try:
-            with self._calls.running(SlotRequest(call_id)) as call, self._followers.calling((payload,)):
+            with self._calls.running(request) as call, self._followers.calling((payload,), request):
                 return self._model.answer(payload, call)
         except Exception as error:
             return packed_error(error)
@@ -169,8 +171,9 @@ class SlotActor:
         if (refused := self._sessions.begin_call(session_id)) is not None:
             yield refused
             return
+        request = SlotRequest(call_id)
         try:
-            with self._calls.running(SlotRequest(call_id)) as call, self._followers.calling((payload,)):
+            with self._calls.running(request) as call, self._followers.calling((payload,), request):
                 yield from self._followers.in_full(self._model.pieces(payload, call))
         except Exception as error:
             yield packed_error(error)

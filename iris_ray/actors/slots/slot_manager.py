@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 
-from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from iris_ray.actors.slots.messages import Ask, Grant, Maker, ModelOrder, SlotHosts, SlotStatus
@@ -15,11 +14,11 @@ from iris_ray.actors.slots.reasons import Reasons
 from iris_ray.actors.slots.runners import HostHere, RunnerHere, Runners
 from iris_ray.actors.slots.slot_processes import SlotProcesses
 from iris_ray.actors.slots.slot_request import SlotRequest
+from iris_ray.actors.slots.slot_stub import SlotStub
 from iris_ray.actors.slots.status import status_of
 from iris_ray.actors.slots.waiting import Clients, Waiting, cancelled, error_of
 from iris_ray.actors.slots.yielding import Yielding
 from iris_ray.actors.wire.background import BackgroundTasks
-from iris_ray.actors.wire.ray_internals import STREAM
 from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError
 from iris_ray.slots import events as ev
 from iris_ray.slots import instructions as todo
@@ -197,7 +196,7 @@ class SlotManager:
                 self._processes.delete(slot_id)
             case todo.StartRequest(request=request, slot_id=slot_id):
                 self._background.start(self._serve(request, slot_id), f"request {request.request_id}")
-            case todo.StopRequest(request_id=request_id):
+            case todo.EndRequest(request_id=request_id):
                 self._note_end(request_id, instruction.reason)
                 if active := self._core.active.by_id.get(request_id):  # else its slot is lost
                     stop = self._end_session if active.request.is_session else self._stop
@@ -266,18 +265,18 @@ class SlotManager:
         else:
             self._end(request.request_id, slot_id)
 
-    async def _have_answered(self, waiting: Waiting, request: SlotRequest, slot_id: str, actor: ActorHandle) -> bool:
+    async def _have_answered(self, waiting: Waiting, request: SlotRequest, slot_id: str, actor: SlotStub) -> bool:
         """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
         ask = waiting.ask
         if waiting.streams:
-            async for piece in actor.stream.options(**STREAM).remote(request, ask.payload):
+            async for piece in actor.stream(request, ask.payload):
                 found = await piece
                 if not self._runs_on(ask.request_id, slot_id):  # pieces of two slots must not be mixed
                     return False
                 await waiting.give(found)
             if not self._runs_on(ask.request_id, slot_id):
                 return False
-        elif (answer := await actor.serve.remote(request, ask.payload)) is not None:
+        elif (answer := await actor.serve(request, ask.payload)) is not None:
             await waiting.give(answer)
         waiting.end()
         return True
@@ -286,18 +285,18 @@ class SlotManager:
         active = self._core.active.by_id.get(request_id)
         return active is not None and active.slot_id == slot_id
 
-    async def _grant(self, waiting: Waiting, slot_id: str, actor: ActorHandle) -> None:
+    async def _grant(self, waiting: Waiting, slot_id: str, actor: SlotStub) -> None:
         session_id = waiting.ask.request_id
-        await actor.open_session.remote(session_id)
+        await actor.open_session(session_id)
         self._hear(ev.SessionsRenewed({session_id: self._now()}))
-        await waiting.give(packed(Grant(slot_id, actor)))
+        await waiting.give(packed(Grant(slot_id, actor.handle)))
         waiting.end()
 
-    async def _end_session(self, order: todo.StopRequest) -> None:
+    async def _end_session(self, order: todo.EndRequest) -> None:
         """Have a slot take no more calls of a session, and wait for those that it has."""
         try:
             if made := self._processes.by_slot.get(order.slot_id):
-                await made.actor.end_session.remote(order.request_id, order.reason)
+                await made.actor.end_session(order.request_id, order.reason)
                 self._end(order.request_id, order.slot_id)
         except RayError as error:
             self._hear(ev.SlotFailed(order.slot_id, _unreachable(order.slot_id, error)))
@@ -321,10 +320,10 @@ class SlotManager:
         if waiting is not None and waiting.begun:
             waiting.end(RequestLostError(f"request {request.request_id} was cut off: {reason}"))
 
-    async def _stop(self, order: todo.StopRequest) -> None:
+    async def _stop(self, order: todo.EndRequest) -> None:
         if made := self._processes.by_slot.get(order.slot_id):
             with suppress(RayError):
-                await made.actor.stop.remote(order.request_id)
+                await made.actor.stop(order.request_id)
 
     async def _watch_clients(self) -> None:
         """Give up the requests of clients that are gone, after a while."""

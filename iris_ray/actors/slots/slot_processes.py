@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from iris_ray.actors.slots.runners import HostHere, RunnerHere
 from iris_ray.actors.slots.slot_actor import CALLS, ProcessIdentity, SlotActor
+from iris_ray.actors.slots.slot_stub import SlotStub
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.events import Event, SlotEnded, SlotFailed, SlotReady
@@ -46,12 +46,12 @@ class SlotProcess:
     """
 
     order: CreateSlot
-    actors: tuple[ActorHandle, ...]
+    actors: tuple[SlotStub, ...]
     processes: tuple[ProcessIdentity, ...] = ()
     ending: bool = False
 
     @property
-    def actor(self) -> ActorHandle:
+    def actor(self) -> SlotStub:
         """The one that gets the requests."""
         return self.actors[0]
 
@@ -63,7 +63,7 @@ class SlotProcess:
     def kill(self) -> None:
         """End all processes at once."""
         for actor in self.actors:
-            ray.kill(actor)
+            ray.kill(actor.handle)
 
 
 @dataclass(eq=False)
@@ -85,12 +85,12 @@ class SlotProcesses:
     def create(self, order: CreateSlot, pickled: bytes) -> None:
         """Start a process on each host of the runner, which loads a model."""
         hosts = self.runners[order.allocation.runner_id].hosts
-        actors: list[ActorHandle] = []
+        actors: list[SlotStub] = []
         try:
             actors.extend(_started(order, host) for host in hosts)
         except Exception:  # a slot with too few processes is none
             for actor in actors:
-                ray.kill(actor)
+                ray.kill(actor.handle)
             raise
         made = self.by_slot[order.slot_id] = SlotProcess(order, tuple(actors))
         self._by_runner[order.allocation.runner_id][order.slot_id] = made
@@ -115,7 +115,7 @@ class SlotProcesses:
         here = dict(self._by_runner.get(runner_id, {}))
         known = {slot_id: each.processes for slot_id, each in here.items() if each.processes}
         asked = [
-            host.agent.alive.remote({slot_id: processes[number] for slot_id, processes in known.items()})
+            host.agent.alive({slot_id: processes[number] for slot_id, processes in known.items()})
             for number, host in enumerate(runner.hosts)
         ]
         alive = set.intersection(*await asyncio.gather(*asked))
@@ -132,7 +132,7 @@ class SlotProcesses:
             return {}
         here = (each for each in self.by_slot.values() if each.order.allocation.runner_id == host.runner_id)
         processes = [process for each in here for process in each.processes]
-        return {0: await host.agent.memory.remote(processes)}
+        return {0: await host.agent.memory(processes)}
 
     async def _load(self, made: SlotProcess, pickled: bytes) -> None:
         with suppress(RayError):  # `_watch` sees that one is gone
@@ -142,14 +142,13 @@ class SlotProcesses:
 
     async def _loaded(self, made: SlotProcess, pickled: bytes) -> str | None:
         """Load the model in all processes. Return why that failed in one of them, or None."""
-        made.processes = tuple(await asyncio.gather(*(actor.identity.remote() for actor in made.actors)))
+        made.processes = tuple(await asyncio.gather(*(actor.identity() for actor in made.actors)))
         try:
-            meeting = await made.actor.lead.remote(made.actors[1:]) if len(made.actors) > 1 else ""
+            meeting = await made.actor.lead([actor.handle for actor in made.actors[1:]]) if len(made.actors) > 1 else ""
         except RayTaskError as error:
             return f"its hosts can't meet: {error.cause}"
-        for loaded in asyncio.as_completed([actor.load.remote(pickled, meeting) for actor in made.actors]):
-            why_not: str | None = await loaded
-            if why_not is not None:  # the others may wait for this one
+        for loaded in asyncio.as_completed([actor.load(pickled, meeting) for actor in made.actors]):
+            if (why_not := await loaded) is not None:  # the others may wait for this one
                 return why_not
         return None
 
@@ -180,13 +179,13 @@ class SlotProcesses:
         return all(await asyncio.gather(*(_is_gone(host, process) for host, process in hosts)))
 
     async def _end(self, made: SlotProcess) -> None:
-        unloads = (actor.unload.remote() for actor in made.actors)
+        unloads = (actor.unload() for actor in made.actors)
         with suppress(TimeoutError):  # one that raises cuts off no other host's
             await asyncio.wait_for(asyncio.gather(*unloads, return_exceptions=True), UNLOAD_S)
         made.kill()
 
 
-def _started(order: CreateSlot, host: HostHere) -> ActorHandle:
+def _started(order: CreateSlot, host: HostHere) -> SlotStub:
     seats = order.spec.requests_at_a_time
     options = {
         "num_cpus": 0,
@@ -194,17 +193,16 @@ def _started(order: CreateSlot, host: HostHere) -> ActorHandle:
         "scheduling_strategy": host.placement(),
         "name": f"slot {order.slot_id} of {order.spec.identity}" + (f", host {host.host}" if host.hosts > 1 else ""),
     }
-    started: ActorHandle = _slot_actor(seats).options(**options).remote(host.variables_for(order.allocation.devices))
-    return started
+    return SlotStub(_slot_actor(seats).options(**options).remote(host.variables_for(order.allocation.devices)))
 
 
-async def _until_gone(actor: ActorHandle) -> None:
+async def _until_gone(actor: SlotStub) -> None:
     with suppress(RayError):
-        await actor.watch.remote()
+        await actor.watch()
 
 
 async def _is_gone(host: HostHere, process: ProcessIdentity) -> bool:
     try:
-        return bool(await host.agent.wait_gone.remote(process, GONE_S))
+        return await host.agent.wait_gone(process, GONE_S)
     except RayError:  # the host is gone
         return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ray.exceptions import RayError
 
 from iris_ray.actors.slots.runners import RunnerHere
-from iris_ray.actors.wire.controller_connection import find_controller
+from iris_ray.actors.wire.controller_connection import find_controller, tell_who_yields
 from iris_ray.slots.idle_runners import idle_runners, needs_room
 from iris_ray.slots.reconciler import Reconciler
 
@@ -60,7 +60,7 @@ class Yielding:
         controller = await asyncio.to_thread(find_controller)
         if controller is None:
             raise TimeoutError("no Controller runs; the next job starts one")
-        await controller.set_yielding.remote(changed, self.user)
+        await tell_who_yields(controller, changed, self.user)
 
     def _found(self, now: float) -> dict[str, bool]:
         """Return of each job whether it yields: all of its runners are idle; or it has none, and none is needed."""

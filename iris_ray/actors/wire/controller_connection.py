@@ -3,7 +3,7 @@
 Ray and tenacity are imported when they are needed, so that the command line is quick.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -363,6 +363,18 @@ def ask_job_status(controller: Any, job_id: str) -> "Future[JobStatus]":
     """
     asked: Future[JobStatus] = controller.job_status.remote(job_id).future()
     return asked
+
+
+def tell_who_yields(controller: Any, yielding: Mapping[str, bool], user: str) -> Awaitable[None]:
+    """Say of jobs whether the Controller may give their hosts to others. Return at once.
+
+    Args:
+        controller: what `find_controller` returned.
+        yielding: by the jobs' ids.
+        user: in whose name.
+    """
+    told: Awaitable[None] = controller.set_yielding.remote(yielding, user)
+    return told
 
 
 def find_controller() -> Any:

@@ -14,6 +14,7 @@ from iris_ray.slots.serving_policy import ServingPolicy
 
 ME = Maker("ann", "01", "w1", "process 1 on 10.0.0.1")
 POLICY = ServingPolicy()
+NEW: Any = "new"
 
 
 class World:
@@ -45,14 +46,14 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr("ray.get", made.get)
     monkeypatch.setattr(named_manager, "driver_lives", made.drivers.__contains__)
     monkeypatch.setattr(named_manager, "_this_process", lambda: ME)
-    monkeypatch.setattr(named_manager, "_made", lambda policy, name, maker: "new")
+    monkeypatch.setattr(named_manager, "_made", lambda policy, name, maker: NEW)
     monkeypatch.setattr(named_manager, "LOOK_S", 0.0)
     return made
 
 
 @pytest.mark.parametrize("name", [None, "slots"])
 def test_who_is_the_first_makes_a_manager(world: World, name: str | None) -> None:
-    assert make_or_find(POLICY, name) == Found("new", True, True)
+    assert make_or_find(POLICY, name) == Found(NEW, True, True)
 
 
 def test_a_name_of_another_driver_is_refused_and_the_message_says_who_has_it(world: World) -> None:
@@ -76,7 +77,7 @@ def test_a_driver_that_is_started_again_waits_until_the_manager_before_is_gone(
     world: World, maker: Maker | None
 ) -> None:
     world.by_name["slots"] = maker
-    assert make_or_find(POLICY, "slots") == Found("new", True, True)
+    assert make_or_find(POLICY, "slots") == Found(NEW, True, True)
     assert world.looks == 4
 
 

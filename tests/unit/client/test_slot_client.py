@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from iris_ray import SlotClient
+from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.messages import Ask
 from iris_ray.actors.slots.pieces import Piece, packed
 from iris_ray.client import client_keeper
@@ -90,8 +91,9 @@ def manager() -> Manager:
 def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
     monkeypatch.setattr("ray.get", lambda reference: reference.future().result())
     made = SlotClient.__new__(SlotClient)
-    made._manager = manager
-    made._keeper = ClientKeeper(manager)
+    handle: Any = manager
+    made._manager = ManagerStub(handle)
+    made._keeper = ClientKeeper(made._manager)
     return made
 
 

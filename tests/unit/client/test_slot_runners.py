@@ -7,6 +7,8 @@ import pytest
 from ray.exceptions import RayError
 
 from iris_ray import SlotHosts
+from iris_ray.actors.slots.agent_stub import AgentStub
+from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.client import keep_runner as keeping
 from iris_ray.client import slot_runners
 from iris_ray.errors import ControllerUnavailableError
@@ -24,8 +26,9 @@ def test_no_job_is_left_behind_if_one_of_them_can_not_be_submitted(monkeypatch: 
 
     monkeypatch.setattr(slot_runners, "launch", launch)
     monkeypatch.setattr(slot_runners, "cancel_runners", cancelled.extend)
+    nobody: Any = None
     with pytest.raises(ControllerUnavailableError):
-        slot_runners.submit_runners(None, [SlotHosts(count=3)], None)
+        slot_runners.submit_runners(ManagerStub(nobody), [SlotHosts(count=3)], None)
     assert len(launched) == 2
     assert cancelled == launched
 
@@ -35,7 +38,7 @@ class Calls:
 
     def __init__(self, **answered: Any) -> None:
         self.answered = answered
-        self.agent = SimpleNamespace(watch=self._call("agent gone"))
+        self.agent: Any = SimpleNamespace(watch=self._call("agent gone"))
         self.manager: Any = SimpleNamespace(keep_runner=self._call("kept"), empty_runner=self._call("empty"))
 
     def _call(self, name: str) -> SimpleNamespace:
@@ -64,11 +67,11 @@ class Notice:
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
-    here = SimpleNamespace(agent=calls.agent, runner_id="slots-0")
+    here = SimpleNamespace(agent=AgentStub(calls.agent), runner_id="slots-0")
     monkeypatch.setattr(keeping, "ray", calls)
     monkeypatch.setattr(keeping, "_here", lambda *_: here)
     monkeypatch.setattr(keeping, "preemption_notice", lambda: notice)
-    keeping.keep_runner(calls.manager, "slots-0", SlotHosts().kind, 1, 1, False)
+    keeping.keep_runner(ManagerStub(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"kept": False}, {"kept": False, "agent_gone": None}])

@@ -21,19 +21,20 @@ from iris_ray.actors.slots.slot_request import SlotRequest
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import JobInfo, job_info_of
 
+REQUEST = SlotRequest("r")
+
 
 class Hosts:
     """Other hosts, whose calls run in threads of this process."""
 
     def __init__(self, *calls: Callable[[Any], str | None]) -> None:
         self._pool = ThreadPoolExecutor()
-        self.followed: list[SlotRequest | None] = []
-        self.actors: list[Any] = [
-            SimpleNamespace(follow=SimpleNamespace(remote=self._in_thread(call))) for call in calls
-        ]
+        self.followed: list[SlotRequest] = []
+        self.follow: list[Any] = [self._in_thread(call) for call in calls]
+        self.actors: list[Any] = [SimpleNamespace(follow=SimpleNamespace(remote=each)) for each in self.follow]
 
     def _in_thread(self, call: Callable[[Any], str | None]) -> Callable[..., "Future[str | None]"]:
-        def follow(payload: Any, request: SlotRequest | None) -> "Future[str | None]":
+        def follow(payload: Any, request: SlotRequest) -> "Future[str | None]":
             self.followed.append(request)
             return self._pool.submit(call, payload)
 
@@ -81,7 +82,7 @@ def _wait(calls: list[Any], num_returns: int = 1, timeout: float | None = None) 
 
 def leading(*calls: Callable[[Any], str | None]) -> Followers:
     followers = Followers()
-    followers.lead(Hosts(*calls).actors)
+    followers.lead(Hosts(*calls).follow)
     return followers
 
 
@@ -95,7 +96,7 @@ def test_the_others_make_each_call_and_one_call_comes_after_another() -> None:
     followers = leading(follow, follow)
 
     def call(payload: int) -> None:
-        with followers.calling((payload,)):
+        with followers.calling((payload,), REQUEST):
             heard.append(payload)
 
     with ThreadPoolExecutor() as pool:
@@ -108,14 +109,14 @@ def test_what_fails_on_another_host_only_is_an_error_of_the_call() -> None:
     followers = leading(lambda _: None, lambda _: "ValueError: no such token")
     with (
         pytest.raises(RemoteUserError, match="another host of its slot: ValueError: no such token"),
-        followers.calling((1,)),
+        followers.calling((1,), REQUEST),
     ):
         pass
 
 
 def test_what_fails_on_all_hosts_is_the_models_own_error() -> None:
     followers = leading(lambda _: "ZeroDivisionError")
-    with pytest.raises(ZeroDivisionError), followers.calling((1,)):
+    with pytest.raises(ZeroDivisionError), followers.calling((1,), REQUEST):
         raise ZeroDivisionError
 
 
@@ -123,7 +124,7 @@ def test_what_fails_on_all_hosts_is_the_models_own_error() -> None:
 def test_a_slot_ends_if_a_host_goes_on_with_a_call_that_the_leader_has_ended(exits: threading.Event) -> None:
     may_end = threading.Event()
     followers = leading(lambda _: None if may_end.wait(20) else "")
-    with pytest.raises(Exited), followers.calling((1,)):
+    with pytest.raises(Exited), followers.calling((1,), REQUEST):
         pass
     assert exits.is_set()
     may_end.set()
@@ -132,7 +133,7 @@ def test_a_slot_ends_if_a_host_goes_on_with_a_call_that_the_leader_has_ended(exi
 @pytest.mark.usefixtures("soon")
 def test_a_slot_ends_if_the_leader_goes_on_with_a_call_that_has_failed_elsewhere(exits: threading.Event) -> None:
     followers = leading(lambda _: "OSError: the disk is full", lambda _: None)
-    with pytest.raises((RemoteUserError, Exited)), followers.calling((1,)):
+    with pytest.raises((RemoteUserError, Exited)), followers.calling((1,), REQUEST):
         assert exits.wait(20)
 
 
@@ -146,7 +147,7 @@ def test_no_call_begins_while_a_host_is_in_the_one_before_though_another_one_has
         ended.append("slow")
 
     followers = leading(lambda _: "ValueError: bad input", slow)
-    with pytest.raises(RemoteUserError, match="bad input"), followers.calling((1,)):
+    with pytest.raises(RemoteUserError, match="bad input"), followers.calling((1,), REQUEST):
         pass
     assert ended == ["slow"]
     assert not exits.is_set()
@@ -160,7 +161,7 @@ def test_a_slot_ends_if_two_hosts_go_on_with_a_call_that_the_third_one_has_ended
     """The leader and another host wait for what the third one does not take part in."""
     may_end = threading.Event()
     followers = leading(lambda _: first, lambda _: None if may_end.wait(20) else "")
-    with pytest.raises(Exited), followers.calling((1,)):
+    with pytest.raises(Exited), followers.calling((1,), REQUEST):
         assert exits.wait(20)
     may_end.set()
 
@@ -172,7 +173,7 @@ def test_a_call_whose_host_is_lost_has_no_answer_and_runs_again_with_the_slot(ex
     def lost(_: Any) -> None:
         raise ActorDiedError
 
-    with pytest.raises(Exited), leading(lost).calling((1,)):
+    with pytest.raises(Exited), leading(lost).calling((1,), REQUEST):
         pass
     assert exits.is_set()
 
@@ -181,7 +182,7 @@ def test_a_payload_that_another_host_cannot_open_is_an_error_of_the_call(exits: 
     def unreadable(_: Any) -> None:
         raise RayTaskError("follow", "", ModuleNotFoundError("no module named 'tables'"))
 
-    with pytest.raises(RemoteUserError, match="no module named 'tables'"), leading(unreadable).calling((1,)):
+    with pytest.raises(RemoteUserError, match="no module named 'tables'"), leading(unreadable).calling((1,), REQUEST):
         pass
     assert not exits.is_set()
 
@@ -244,7 +245,7 @@ def test_pieces_that_nobody_wants_are_made_all_the_same_if_others_make_them_too(
 
 
 def test_the_hosts_meet_at_a_free_port_of_the_leader() -> None:
-    address = Followers().lead([object()])
+    address = Followers().lead(Hosts(lambda _: None).follow)
     assert address.startswith("127.0.0.1:")
     assert address != "127.0.0.1:1234"
     module.meet_at(address)

@@ -29,7 +29,7 @@ def kept(dies: bool) -> tuple[bool, list[type]]:
         here = host_here("a", Agent())
         waits = asyncio.ensure_future(runners.keep(here))
         await asyncio.sleep(0)
-        here.agent.dies.set() if dies else runners.close()
+        here.agent.handle.dies.set() if dies else runners.close()
         return await waits
 
     heard: list[Any] = []
@@ -57,7 +57,7 @@ class Slices:
         return here
 
     async def goes(self, here: HostHere) -> None:
-        here.agent.dies.set()
+        here.agent.handle.dies.set()
         await asyncio.sleep(0.01)
 
     def new(self) -> list[type]:
