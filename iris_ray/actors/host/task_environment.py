@@ -20,6 +20,10 @@ _GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 # A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
+# What says that there are no chips, to a task that has none: Ray says the same to a process without chips. libtpu 0.0.52
+# locks the host's chips all the same once it is loaded, so `_ON_CPU` does not let JAX and PyTorch/XLA load it.
+_NO_CHIPS = {"TPU_VISIBLE_CHIPS": "", "TPU_VISIBLE_DEVICES": ""}
+
 # What keeps JAX and PyTorch/XLA off the chips of the host on which a task without accelerators runs.
 _ON_CPU = {"JAX_PLATFORMS": "cpu", "PJRT_DEVICE": "CPU"}
 
@@ -69,6 +73,8 @@ def task_environment(
         changes["OMP_NUM_THREADS"] = str(max(1, int(num_cpus)))
     elif inherited.get("OMP_NUM_THREADS") == "1":
         changes["OMP_NUM_THREADS"] = None
+    if not info.slice_name:
+        changes |= _NO_CHIPS
     if not num_gpus:
         changes |= dict.fromkeys(_GPU_VISIBILITY, "")
         if not info.slice_name:

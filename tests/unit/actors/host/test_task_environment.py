@@ -66,6 +66,13 @@ def test_inherited_chip_visibility_is_removed() -> None:
     assert not [name for name in env if name.startswith("TPU_")]
 
 
+def test_a_task_without_chips_is_told_that_there_are_none() -> None:
+    env = environment(host_env={"TPU_VISIBLE_CHIPS": "0,1", "TPU_HOST_BOUNDS": "1,1,1"}, slice_name="")
+    assert (env["TPU_VISIBLE_CHIPS"], env["TPU_VISIBLE_DEVICES"]) == ("", "")
+    own = environment(user_env={"TPU_VISIBLE_CHIPS": "1"}, num_gpus=1.0, slice_name="")
+    assert (own["TPU_VISIBLE_CHIPS"], own["TPU_VISIBLE_DEVICES"]) == ("1", "")
+
+
 def test_chip_visibility_of_the_raylet_replaces_what_ray_has_set() -> None:
     env = environment({"TPU_VISIBLE_CHIPS": "0", "TPU_HOST_BOUNDS": "1,1,1"}, host_env={"TPU_VISIBLE_CHIPS": "2,3"})
     assert {name: env.get(name) for name in env if name.startswith("TPU_")} == {"TPU_VISIBLE_CHIPS": "2,3"}
