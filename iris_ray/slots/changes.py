@@ -1,6 +1,6 @@
 """Which devices have changed, for all who keep something about them."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from iris_ray.slots.devices import DeviceKey
@@ -20,15 +20,19 @@ class ChangeLog:
     runner_changes: int = 0
     _keys: list[DeviceKey] = field(default_factory=list)
     _forgotten: int = 0
+    _last: Sequence[DeviceKey] = ()
+    """What was noted last, if nobody has read since."""
 
     @property
     def end(self) -> int:
         """How far it can be read now."""
         return self._forgotten + len(self._keys)
 
-    def add(self, keys: Iterable[DeviceKey]) -> None:
+    def add(self, keys: Sequence[DeviceKey]) -> None:
         """Note that something changed on these devices."""
-        known = self._keys
+        if keys == self._last:  # a slot changes several times in one decision
+            return
+        known, self._last = self._keys, keys
         known.extend(keys)
         if len(known) > MOST:
             self._forgotten += len(known) - KEPT
@@ -36,4 +40,5 @@ class ChangeLog:
 
     def since(self, position: int) -> set[DeviceKey] | None:
         """Return what has changed since somebody read up to there; None: that is no longer known, it may be all."""
+        self._last = ()
         return None if position < self._forgotten else set(self._keys[position - self._forgotten :])

@@ -42,16 +42,22 @@ def cheapest_sets(runner: Runner, order: Sequence[Bound], degree: int) -> Iterab
 
 def _any_sets(order: Sequence[Bound], degree: int) -> Iterator[tuple[Key, DeviceSet]]:
     """There may be too many sets to look at all: each follows from one that is not dearer."""
-    bound, places = cheapest_bound(order, degree), tuple(range(degree))
+    first = cheapest_bound(order, degree)
+    if first is None:
+        return
+    yield first, tuple(sorted([device for _, device in order[:degree]]))  # nearly always nothing more is asked for
+    places = tuple(range(degree))
     heap: list[tuple[Key, DeviceSet]] = []
     seen = {places}
-    while bound is not None:
-        yield bound, tuple(sorted([order[place][1] for place in places]))
+    while True:
         for more in _next(places, len(order)):
             if more not in seen:
                 seen.add(more)
                 heappush(heap, (sum_of([order[place][0] for place in more]), more))
-        bound, places = heappop(heap) if heap else (None, ())
+        if not heap:
+            return
+        bound, places = heappop(heap)
+        yield bound, tuple(sorted([order[place][1] for place in places]))
 
 
 def _next(places: DeviceSet, end: int) -> Iterator[DeviceSet]:

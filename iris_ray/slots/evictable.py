@@ -130,8 +130,8 @@ class EvictableSlots:
         if view is None:
             view = self._views[key] = self._view_of(key, self._evictable(key))
             before = self._before.pop(key, None)
-            if before is not None and (view.free > before.free or not set(view.slots) <= set(before.slots)):
-                self._gained = True
+            if before is not None and not self._gained:
+                self._gained = view.free > before.free or any(slot not in before.slots for slot in view.slots)
         return view
 
     def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:

@@ -237,7 +237,7 @@ class SlotFleet:
 
     def _touch_runner(self, runner_id: str) -> None:
         self.changes.runner_changes += 1
-        self.changes.add((runner_id, device) for device in range(len(self.runners[runner_id].devices)))
+        self.changes.add([(runner_id, device) for device in range(len(self.runners[runner_id].devices))])
 
     def check(self) -> None:
         """Assert what must hold after every step: no device is over-committed, and the books agree with the slots."""

@@ -88,6 +88,7 @@ class Slot:
         claimed: whether it is kept for a model's target of replicas, and never evicted.
         most_together: how many requests it may serve at a time: fewer than usual while one runs on it that was on a
             slot that crashed.
+        identity: what it serves.
     """
 
     slot_id: str
@@ -101,14 +102,11 @@ class Slot:
     active: set[str] = field(default_factory=set)
     claimed: bool = False
     most_together: int = field(init=False)
+    identity: SlotIdentity = field(init=False)
 
     def __post_init__(self) -> None:
         self.most_together = self.spec.requests_at_a_time
-
-    @property
-    def identity(self) -> SlotIdentity:
-        """What it serves."""
-        return self.spec.identity
+        self.identity = self.spec.identity
 
     @property
     def wanted(self) -> bool:

@@ -171,11 +171,21 @@ def test_readers_hear_of_every_device_that_changed() -> None:
 
 
 def test_a_reader_that_was_away_for_long_has_to_look_at_everything() -> None:
-    fleet = fleet_of(gpus("a"))
-    for _ in range(2 * KEPT):
-        fleet.set_open("a", False)
+    fleet = fleet_of(gpus("a"), gpus("b"))
+    for number in range(2 * KEPT):
+        fleet.set_open("ab"[number % 2], False)
     assert fleet.changes.since(0) is None
-    assert fleet.changes.since(fleet.changes.end - 2) == {("a", 0), ("a", 1)}
+    assert fleet.changes.since(fleet.changes.end - 2) == {("b", 0), ("b", 1)}
+
+
+def test_a_device_that_changes_again_and_again_is_noted_anew_only_after_somebody_has_looked() -> None:
+    fleet = fleet_of(gpus("a"))
+    end = fleet.changes.end
+    ready(fleet, "s", model(), 1)
+    assert fleet.changes.end == end + 1
+    assert fleet.changes.since(end) == {("a", 1)}
+    fleet.claim("s", True)
+    assert fleet.changes.since(end + 1) == {("a", 1)}
 
 
 def test_observed_memory_raises_alarms_and_frees_nothing() -> None:
