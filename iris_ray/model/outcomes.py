@@ -74,10 +74,11 @@ class EndKind(Enum):
     OUT_OF_MEMORY = "out of memory"  # its own MemoryError, or killed because the host had none left
     NEVER_STARTED = "never started"  # the waiting process had died before any user code ran
     HOST_UNFIT = "host unfit"  # another process holds its chips, or its disk is full or faulty, so no user code ran
+    CHIPS_TAKEN = "chips taken"  # another task on the host holds its chips, so no user code ran
     STOPPED = "stopped"  # by iris_ray
 
 
-DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.HOST_UNFIT})
+DID_NOT_RUN = frozenset({EndKind.NEVER_STARTED, EndKind.HOST_UNFIT, EndKind.CHIPS_TAKEN})
 """Ends of tasks in which no user code ran. Such an end explains the errors of the other tasks of its gang."""
 
 

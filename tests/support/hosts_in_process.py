@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
+from iris_ray.actors.host.chip_release import NotFree
 from iris_ray.actors.host.log_files import AttemptLog, logs_directory
 from iris_ray.actors.host.log_writer import LogWriter
 from iris_ray.actors.host.result_pickling import exited, raised, returned
@@ -201,7 +202,7 @@ class NodeProcesses:
     node_id: str
     directory: Path
     processes: dict[int, Process] = field(default_factory=dict)
-    held_by: str | None = None
+    held_by: NotFree | None = None
     setup_error: str | None = None
     logs: dict[tuple[str, int, int], LogWriter] = field(default_factory=dict)
 
@@ -237,7 +238,8 @@ class Host:
         if self._node.held_by is None:
             return None
         name = f"{self._place.slice_name} host {self._place.host_index}"
-        return Unfit(f"{name}: {self._node.held_by}", self._node.node_id, self._node.held_by)
+        held = self._node.held_by
+        return Unfit(f"{name}: {held.why}", self._node.node_id, held.why, held.ours)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         return await asyncio.shield(self._node.processes[pid].gone)

@@ -6,6 +6,7 @@ import os
 import pwd
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from iris_ray.actors.host.chips import Devices, Holder, describe, find_holders
@@ -17,13 +18,26 @@ RELEASE_S = 2.0
 POLL_S = 0.05
 
 
-def wait_until_free(devices: Devices, ledger: ProcessLedger, timeout_s: float = RELEASE_S) -> str | None:
+@dataclass(frozen=True, slots=True)
+class NotFree:
+    """Why a host's chips can't be used.
+
+    Attributes:
+        why: as part of a sentence about the host.
+        ours: whether tasks of iris_ray hold them, and nobody else. Then the host is not to blame.
+    """
+
+    why: str
+    ours: bool = False
+
+
+def wait_until_free(devices: Devices, ledger: ProcessLedger, timeout_s: float = RELEASE_S) -> NotFree | None:
     """Wait until no process holds the chips, for ``timeout_s`` seconds at most.
 
     Removes a lock file that no process holds and that libtpu can't open. Other lock files stay.
 
     Returns:
-        None if the chips are free; otherwise why they are not, as part of a sentence about the host.
+        None if the chips are free; otherwise why they are not.
     """
     deadline = time.monotonic() + timeout_s
     while (holders := find_holders(devices, ledger)).seen:
@@ -33,8 +47,8 @@ def wait_until_free(devices: Devices, ledger: ProcessLedger, timeout_s: float = 
     return remove_if_it_blocks(devices.lock, ledger)
 
 
-def in_use(holders: Sequence[Holder], hidden: int = 0) -> str:
-    """Return why the chips can't be used, and what to do, as part of a sentence about their host.
+def in_use(holders: Sequence[Holder], hidden: int = 0) -> NotFree:
+    """Return why the chips can't be used, and what to do.
 
     Args:
         holders: the processes that hold them.
@@ -43,8 +57,9 @@ def in_use(holders: Sequence[Holder], hidden: int = 0) -> str:
     unseen = f"; {hidden} processes of other users could not be checked" if hidden else ""
     others = [holder for holder in holders if not holder.ours]
     if not others:
-        return f"its chips are held by {_listed(holders)}, which belongs to another task on it{unseen}"
-    return (
+        why = f"its chips are held by {_listed(holders)}, which belongs to another task on it{unseen}"
+        return NotFree(why, ours=True)
+    return NotFree(
         f"its chips are held by {_listed(others)}, which does not belong to iris_ray;"
         f" end it if it is no longer needed{unseen}"
     )
@@ -54,11 +69,11 @@ def _listed(holders: Sequence[Holder]) -> str:
     return ", ".join(str(holder) for holder in holders)
 
 
-def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> str | None:
+def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> NotFree | None:
     """Remove a lock file that no process holds and that libtpu can't open, such as another user's of mode 0644.
 
     Returns:
-        Why it can't be removed, as part of a sentence; None if libtpu can use the lock now.
+        Why it can't be removed; None if libtpu can use the lock now.
     """
     if not blocks(lock):
         return None
@@ -76,7 +91,7 @@ def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> str | None:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES) and (pid := lock_holder(lock)) is not None:
             return in_use([describe(pid, ledger)])
-        return (
+        return NotFree(
             f"libtpu can't open {lock}, which belongs to {_owner(lock)}, and iris_ray can't remove it"
             f" ({error.strerror}): if no process uses the chips, sudo rm {lock}"
         )

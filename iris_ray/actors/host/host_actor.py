@@ -13,6 +13,7 @@ from importlib import import_module
 
 from ray.actor import ActorHandle
 
+from iris_ray.actors.host.chip_release import NotFree
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.host.host_directory import can_not_start, host_directory
 from iris_ray.actors.host.host_preparation import HostPreparation
@@ -116,12 +117,14 @@ class TPUHostActor:
             RuntimeError: processes that an earlier actor left on this host can't be ended, or the standby has ended.
         """
         try:
-            why = await self._preparation.ensure()
-            if why is None:
+            not_free = await self._preparation.ensure()
+            if not_free is None:
                 await self._watch(place, standby, pid, started, token)
         except OSError as error:
-            why = can_not_start(error)
-        return None if why is None else Unfit(f"{self._name}: {why}", self._place.node_id, why)
+            not_free = NotFree(can_not_start(error))
+        if not_free is None:
+            return None
+        return Unfit(f"{self._name}: {not_free.why}", self._place.node_id, not_free.why, not_free.ours)
 
     async def _watch(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> None:
         if self._metadata is None and self._exclusive:

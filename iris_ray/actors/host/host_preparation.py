@@ -5,7 +5,7 @@ import logging
 import subprocess
 import time
 
-from iris_ray.actors.host.chip_release import wait_until_free
+from iris_ray.actors.host.chip_release import NotFree, wait_until_free
 from iris_ray.actors.host.chips import Devices
 from iris_ray.actors.host.host_directory import host_directory
 from iris_ray.actors.host.log_files import logs_directory
@@ -33,13 +33,13 @@ class HostPreparation:
         self._devices = devices
         self._background = background
         self._has_reaper = False
-        self._latest: asyncio.Task[str | None] | None = None
+        self._latest: asyncio.Task[NotFree | None] | None = None
 
-    async def ensure(self) -> str | None:
+    async def ensure(self) -> NotFree | None:
         """Prepare the host, unless that has succeeded before. Concurrent callers wait for one try.
 
         Returns:
-            Which process holds the host's chips, as part of a sentence about the host; None once the host is ready.
+            Which process holds the host's chips; None once the host is ready.
 
         Raises:
             RuntimeError: processes of an earlier task can't be ended, and the next task would need their chips.
@@ -48,7 +48,7 @@ class HostPreparation:
             self._latest = self._background.start(self._prepare(), f"preparing {self._name}")
         return await asyncio.shield(self._latest)
 
-    async def _prepare(self) -> str | None:
+    async def _prepare(self) -> NotFree | None:
         await asyncio.to_thread(prune, logs_directory(host_directory()), time.time())
         if left := await asyncio.to_thread(self._ledger.end_leftovers):
             why = f"{self._name}: processes of an earlier task can't be ended: {', '.join(left)}"
@@ -71,5 +71,5 @@ class HostPreparation:
             logger.warning("%s: if its driver is killed, daemons of its tasks will live on: %s", self._name, error)
 
 
-def _has_failed(preparation: "asyncio.Task[str | None]") -> bool:
+def _has_failed(preparation: "asyncio.Task[NotFree | None]") -> bool:
     return preparation.done() and (preparation.exception() is not None or preparation.result() is not None)

@@ -20,8 +20,8 @@ _GPU_VISIBILITY = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 # A task owns all chips that its raylet has. Ray sets these for processes that hold some of the chips, or none.
 _CHIP_VISIBILITY = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
-# What says that there are no chips, to a task that has none: Ray says the same to a process without chips. libtpu 0.0.52
-# locks the host's chips all the same once it is loaded, so `_ON_CPU` does not let JAX and PyTorch/XLA load it.
+# What tells a task without chips that there are none, as Ray tells its own processes. libtpu 0.0.52 locks the host's
+# chips all the same once it is loaded, so `_ON_CPU` keeps JAX and PyTorch/XLA from loading it.
 _NO_CHIPS = {"TPU_VISIBLE_CHIPS": "", "TPU_VISIBLE_DEVICES": ""}
 
 # What keeps JAX and PyTorch/XLA off the chips of the host on which a task without accelerators runs.

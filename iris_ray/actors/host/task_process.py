@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import ray
 
-from iris_ray.actors.host.chip_release import in_use
+from iris_ray.actors.host.chip_release import NotFree, in_use
 from iris_ray.actors.host.chips import describe, lock_file
 from iris_ray.actors.host.exit_after_notice import flush_output
 from iris_ray.actors.host.exit_handlers import run_exit_handlers
@@ -79,8 +79,9 @@ class TaskProcess:
 
         Returns how the function ended, whatever user code raises. Does not return if user code exits after a notice.
         """
-        if launch.info.slice_name and (reason := self._chips_in_use()):
-            return TaskEnd(EndKind.HOST_UNFIT, Moment.now(), error=reason)
+        if launch.info.slice_name and (not_free := self._chips_in_use()):
+            kind = EndKind.CHIPS_TAKEN if not_free.ours else EndKind.HOST_UNFIT
+            return TaskEnd(kind, Moment.now(), error=not_free.why)
         try:
             files = TaskFiles.of_process(host_directory(), os.getpid())
             local_dir = self._take_local_directory(launch.info)
@@ -113,7 +114,7 @@ class TaskProcess:
         self._local_directories = LocalDirectories.of_host(host_directory())  # kept, and so the job's directory is
         return str(self._local_directories.take(info.job_id))
 
-    def _chips_in_use(self) -> str | None:
+    def _chips_in_use(self) -> NotFree | None:
         """Return which other process holds this host's chips, in words; None, within some ten µs, if none does."""
         self._probe = LockProbe(lock_file())  # kept: closing it would drop the lock that libtpu takes later
         pid = self._probe.holder()

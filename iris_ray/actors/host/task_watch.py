@@ -154,7 +154,7 @@ class TaskWatch:
         if self._devices is not None and self._has_started():  # a task that has not started never had the chips
             held = await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
         self._ledger.forget(self._tree.pid)
-        return held
+        return None if held is None else held.why
 
     async def _end_standby(self, reason: str | None, exit_grace: float) -> None:
         """Have Ray end the task's own process: by itself if the task has returned, then by force."""

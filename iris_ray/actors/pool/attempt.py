@@ -225,8 +225,9 @@ class Attempt:
         setups = {name: reply for name, reply in broken.items() if isinstance(reply, SetupFailed)}
         works = some_are_ready or self._slices.has_worked(self._request.process)
         works = works or any(setup.works_elsewhere for setup in setups.values())
-        blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in broken.values() if isinstance(reply, Unfit)}
-        self.suspects |= {node_id: why for node_id, (why, _) in blamed.items()}
+        unfit = [reply for reply in broken.values() if isinstance(reply, Unfit)]
+        self.suspects |= {reply.node_id: reply.why for reply in unfit}
+        blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
         if works:
             for hosts in self._order.slices:
                 if (setup := setups.get(hosts[0].slice_name)) is not None:
@@ -359,7 +360,7 @@ class Attempt:
     def _suspect_the_unfit(self) -> None:
         """Avoid hosts that can't take a task, and give their slices back."""
         for key, end in self._ends.items():
-            if end is not None and end.kind is EndKind.HOST_UNFIT:
+            if end is not None and end.kind in (EndKind.HOST_UNFIT, EndKind.CHIPS_TAKEN):
                 self.suspects.setdefault(self.place.host(key).node_id, end.error)
                 self._lose(self.place.name(key))
 

@@ -39,10 +39,12 @@ class Unfit(Unreachable):
     Attributes:
         node_id: the host's id in Ray.
         why: the same as part of a sentence about the host.
+        ours: whether the host is not to blame: another task of iris_ray holds its chips. It is avoided for a while.
     """
 
     node_id: str
     why: str
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class Host:
 
     def why_not(self) -> str | None:
         """Why the chips are not free."""
-        return wait_until_free(self.devices, self.ledger, SOON)
+        not_free = wait_until_free(self.devices, self.ledger, SOON)
+        return None if not_free is None else not_free.why
 
     def clear(self) -> None:
         for holder in self._holders:
@@ -160,10 +161,10 @@ def test_refusal_says_how_many_processes_could_not_be_checked(host: Host, common
         with chip.open("w"), without_privileges():
             devices = Devices(common / "libtpu_lockfile", (chip,))
             hidden = find_holders(devices).hidden
-            reason = wait_until_free(devices, ProcessLedger(common), SOON)
-        assert reason is not None
-        assert f"pid {holder.pid}" in reason
-        assert ("processes of other users could not be checked" in reason) == (hidden > 0)
+            not_free = wait_until_free(devices, ProcessLedger(common), SOON)
+        assert not_free is not None
+        assert f"pid {holder.pid}" in not_free.why
+        assert ("processes of other users could not be checked" in not_free.why) == (hidden > 0)
     finally:
         holder.end()
 
@@ -199,11 +200,18 @@ def test_our_own_left_over_process_is_ended_and_the_next_task_gets_the_chips(
     assert host.holder().said == "holds"
 
 
-def test_holder_of_a_task_that_shares_the_host_is_ours(host: Host) -> None:
-    """Blame for it is not a stranger's: a task without chips has taken them."""
+@pytest.mark.usefixtures("_soon_sure")
+def test_host_is_not_to_blame_if_a_task_that_shares_it_holds_the_chips(
+    host: Host, actor: TPUHostActor, standby: subprocess.Popen[bytes]
+) -> None:
     holder = host.holder()
     ProcessLedger(host.directory, exclusive=False).record(tree(holder, "a neighbour's"))
     assert find_holders(host.devices, host.ledger).seen[0].ours
+    unfit = adopted(host, actor, standby)
+    assert unfit is not None
+    assert (unfit.ours, "belongs to another task" in unfit.why) == (True, True)
+    assert launch(lambda: None).kind is EndKind.CHIPS_TAKEN
+    assert runs(holder)
 
 
 def test_child_that_left_the_process_group_is_ended_and_the_next_task_gets_the_chips(
@@ -387,11 +395,12 @@ def test_lock_file_that_is_held_is_never_removed_even_if_it_is_taken_at_the_last
     try:
         with without_privileges():
             ledger = ProcessLedger(common)
-            for reason in (
+            for not_free in (
                 wait_until_free(Devices(lock, ()), ledger, SOON),
                 remove_if_it_blocks(lock, ledger),  # it looked free a moment ago
             ):
-                assert f"held by pid {holder.pid}" in (reason or "")
+                assert not_free is not None
+                assert f"held by pid {holder.pid}" in not_free.why
             assert lock.exists()
     finally:
         holder.end()
@@ -404,8 +413,8 @@ def test_stale_lock_file_that_can_not_be_removed_is_reported_with_what_to_do(com
     os.chown(lock, 0, 0)
     lock.chmod(0o644)
     with without_privileges():
-        reason = wait_until_free(Devices(lock, ()), ProcessLedger(common), SOON)
-    assert reason is not None
-    assert "belongs to root" in reason
-    assert f"sudo rm {lock}" in reason
+        not_free = wait_until_free(Devices(lock, ()), ProcessLedger(common), SOON)
+    assert not_free is not None
+    assert "belongs to root" in not_free.why
+    assert f"sudo rm {lock}" in not_free.why
     assert lock.exists()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from iris_ray.actors.host.chip_release import NotFree
 from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.host.host_preparation import HostPreparation
 from iris_ray.actors.host.process_ledger import ProcessLedger
@@ -54,7 +55,7 @@ def test_leftover_on_a_host_without_chips_is_logged_and_keeps_no_task_away(
 ) -> None:
     monkeypatch.setenv("IRIS_RAY_HOST_DIR", str(tmp_path))
 
-    async def main() -> str | None:
+    async def main() -> NotFree | None:
         return await HostPreparation("cpu-1", StubbornOnce(tmp_path), None, BackgroundTasks()).ensure()
 
     assert asyncio.run(main()) is None

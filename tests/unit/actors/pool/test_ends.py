@@ -8,16 +8,21 @@ from itertools import pairwise
 
 import pytest
 
+from iris_ray.actors.host.chip_release import NotFree
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_crew import SHARED_IDLE_S
 from iris_ray.actors.wire.messages import ProcessSpec
 from iris_ray.errors import TaskCrashedError, TaskOutOfMemoryError, TaskSetupError
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.quarantine import QUARANTINE
 from tests.support import virtual_time
 from tests.support.hosts_in_process import Crash, OutOfMemory, Task
 from tests.support.ray_in_process import Reference
 from tests.support.virtual_cluster import Stage, VirtualCluster
+
+STRANGER = NotFree("its chips are held by pid 1 (python3)")
+NEIGHBOUR = NotFree("its chips are held by pid 1 (python3), which belongs to another task on it", ours=True)
 
 Ends = dict[str, tuple[Callable[[], BaseException], type[BaseException], str]]
 
@@ -290,10 +295,28 @@ def test_warm_slice_that_broke_while_it_was_idle_costs_nothing(stage: Stage, kin
 @pytest.mark.parametrize("host", [0, 1])
 def test_chips_that_another_process_holds_cost_nothing_and_the_gang_moves(stage: Stage, host: int) -> None:
     async def story(cluster: VirtualCluster) -> None:
-        cluster.node(cluster.node_id("v4-16-0", host)).held_by = "its chips are held by pid 1 (python3)"
+        cluster.node(cluster.node_id("v4-16-0", host)).held_by = STRANGER
         await ends_elsewhere(cluster, cluster.run("job"))
 
     stage.play(story)
+
+
+@pytest.mark.parametrize("held_by", [STRANGER, NEIGHBOUR])
+def test_a_host_is_quarantined_for_a_stranger_on_its_chips_but_not_for_another_task_of_ours(
+    stage: Stage, held_by: NotFree
+) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        node = cluster.node(cluster.node_id("v4-16-0", 0))
+        node.held_by = held_by
+        cluster.run("job")
+        seen: set[bool] = set()
+        for _ in range(60):
+            await asyncio.sleep(10.0)
+            (host,) = [worker for worker in await cluster.workers() if worker.node_id == node.node_id]
+            seen.add(QUARANTINE in str(host.attributes))
+        assert (True in seen) is not held_by.ours
+
+    stage.play(story, slices=1)
 
 
 async def ends_elsewhere(cluster: VirtualCluster, results: Reference) -> None:
