@@ -47,8 +47,8 @@ class DeviceView:
         missing = self.missing(need)
         if missing <= 0:
             return FREE
-        stairs = self._alone if degree == 1 else self._shared
-        return (stairs or self._climb(degree)).least(missing)
+        stairs = (self._alone if degree == 1 else self._shared) or self._climb(degree)
+        return stairs.least(missing)
 
     def _climb(self, degree: int) -> Staircase:
         if degree == 1:
@@ -136,9 +136,13 @@ class EvictableSlots:
 
     def view_for(self, key: DeviceKey, keep: SlotIdentity) -> DeviceView:
         """Return the view of a device for whoever needs room for ``keep``, of which no slot is evicted."""
-        view = self.view(key)
-        if keep not in [slot.identity for slot in view.slots]:
-            return view
+        view = self._views.get(key) or self.view(key)
+        for slot in view.slots:
+            if slot.identity == keep:
+                return self._view_without(keep, key, view)
+        return view
+
+    def _view_without(self, keep: SlotIdentity, key: DeviceKey, view: DeviceView) -> DeviceView:
         views = self._views_for.setdefault(key, {})
         if keep not in views:
             views[keep] = self._view_of(key, [slot for slot in view.slots if slot.identity != keep])

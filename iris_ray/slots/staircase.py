@@ -39,6 +39,8 @@ _key = itemgetter(1)
 class Staircase:
     """The least that has to be paid for some bytes, if these are the slots that can be evicted."""
 
+    __slots__ = ("_cheapest", "_items", "_steps")
+
     def __init__(self, items: Sequence[Item]) -> None:
         self._items = items
         self._cheapest = FREE
