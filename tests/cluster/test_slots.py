@@ -164,6 +164,13 @@ def test_a_model_waits_for_a_slow_reader_and_stops_for_who_gives_up(
     with pytest.raises(TimeoutError):
         asyncio.run(asyncio.wait_for(client.generate(model, kind), 1.0))
     wait_until(lambda: not is_busy(client), 20)
+    with client.session(model) as session:
+        pieces = session.stream(kind)
+        assert next(pieces) == 0
+        assert settled(tmp_path / "made") <= 3 * MOST_PIECES
+        assert list(islice(pieces, 500)) == list(range(1, 501))
+        pieces.close()
+        assert next(session.stream(kind)) == 0
 
 
 def settled(made: Path) -> int:

@@ -39,4 +39,4 @@ class SlotStub:
 
     def call_in_pieces(self, session_id: str, call_id: str, payload: Any) -> Any:
         """Return Ray's generator of references to the pieces of an answer; see `SlotActor.call_in_pieces`."""
-        return self.handle.call_in_pieces.options(num_returns="streaming").remote(session_id, call_id, payload)
+        return self.handle.call_in_pieces.options(**STREAM).remote(session_id, call_id, payload)

@@ -90,4 +90,5 @@ def lines_in(path: Path) -> list[Line]:
 
 
 def runs(start: Line) -> bool:
+    """Whether the process that wrote the line is there. One with a process table of its own does not know its pid."""
     return alive(start["pid"]) and birth(start["pid"]) == start["born"][0]

@@ -20,7 +20,7 @@ from tests.proofs.chaos.checks import check_steps, overlaps
 from tests.proofs.chaos.faults import Faults
 from tests.proofs.chaos.jobs import Running, counting, lines_in
 from tests.support.gangs import alive, birth, the_controller
-from tests.support.odd_hosts import READ_ONLY_ROOT, SMALL_DISK, clock_off_by, unmount
+from tests.support.odd_hosts import CONTAINER, NON_ROOT, READ_ONLY_ROOT, SMALL_DISK, clock_off_by, unmount
 from tests.support.waiting import wait_until
 
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
@@ -118,7 +118,12 @@ class Chaos:
 
     def _add_slice(self) -> None:
         clocks = {f"clock {off:+d} s": clock_off_by(off, self._directory / f"clock{off:+d}") for off in (3600, -3600)}
-        of_root = {"read-only root": READ_ONLY_ROOT, "small disk": SMALL_DISK}
+        of_root = {
+            "read-only root": READ_ONLY_ROOT,
+            "small disk": SMALL_DISK,
+            "user without privileges": NON_ROOT,
+            "process table of its own": CONTAINER,
+        }
         odd = {**clocks, **(of_root if os.geteuid() == 0 else {})}
         how = self._chance.choice([*odd, *["as usual"] * 3])
         name = self._cluster.add_slice(TPU_TYPE, under=odd.get(how, []))
