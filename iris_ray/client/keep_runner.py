@@ -8,13 +8,12 @@ from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from iris_ray.actors.controller.node_table import attributes_of
-from iris_ray.actors.host.process_tree import TOKEN_VARIABLE
 from iris_ray.actors.slots.agent_stub import AgentStub
 from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.runner_agent import RunnerAgent
 from iris_ray.actors.slots.runners import HostHere
 from iris_ray.actors.wire.remote_methods import Reference
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.model.constraints import Attributes, AttributeValue
 from iris_ray.model.workers import TPU
 from iris_ray.slots.devices import DeviceKind

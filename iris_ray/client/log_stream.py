@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from iris_ray.actors.host.line_throttle import LineThrottle
+from iris_ray.actors.host.output.line_throttle import LineThrottle
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.actors.wire.task_log import MOST_LOGS, LogPosition, TaskLog, printable
 from iris_ray.client.job_words import job_in_words

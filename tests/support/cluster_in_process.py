@@ -22,7 +22,7 @@ from iris_ray.actors.controller import pool_registry
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.log_reader import LogReader
+from iris_ray.actors.host.output.log_reader import LogReader
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool import reserved_slice
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from iris_ray.actors.host.chip_release import NotFree
-from iris_ray.actors.host.log_files import AttemptLog, logs_directory
-from iris_ray.actors.host.log_writer import LogWriter
-from iris_ray.actors.host.result_pickling import exited, raised, returned
+from iris_ray.actors.host.exits.result_pickling import exited, raised, returned
+from iris_ray.actors.host.output.log_files import AttemptLog, logs_directory
+from iris_ray.actors.host.output.log_writer import LogWriter
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.messages import HostPlace, Progress, StandbyReady, TaskLaunch
 from iris_ray.goodput.marks import Marks, StepTime, with_step

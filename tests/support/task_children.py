@@ -11,10 +11,10 @@ from typing import Any
 
 import psutil
 
-from iris_ray.actors.host.output_pump import OutputPump
-from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.processes.watched_process import WatchedProcess
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.processes import tree
 
@@ -30,7 +30,7 @@ class Child:
     BEFORE = """
         import faulthandler, os, select, signal, sys, time
         from pathlib import Path
-        from iris_ray.actors.host.host_directory import host_directory
+        from iris_ray.actors.host.directories.host_directory import host_directory
         from iris_ray.actors.host.task_signals import STACKS_SIGNAL, survive_notices
         from iris_ray.actors.wire.task_files import TaskFiles
         files = TaskFiles.of_process(host_directory(), os.getpid())

@@ -12,8 +12,8 @@ import ray
 from ray.actor import ActorHandle
 
 from iris_ray.actors.controller.log_memory import LogMemory
-from iris_ray.actors.host.log_files import Piece
-from iris_ray.actors.host.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion, start_log_reader, with_piece
+from iris_ray.actors.host.output.log_files import Piece
+from iris_ray.actors.host.output.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion, start_log_reader, with_piece
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from iris_ray.actors.host.chips import Devices, Holder, describe, find_holders
 from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
-from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.processes.ledger import ProcessLedger
 
 RELEASE_S = 2.0
 """How long the kernel may take to get a chip back from a process that has ended."""

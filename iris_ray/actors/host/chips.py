@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from iris_ray.actors.host.libtpu_lock import NO_PID, lock_holder
-from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.processes.ledger import ProcessLedger
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,14 @@ from ray.actor import ActorHandle
 
 from iris_ray.actors.host.chip_release import NotFree
 from iris_ray.actors.host.chips import host_devices
-from iris_ray.actors.host.host_directory import can_not_start, host_directory
+from iris_ray.actors.host.directories.host_directory import can_not_start, host_directory
+from iris_ray.actors.host.directories.local_directories import LocalDirectories
 from iris_ray.actors.host.host_preparation import HostPreparation
-from iris_ray.actors.host.local_directories import LocalDirectories
-from iris_ray.actors.host.output_pump import OutputPump
-from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.processes.tree import ProcessTree
+from iris_ray.actors.host.processes.watched_process import WatchedProcess
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.clocks import by_this_clock

@@ -7,11 +7,11 @@ import time
 
 from iris_ray.actors.host.chip_release import NotFree, wait_until_free
 from iris_ray.actors.host.chips import Devices
-from iris_ray.actors.host.host_directory import host_directory
-from iris_ray.actors.host.log_files import logs_directory
-from iris_ray.actors.host.log_retention import prune
-from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.reaper import start_reaper
+from iris_ray.actors.host.directories.host_directory import host_directory
+from iris_ray.actors.host.output.log_files import logs_directory
+from iris_ray.actors.host.output.log_retention import prune
+from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.processes.reaper import start_reaper
 from iris_ray.actors.wire.background import BackgroundTasks
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from iris_ray.actors.host.watched_process import WatchedProcess
+from iris_ray.actors.host.processes.watched_process import WatchedProcess
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice

@@ -11,17 +11,17 @@ from ray.actor import ActorHandle
 from iris_ray.actors.host.chip_release import wait_until_free
 from iris_ray.actors.host.chips import Devices
 from iris_ray.actors.host.containers.record import end_container
-from iris_ray.actors.host.end_task import end_task
-from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
-from iris_ray.actors.host.host_directory import host_directory
-from iris_ray.actors.host.oom_kills import RecentOomKills
-from iris_ray.actors.host.output_pump import OutputPump
-from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import ProcessTree
+from iris_ray.actors.host.directories.host_directory import host_directory
+from iris_ray.actors.host.exits.diagnosis import ProcessExit, diagnose
+from iris_ray.actors.host.exits.oom_kills import RecentOomKills
+from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.processes.end_task import end_task
+from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.processes.tree import ProcessTree
+from iris_ray.actors.host.processes.watched_process import WatchedProcess
 from iris_ray.actors.host.task_notices import TaskNotices
 from iris_ray.actors.host.task_progress import read_progress
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL
-from iris_ray.actors.host.watched_process import WatchedProcess
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.clocks import Moment
 from iris_ray.actors.wire.messages import Progress

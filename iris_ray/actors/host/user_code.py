@@ -3,8 +3,8 @@
 import importlib
 from collections.abc import Collection
 
-from iris_ray.actors.host.exit_after_notice import means_saved, report_saved
-from iris_ray.actors.host.result_pickling import exited, raised, returned
+from iris_ray.actors.host.exits.after_notice import means_saved, report_saved
+from iris_ray.actors.host.exits.result_pickling import exited, raised, returned
 from iris_ray.actors.wire.payloads import Payload, load
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.outcomes import TaskEnd

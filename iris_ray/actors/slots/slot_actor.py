@@ -12,7 +12,7 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
-from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.processes.tree import stat_of
 from iris_ray.actors.slots.followers import Followers, Sent, meet_at, opened
 from iris_ray.actors.slots.held_sessions import HeldSessions
 from iris_ray.actors.slots.loaded_model import LoadedModel

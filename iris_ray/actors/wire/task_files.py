@@ -1,4 +1,4 @@
-"""The files through which a task's processes and its TPUHostActor talk."""
+"""The files through which a task's processes and its TPUHostActor talk, and the token that these processes carry."""
 
 import contextlib
 import json
@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from iris_ray.model.notices import Notice, NoticeKind
 
+TOKEN_VARIABLE = "IRIS_RAY_TASK_TOKEN"
+"""The environment variable with a task's token. All processes that the task starts inherit it."""
 STATUS_CHARACTERS = 200
 """How long the words of a task about itself may be."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from ray.exceptions import RayTaskError
 
 from iris_ray.actors.host.containers.record import end_container
-from iris_ray.actors.host.exit_diagnosis import ProcessExit, diagnose
+from iris_ray.actors.host.exits.diagnosis import ProcessExit, diagnose
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.task_environment import task_environment
 from iris_ray.actors.pool.attempt_place import AttemptPlace

@@ -4,8 +4,8 @@ import pickle
 import sys
 from pathlib import Path
 
-from iris_ray.actors.host.exit_after_notice import flush_output
-from iris_ray.actors.host.result_pickling import raised
+from iris_ray.actors.host.exits.after_notice import flush_output
+from iris_ray.actors.host.exits.result_pickling import raised
 from iris_ray.actors.host.user_code import import_all, run_function
 from iris_ray.actors.wire.local_run import LocalRun, write_whole
 from iris_ray.actors.wire.task_files import TaskFiles

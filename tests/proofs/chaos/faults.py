@@ -12,12 +12,15 @@ from pathlib import Path
 
 import ray
 
+from iris_ray.actors.host.processes import reaper
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import Disturbances
 from tests.proofs.chaos.jobs import Running, runs
 from tests.support.gangs import actor_pid, controller_pid, pids_of, pool_pid, the_controller
 from tests.support.odd_hosts import fill
 
+REAPER = reaper.__name__
+"""In the command line of every reaper."""
 UNNOTICED_S = 10.0
 """How long a slice may pass for sound after one of its hosts was lost: Ray's health check takes up to five seconds."""
 
@@ -125,7 +128,7 @@ class Faults:
         """A Controller that stops costs nobody anything, nor a task; a pool, all its jobs; else the job there pays."""
         name, worker = self._some_host()
         kind = self._chance.choice(
-            ["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "TaskProcess", "host.reaper", "raylet"]
+            ["Controller", "SlicePoolManager", "SliceActor", "TPUHostActor", "TaskProcess", REAPER, "raylet"]
         )
         disturbed, victim = [name], ""  # nobody pays if it is the Controller, which could not be asked then
         if kind == "Controller":
@@ -137,7 +140,7 @@ class Faults:
         elif kind == "raylet":
             pid = self._cluster.host_pids(name, worker)[0]
             victim = name
-        elif kind in ("TaskProcess", "host.reaper"):  # one of several perhaps: standbys, and reapers of earlier actors
+        elif kind in ("TaskProcess", REAPER):  # one of several perhaps: standbys, and reapers of earlier actors
             pid = self._chance.choice(pids_of(self._cluster, name, worker, kind))
         else:
             worker = 0 if kind == "SliceActor" else worker

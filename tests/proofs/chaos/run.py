@@ -13,7 +13,7 @@ import ray
 from ray.util.placement_group import placement_group_table
 
 from iris_ray import release, run_on_pod_ray
-from iris_ray.actors.host.process_ledger import EXCLUSIVE
+from iris_ray.actors.host.processes.ledger import EXCLUSIVE
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
 from tests.proofs.chaos.checks import check_steps, overlaps

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from iris_ray.actors.host.log_reader import LogReader
+from iris_ray.actors.host.output.log_reader import LogReader
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.task_log import LogPosition
 from iris_ray.client import host_logs as module

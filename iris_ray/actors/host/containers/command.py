@@ -8,8 +8,7 @@ they are. Variables that would change what the client itself does are the except
 from collections.abc import Mapping
 from pathlib import Path
 
-from iris_ray.actors.host.process_tree import TOKEN_VARIABLE
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.model.container import ContainerSpec
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import MEGASCALE_PREFIX

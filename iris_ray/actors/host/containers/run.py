@@ -11,8 +11,8 @@ from types import FrameType
 from iris_ray.actors.host.containers.command import client_environment, container_environment, run_arguments
 from iris_ray.actors.host.containers.engine import ContainerEngine, ContainerState, find_engine
 from iris_ray.actors.host.containers.record import ContainerRecord, end_container
-from iris_ray.actors.host.exit_status import in_words
-from iris_ray.actors.host.program_exit import ProgramExit
+from iris_ray.actors.host.exits.program_exit import ProgramExit
+from iris_ray.actors.host.exits.status import in_words
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.container import ContainerSpec, container_name
 from iris_ray.model.job_info import job_info_of

@@ -19,8 +19,8 @@ from iris_ray.actors.host.chip_release import remove_if_it_blocks, wait_until_fr
 from iris_ray.actors.host.chips import Devices, find_holders, host_devices
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
-from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import ProcessTree, stat_of
+from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.processes.tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.messages import HostPlace, TaskLaunch

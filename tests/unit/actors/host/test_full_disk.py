@@ -11,8 +11,8 @@ import pytest
 from ray import cloudpickle
 
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.processes.tree import stat_of
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.wire.answers import Unfit
 from iris_ray.actors.wire.messages import HostPlace, TaskLaunch

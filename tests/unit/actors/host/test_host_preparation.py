@@ -8,7 +8,7 @@ import pytest
 from iris_ray.actors.host.chip_release import NotFree
 from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.host.host_preparation import HostPreparation
-from iris_ray.actors.host.process_ledger import ProcessLedger
+from iris_ray.actors.host.processes.ledger import ProcessLedger
 from iris_ray.actors.wire.background import BackgroundTasks
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from iris_ray.actors.host import inspector
 from iris_ray.actors.host.inspector import InspectedTask, profile_of, stacks_of
-from iris_ray.actors.host.started_task import StartedTask
+from iris_ray.actors.host.output.started_task import StartedTask
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.errors import InspectionFailedError
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import result_pickling
+from iris_ray.actors.host.exits import result_pickling
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
 from iris_ray.actors.wire.messages import TaskLaunch

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from iris_ray.actors.host import task_notices, task_watch
-from iris_ray.actors.host.process_tree import stat_of
+from iris_ray.actors.host.processes.tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import TaskFiles

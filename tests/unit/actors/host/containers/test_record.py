@@ -9,10 +9,9 @@ import psutil
 import pytest
 
 from iris_ray.actors.host.containers.record import ContainerRecord, end_container
-from iris_ray.actors.host.process_ledger import ProcessLedger
-from iris_ray.actors.host.process_tree import TOKEN_VARIABLE
+from iris_ray.actors.host.processes.ledger import ProcessLedger
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
 from tests.support.processes import TOKEN, Nursery, tree
@@ -60,7 +59,7 @@ def test_container_that_can_not_be_ended_keeps_the_host_from_the_next_task_until
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(process))
     pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
-    monkeypatch.setattr("iris_ray.actors.host.process_ledger.end_container", lambda files: end_container(files, 0.0))
+    monkeypatch.setattr("iris_ray.actors.host.processes.ledger.end_container", lambda files: end_container(files, 0.0))
     engine.break_down()
     name = f"of-{process.pid}"
     assert ledger.end_leftovers() == [f"container {name} (Cannot connect to the daemon)"]

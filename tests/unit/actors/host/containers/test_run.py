@@ -15,8 +15,8 @@ import pytest
 from iris_ray.actors.host.containers.engine import VARIABLE, ContainerState
 from iris_ray.actors.host.containers.record import ContainerRecord
 from iris_ray.actors.host.containers.run import container_exit
-from iris_ray.actors.host.program_exit import ProgramExit
-from iris_ray.actors.host.result_pickling import exited
+from iris_ray.actors.host.exits.program_exit import ProgramExit
+from iris_ray.actors.host.exits.result_pickling import exited
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.container import ContainerSpec
 from iris_ray.model.outcomes import EndKind

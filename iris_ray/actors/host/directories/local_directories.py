@@ -1,0 +1,155 @@
+"""The directory that a job has on each host of its slices, for caches and checkpoints that only this host needs.
+
+It outlives the attempts of the job on the host and goes when the job ends, when another job takes the host, or some
+minutes after the last process of iris_ray there: no process is left then that would hear of the job's end.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from iris_ray.actors.host.directories.host_directory import VARIABLE
+
+MEMORY = Path("/dev/shm")
+LEAST_MEMORY_BYTES = 1 << 30
+"""A file system in memory with less free space is not used, nor one that is more than half full."""
+
+
+class LocalDirectories:
+    """The directories of jobs on one host.
+
+    Args:
+        directory: iris_ray's directory on the host. They are there if there is no room in memory.
+        memory: a file system in memory; None to use none.
+    """
+
+    def __init__(self, directory: Path, memory: Path | None) -> None:
+        key = hashlib.sha256(str(directory).encode()).hexdigest()[:8]
+        self._on_disk = directory / "jobs"
+        self._memory = memory
+        self._kept: int | None = None  # a file descriptor
+        self._in_memory = None if memory is None else memory / f"iris_ray-{os.getuid()}-{key}"
+
+    @staticmethod
+    def of_host(directory: Path, environ: Mapping[str, str] = os.environ) -> "LocalDirectories":
+        """Return those of this host. An operator who has chosen where iris_ray keeps its files finds them there."""
+        return LocalDirectories(directory, None if environ.get(VARIABLE) else MEMORY)
+
+    def take(self, job_id: str) -> Path:
+        """Return the directory of a job that has the host to itself, and keep it as long as this process lives.
+
+        It is created if needed, and those of other jobs are removed.
+
+        Raises:
+            OSError: it can't be created.
+        """
+        self.remove(but=job_id)
+        while True:
+            path = next((own for own in self._all() if own.name == job_id), None) or self._create(job_id)
+            try:
+                self._kept = _lock(path, fcntl.LOCK_SH)
+                os.utime(path)
+            except FileNotFoundError:  # another process has removed it meanwhile
+                continue
+            return path
+
+    def remove(
+        self, job_id: str | None = None, but: str | None = None, not_taken_since: Mapping[Path, int] | None = None
+    ) -> None:
+        """Remove directories, as far as that is possible. Those that a living task has taken stay.
+
+        Args:
+            job_id: of this job only.
+            but: not that of this job.
+            not_taken_since: only these, if no task has taken them since `left` returned them.
+        """
+        for path in self._all():
+            if path.name != but and job_id in (None, path.name):
+                with contextlib.suppress(OSError):
+                    if not_taken_since is None or not_taken_since.get(path) == path.stat().st_mtime_ns:
+                        _remove(path, shutil.rmtree)
+
+    def left(self) -> dict[Path, int]:
+        """Return the directories in which jobs have left files, and when each was changed last, in ns.
+
+        Directories without files are removed.
+        """
+        for path in self._all():
+            with contextlib.suppress(OSError):
+                _remove(path, os.rmdir)
+        found = {}
+        for path in self._all():
+            with contextlib.suppress(OSError):
+                found[path] = path.stat().st_mtime_ns
+        return found
+
+    def _all(self) -> Iterator[Path]:
+        for root in (self._in_memory, self._on_disk):
+            if root is not None and _is_ours(root):
+                yield from list(root.iterdir())
+
+    def _create(self, job_id: str) -> Path:
+        if self._in_memory is not None and self._has_room():
+            with contextlib.suppress(OSError):
+                return _create(self._in_memory, job_id)
+        return _create(self._on_disk, job_id)
+
+    def _has_room(self) -> bool:
+        assert self._memory is not None
+        try:
+            disk = os.statvfs(self._memory)
+        except OSError:
+            return False
+        free = disk.f_bavail * disk.f_frsize
+        return free >= LEAST_MEMORY_BYTES and 2 * disk.f_bavail >= disk.f_blocks
+
+
+def _is_ours(root: Path) -> bool:
+    """Return whether this is a directory into which nobody else can write; a link is none."""
+    try:
+        found = root.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
+def _create(root: Path, name: str) -> Path:
+    with contextlib.suppress(FileExistsError):
+        root.mkdir(mode=0o700)
+    if not _is_ours(root):
+        raise PermissionError(f"{root} is no directory of this user's alone; remove it")
+    path = root / name
+    path.mkdir(mode=0o700)
+    return path
+
+
+def _lock(path: Path, kind: int) -> int:
+    """Lock a directory; return the file descriptor that holds the lock.
+
+    Raises:
+        FileNotFoundError: it is not there, or was removed before the lock was had.
+        BlockingIOError: another process holds it, and ``kind`` does not wait.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, kind)
+        if os.stat(path, follow_symlinks=False).st_ino != os.fstat(fd).st_ino:
+            raise FileNotFoundError(path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _remove(path: Path, by: Callable[[Path], object]) -> None:
+    """Remove a directory by that function, unless a process has locked it."""
+    fd = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        by(path)
+    finally:
+        os.close(fd)

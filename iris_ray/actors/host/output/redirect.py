@@ -1,0 +1,50 @@
+"""In the task's process: everything that it and its children print goes into the FIFO that its TPUHostActor reads."""
+
+import contextlib
+import fcntl
+import os
+import struct
+import termios
+import time
+from pathlib import Path
+
+from iris_ray.actors.host.output.started_task import StartedTask
+from iris_ray.actors.wire.messages import TaskLaunch
+from iris_ray.actors.wire.task_files import TaskFiles
+
+DRAINED_S = 2.0
+DRAINED_POLL_S = 0.001
+
+
+def redirect_output(directory: Path, launch: TaskLaunch) -> int | None:
+    """Write the mark of the task's start, and redirect stdout and stderr of this process and its children.
+
+    Returns:
+        A descriptor of the FIFO; None, and output goes where it went before, if no process reads the FIFO.
+    """
+    info = launch.info
+    task = StartedTask(info.job_id, info.task_index, info.attempt, info.num_tasks, launch.label)
+    files = TaskFiles.of_process(directory, os.getpid())
+    task.write(files)
+    try:
+        pipe = os.open(files.output, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    os.set_blocking(pipe, True)
+    for stream in (1, 2):
+        os.dup2(pipe, stream)
+    return pipe
+
+
+def wait_until_drained(pipe: int, timeout_s: float = DRAINED_S) -> None:
+    """Wait until everything in the FIFO has been read, for ``timeout_s`` seconds at most."""
+    deadline = time.monotonic() + timeout_s
+    while _unread_bytes(pipe) and time.monotonic() < deadline:
+        time.sleep(DRAINED_POLL_S)
+
+
+def _unread_bytes(pipe: int) -> int:
+    with contextlib.suppress(OSError):
+        size: int = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, b"\0\0\0\0"))[0]
+        return size
+    return 0

@@ -1,0 +1,158 @@
+"""The directory that a job has on a host: it outlives attempts, and goes when nobody can want it any more."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.host.directories.local_directories import LEAST_MEMORY_BYTES, LocalDirectories
+
+
+def end_of(task: LocalDirectories) -> None:
+    """Close what the end of a task's process closes."""
+    assert task._kept is not None
+    os.close(task._kept)
+
+
+def taken(disk: Path, job_id: str) -> Path:
+    """The directory of a job whose task has ended."""
+    task = LocalDirectories(disk, None)
+    path = task.take(job_id)
+    end_of(task)
+    return path
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    (tmp_path / "disk").mkdir()
+    return tmp_path / "disk"
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    (tmp_path / "memory").mkdir()
+    return tmp_path / "memory"
+
+
+@pytest.fixture
+def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Sets how many bytes of how many are free in memory."""
+
+    def has(free: int, total: int) -> None:
+        answer: Any = SimpleNamespace(f_bavail=free, f_blocks=total, f_frsize=1)
+        monkeypatch.setattr(os, "statvfs", lambda _: answer)
+
+    has(LEAST_MEMORY_BYTES, LEAST_MEMORY_BYTES)
+    return has
+
+
+def test_job_finds_its_files_at_its_next_attempt_and_not_those_of_the_job_before(disk: Path) -> None:
+    first = taken(disk, "a")
+    (first / "cache").touch()
+    assert taken(disk, "a") == first
+    assert (first / "cache").exists()
+    second = taken(disk, "b")
+    assert not first.exists()
+    assert [*second.iterdir()] == []
+    assert second.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("room")
+def test_directory_is_in_memory_if_there_is_room_and_stays_where_it_is(
+    disk: Path, memory: Path, room: Callable[[int, int], None]
+) -> None:
+    here = LocalDirectories(disk, memory)
+    first = here.take("a")
+    assert first.is_relative_to(memory)
+    room(0, LEAST_MEMORY_BYTES)
+    assert here.take("a") == first
+    assert here.take("b").is_relative_to(disk)
+
+
+@pytest.mark.parametrize(
+    ("free", "total"), [(LEAST_MEMORY_BYTES - 1, LEAST_MEMORY_BYTES), (LEAST_MEMORY_BYTES, 3 * LEAST_MEMORY_BYTES)]
+)
+def test_memory_with_little_room_is_not_used(
+    disk: Path, memory: Path, room: Callable[[int, int], None], free: int, total: int
+) -> None:
+    room(free, total)
+    assert LocalDirectories(disk, memory).take("a").is_relative_to(disk)
+
+
+def test_hosts_that_share_memory_have_directories_of_their_own(
+    tmp_path: Path, memory: Path, room: Callable[[int, int], None]
+) -> None:
+    places = [tmp_path / "one", tmp_path / "other"]
+    paths = {LocalDirectories(place, memory).take("a") for place in places}
+    assert len(paths) == 2
+    assert all(path.exists() for path in paths)
+
+
+@pytest.mark.parametrize("unsafe", ["link", "open"])
+@pytest.mark.usefixtures("room")
+def test_place_that_another_user_could_have_prepared_is_not_used(
+    tmp_path: Path, disk: Path, memory: Path, unsafe: str
+) -> None:
+    task = LocalDirectories(disk, memory)
+    root = task.take("a").parent
+    end_of(task)
+    task.remove()
+    root.rmdir()
+    if unsafe == "link":
+        (tmp_path / "elsewhere").mkdir()
+        root.symlink_to(tmp_path / "elsewhere")
+    else:
+        root.mkdir()
+        root.chmod(0o777)
+    assert LocalDirectories(disk, memory).take("a").is_relative_to(disk)
+
+
+def test_directory_of_a_living_task_stays_whoever_removes(disk: Path) -> None:
+    task, other = LocalDirectories(disk, None), LocalDirectories(disk, None)
+    path = task.take("a")
+    other.remove()
+    assert other.left()
+    assert path.exists()
+    end_of(task)
+    other.remove()
+    assert not path.exists()
+
+
+@pytest.mark.usefixtures("room")
+def test_memory_that_can_not_be_written_is_not_used(disk: Path, tmp_path: Path) -> None:
+    assert LocalDirectories(disk, tmp_path / "missing").take("a").is_relative_to(disk)
+
+
+def test_what_a_later_attempt_has_taken_is_not_removed_for_its_age(disk: Path) -> None:
+    here = LocalDirectories(disk, None)
+    (taken(disk, "a") / "cache").touch()
+    left = here.left()
+    path = taken(disk, "a")
+    here.remove(not_taken_since=left)
+    assert path.exists()
+    left = here.left()
+    here.remove(not_taken_since={})
+    assert path.exists()
+    here.remove(not_taken_since=left)
+    assert not path.exists()
+
+
+def test_end_of_a_job_removes_its_files_alone(disk: Path) -> None:
+    here, path = LocalDirectories(disk, None), taken(disk, "a")
+    (path / "cache").touch()
+    here.remove("b")
+    assert path.exists()
+    here.remove("a")
+    assert not path.exists()
+
+
+def test_empty_directories_are_nothing_to_wait_for(disk: Path) -> None:
+    here, path = LocalDirectories(disk, None), taken(disk, "a")
+    assert not here.left()
+    assert not path.exists()
+    (taken(disk, "a") / "cache").touch()
+    assert here.left()
+    assert path.exists()

@@ -1,0 +1,244 @@
+"""What earlier actors left running on a host is ended, and nothing else is touched."""
+
+import errno
+import json
+import os
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
+from iris_ray.model.notices import Notice, NoticeKind
+from tests.support.processes import TOKEN, Nursery, alive, tree
+
+
+def test_ledger_ends_what_an_earlier_actor_left_running(nursery: Nursery, tmp_path: Path) -> None:
+    process = nursery.sleeper()
+    ProcessLedger(tmp_path).record(tree(process))
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not alive(process)
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_ledger_ends_processes_that_a_task_has_named_and_their_children(nursery: Nursery, tmp_path: Path) -> None:
+    """A model's process is started by Ray, not by the task that keeps the host for it."""
+    process, stranger = nursery.sleeper(), nursery.sleeper()
+    parent, (child,) = nursery.tree("child")
+    ProcessLedger(tmp_path).record(tree(process))
+    files = TaskFiles.of_process(tmp_path, process.pid)
+    files.add_member(parent.pid, tree(parent).started)
+    files.add_member(stranger.pid, tree(stranger).started + 1)  # another process had this pid
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, (process, parent, child)))
+    assert alive(stranger)
+    assert files.read_members() == {}
+
+
+@pytest.mark.parametrize("handler", ["lambda *_: (open(sys.argv[1], 'x'), sys.exit())", "signal.SIG_IGN"])
+def test_ledger_sends_sigterm_to_leftovers_before_it_kills_them(nursery: Nursery, tmp_path: Path, handler: str) -> None:
+    asked = tmp_path / "asked"
+    script = f"import signal, sys, time; signal.signal(15, {handler}); print(flush=True); time.sleep(60)"
+    process = nursery.script(script, str(asked))
+    ProcessLedger(tmp_path).record(tree(process))
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not alive(process)
+    assert asked.exists() == (handler != "signal.SIG_IGN")
+
+
+def test_ledger_ends_all_leftovers_though_the_disk_has_become_read_only(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a disk refuses to remove even what is not there."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    processes = [nursery.sleeper() for _ in range(3)]
+    for process in processes:
+        ProcessLedger(tmp_path).record(tree(process))
+    (tmp_path / "tasks" / "1.json").write_text("damaged")
+    monkeypatch.setattr(os, "unlink", refuse)
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, processes))
+
+
+def test_ledger_of_a_shared_host_makes_a_place_for_the_first_tasks_output(tmp_path: Path) -> None:
+    ProcessLedger(tmp_path / "host", exclusive=False)
+    os.mkfifo(TaskFiles.of_process(tmp_path / "host", 1).output)
+
+
+@pytest.mark.parametrize("recorder_lives", [True, False])
+def test_ledger_of_a_shared_host_ends_only_tasks_whose_recorder_has_ended(
+    nursery: Nursery, tmp_path: Path, recorder_lives: bool
+) -> None:
+    process, recorder = nursery.sleeper(), nursery.sleeper()
+    ledger = ProcessLedger(tmp_path, exclusive=False)
+    ledger.record(tree(process))
+    (entry,) = tmp_path.rglob("*.json")
+    noted = json.loads(entry.read_text())
+    assert noted["recorder"][0] == os.getpid()
+    entry.write_text(json.dumps(noted | {"recorder": [recorder.pid, tree(recorder).started]}))
+    if not recorder_lives:
+        recorder.kill()
+        nursery.reap(recorder)
+    assert ledger.end_leftovers() == []
+    assert alive(process) == entry.exists() == recorder_lives
+
+
+def test_ledger_of_a_shared_host_leaves_alone_a_task_without_a_recorder(nursery: Nursery, tmp_path: Path) -> None:
+    process = nursery.sleeper()
+    ledger = ProcessLedger(tmp_path, exclusive=False)
+    ledger.record(tree(process))
+    (entry,) = tmp_path.rglob("*.json")
+    noted = json.loads(entry.read_text())
+    del noted["recorder"]
+    entry.write_text(json.dumps(noted))
+    assert ledger.end_leftovers() == []
+    assert alive(process)
+
+
+def test_ledger_forgets_a_process_that_ended_before_it_got_a_task(nursery: Nursery, tmp_path: Path) -> None:
+    """It has no descendants, so the ledger does not search all processes of the machine for them."""
+    ended, carrier = nursery.sleeper(), nursery.sleeper(**{TOKEN_VARIABLE: TOKEN})
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(ended))
+    ended.kill()
+    nursery.reap(ended)
+    assert ledger.end_leftovers() == []
+    assert alive(carrier)
+    assert not [*tmp_path.rglob("*.json")]
+
+
+def test_ledger_does_not_end_the_calling_process(nursery: Nursery, tmp_path: Path) -> None:
+    left, me = nursery.sleeper(), psutil.Process()
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(left, f"{TOKEN}-1"))
+    ledger.record(tree(me, f"{TOKEN}-2"))
+    assert ledger.end_leftovers(grace_s=0.0) == []
+    assert not alive(left)
+
+
+def test_ledger_does_not_touch_a_process_that_it_has_forgotten(nursery: Nursery, tmp_path: Path) -> None:
+    process = nursery.sleeper()
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(process))
+    ledger.forget(process.pid)
+    ledger.forget(process.pid)
+    assert ledger.end_leftovers() == []
+    assert alive(process)
+
+
+def test_ledger_does_not_touch_another_process_that_got_the_pid_of_a_task(nursery: Nursery, tmp_path: Path) -> None:
+    stranger = nursery.sleeper()
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(stranger))
+    (entry,) = tmp_path.rglob("*.json")
+    entry.write_text(json.dumps(json.loads(entry.read_text()) | {"started": stranger.create_time() - 100.0}))
+    assert ledger.end_leftovers() == []
+    assert alive(stranger)
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+@pytest.mark.parametrize("text", ["", '{"pid": 1', "{}", "[]", "null"])
+def test_ledger_with_a_damaged_entry_still_ends_the_other_tasks(nursery: Nursery, tmp_path: Path, text: str) -> None:
+    process = nursery.sleeper()
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(process))
+    (entry,) = tmp_path.rglob("*.json")
+    entry.with_name("1.json").write_text(text)
+    entry.with_name("99999999.json").write_text(text)
+    assert ledger.end_leftovers() == []
+    assert not alive(process)
+
+
+def test_ledger_ends_a_daemon_of_a_task_whose_own_process_has_ended(nursery: Nursery, tmp_path: Path) -> None:
+    """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
+    parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
+    ProcessLedger(tmp_path).record(tree(parent, f"{TOKEN}-1"))
+    TaskFiles.of_process(tmp_path, parent.pid).started.touch()
+    parent.kill()
+    nursery.reap(parent)
+    ProcessLedger(tmp_path).end_leftovers()
+    assert not alive(daemon)
+
+
+def test_ledger_ends_descendants_without_a_token_that_were_recorded_while_their_parent_lived(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Forked ones and those with another environment; the kernel forgets their parent when it ends."""
+    parent, children = nursery.tree("child", "daemon")
+    ledger, one = ProcessLedger(tmp_path), tree(parent)
+    ledger.record(one)
+    ledger.record_descendants(one)
+    parent.kill()
+    nursery.reap(parent)
+    assert all(map(ProcessLedger(tmp_path).owns, children))
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, children))
+
+
+def test_ledger_does_not_record_the_descendants_of_a_process_that_it_has_forgotten(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    parent, _ = nursery.tree("child")
+    ledger, one = ProcessLedger(tmp_path), tree(parent)
+    ledger.record(one)
+    ledger.forget(parent.pid)
+    ledger.record_descendants(one)
+    assert list(tmp_path.rglob("*.json")) == []
+
+
+@pytest.mark.parametrize("when", ["recorded", "forgotten"])
+def test_what_an_earlier_process_of_that_pid_was_told_is_gone(tmp_path: Path, when: str) -> None:
+    files, ledger = TaskFiles.of_process(tmp_path, os.getpid()), ProcessLedger(tmp_path)
+    other = TaskFiles.of_process(tmp_path, os.getpid() + 1)
+    for one in (files, other):
+        for path in (one.notice, one.saved, one.heartbeat, one.status, one.first_steps, one.marked):
+            path.write_text("{}")
+    if when == "recorded":
+        ledger.record(tree(psutil.Process(), "token"))
+    else:
+        ledger.forget(os.getpid())
+    assert not any(
+        path.exists()
+        for path in (files.notice, files.saved, files.heartbeat, files.status, files.first_steps, files.marked)
+    )
+    assert all(path.exists() for path in (other.notice, other.saved, other.heartbeat))
+    files.remove()  # there is nothing left to remove
+
+
+def test_ledger_and_a_notice_are_written_side_by_side(tmp_path: Path, nursery: Nursery) -> None:
+    """The record of descendants and the notice are written by different threads, into one directory."""
+    process = nursery.sleeper()
+    ledger, files = ProcessLedger(tmp_path), TaskFiles.of_process(tmp_path, process.pid)
+    ledger.record(tree(process))
+    over = threading.Event()
+
+    def keep_recording() -> None:
+        while not over.is_set():
+            ledger.record(tree(process))
+
+    recording = threading.Thread(target=keep_recording)
+    recording.start()
+    try:
+        for number in range(500):
+            files.write_notice(Notice(NoticeKind.PREEMPTION, f"notice {number}", 1.0))
+    finally:
+        over.set()
+        recording.join()
+    assert ledger.owns(psutil.Process(process.pid))
+
+
+def test_torn_line_of_a_named_process_keeps_nobody_alive(nursery: Nursery, tmp_path: Path) -> None:
+    """Some file systems leave zeros of what was appended when the machine went down."""
+    process, named = nursery.sleeper(), nursery.sleeper()
+    ProcessLedger(tmp_path).record(tree(process))
+    files = TaskFiles.of_process(tmp_path, process.pid)
+    files.add_member(named.pid, tree(named).started)
+    with files.members.open("ab") as members:
+        members.write(b"\0\0\0 \0\0\n\xff 12\n12")
+    assert ProcessLedger(tmp_path).end_leftovers() == []
+    assert not any(map(alive, (process, named)))
