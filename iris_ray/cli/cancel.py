@@ -5,11 +5,11 @@ import click
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import unfinished_jobs
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option, yes_option
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.words import state_in_words
 from iris_ray.cli.questions import confirm
 from iris_ray.cli.ray_job import stop_ray_job
-from iris_ray.cli.words import state_in_words
 
 
 @click.command()

@@ -14,11 +14,11 @@ from iris_ray.actors.wire.slices import slices_of
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.exits import NO_CLUSTER, say_error
 from iris_ray.cli.groups import SuggestingGroup
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option, yes_option
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_facts
+from iris_ray.cli.printing.words import counted, duration
 from iris_ray.cli.questions import confirm
-from iris_ray.cli.tables import print_facts
-from iris_ray.cli.words import counted, duration
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 from iris_ray.terminal import live_line
 

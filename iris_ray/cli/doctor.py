@@ -9,18 +9,18 @@ import click
 from iris_ray.actors.host.chips import host_devices
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.cli.address import address_option, chosen_address, cluster
-from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
+from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine, check_set_aside
+from iris_ray.cli.checks.findings import Finding, Level, print_finding
+from iris_ray.cli.checks.google import check_chips, check_credentials
+from iris_ray.cli.checks.host_look import versions
+from iris_ray.cli.checks.hosts import ask_hosts, check_answers, claimed_nodes, tpu_hosts
+from iris_ray.cli.checks.machine import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
 from iris_ray.cli.controller import in_words
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
-from iris_ray.cli.findings import Finding, Level, print_finding
-from iris_ray.cli.google_checks import check_chips, check_credentials
-from iris_ray.cli.host_checks import ask_hosts, check_answers, claimed_nodes, tpu_hosts
-from iris_ray.cli.host_look import versions
-from iris_ray.cli.json_output import print_json
-from iris_ray.cli.machine_checks import check_metadata, check_ports, check_user, check_versions, ephemeral_ports
 from iris_ray.cli.options import json_option
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.words import counted
 from iris_ray.cli.questions import on_a_terminal
-from iris_ray.cli.words import counted
 from iris_ray.client.connection import AUTO, host_and_port
 from iris_ray.errors import ControllerUnavailableError, IrisError, VersionMismatchError
 

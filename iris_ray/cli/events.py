@@ -8,10 +8,10 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobEvent
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.tables import print_table
-from iris_ray.cli.words import duration
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_table
+from iris_ray.cli.printing.words import duration
 
 _HEADERS = ("WHEN", "AGO", "TASK", "ATTEMPT", "WHAT")
 

@@ -12,8 +12,8 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import slices as complete_slices
 from iris_ray.cli.exits import FAILED
 from iris_ray.cli.options import reason_option
+from iris_ray.cli.printing.words import counted
 from iris_ray.cli.taints import TARGET_HELP
-from iris_ray.cli.words import counted
 from iris_ray.errors import UnknownNameError
 from iris_ray.model.ids import job_of
 from iris_ray.model.suggestions import unknown

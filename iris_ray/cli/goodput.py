@@ -12,10 +12,10 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobGoodput
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.tables import print_facts, print_table
-from iris_ray.cli.words import duration
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_facts, print_table
+from iris_ray.cli.printing.words import duration
 from iris_ray.goodput.kinds import TimeKind
 from iris_ray.goodput.measure import Disruption
 from iris_ray.goodput.totals import Totals, productive_share

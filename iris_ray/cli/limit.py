@@ -7,9 +7,9 @@ import click
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import LimitStatus
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.tables import print_table
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_table
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import EVERYBODY, Limits

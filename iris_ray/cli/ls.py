@@ -7,10 +7,10 @@ import click
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import address_option, cluster
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.tables import print_table
-from iris_ray.cli.words import duration, state_in_words
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_table
+from iris_ray.cli.printing.words import duration, state_in_words
 from iris_ray.model.lifecycle import JobState
 
 _HEADERS = ("JOB", "USER", "STATE", "TYPE", "SLICES", "ATTEMPT", "AGE", "NOTE")

@@ -8,7 +8,7 @@ import click
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
-from iris_ray.cli.words import counted
+from iris_ray.cli.printing.words import counted
 from iris_ray.terminal import live_line
 
 _ENDINGS = {"flamegraph": "svg", "speedscope": "json", "raw": "txt"}

@@ -11,10 +11,10 @@ from click.core import ParameterSource
 
 from iris_ray.cli.address import address_for_ray_jobs
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
-from iris_ray.cli.json_output import print_json
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_facts
+from iris_ray.cli.printing.words import one_line
 from iris_ray.cli.questions import confirm, on_a_terminal, really_cancel
-from iris_ray.cli.tables import print_facts
-from iris_ray.cli.words import one_line
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.suggestions import unknown
 

@@ -13,9 +13,9 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, marked_arguments
+from iris_ray.cli.printing.words import one_line
 from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.script import Script, find_target, is_at_home, is_tpu_type, print_error
-from iris_ray.cli.words import one_line
 from iris_ray.errors import InvalidFunctionError, InvalidRequestError
 
 _LONGEST_RESULT = 500

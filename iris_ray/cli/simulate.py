@@ -14,9 +14,9 @@ from typing import Any
 import click
 
 from iris_ray.actors.wire.json_values import plain
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.simulation_tables import print_reports
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.simulation.tables import print_reports
 from iris_ray.errors import InvalidSimulationError
 from iris_ray.model.suggestions import unknown
 from iris_ray.simulation.description import read_study
@@ -76,12 +76,12 @@ def simulate(
         policies=_chosen(study.policies, chosen),
     )
     if picture is not None:
-        from iris_ray.cli.simulation_pictures import require_matplotlib
+        from iris_ray.cli.simulation.pictures import require_matplotlib
 
         require_matplotlib()
     outcomes = [_simulate(study, policy) for policy in study.policies]
     if picture is not None:
-        from iris_ray.cli.simulation_pictures import draw
+        from iris_ray.cli.simulation.pictures import draw
 
         draw(picture, {outcome.policy: (outcome.history, outcome.report) for outcome in outcomes})
     if as_json:

@@ -5,10 +5,10 @@ import click
 from iris_ray.actors.slots.messages import ModelRow, SlotRow
 from iris_ray.cli.address import Command, address_option, cluster
 from iris_ray.cli.groups import SuggestingGroup
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.tables import print_table
-from iris_ray.cli.words import duration
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_table
+from iris_ray.cli.printing.words import duration
 from iris_ray.client.slot_client import SlotClient
 from iris_ray.model.suggestions import unknown
 

@@ -6,8 +6,8 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.exits import FAILED
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
+from iris_ray.cli.printing.json_output import print_json
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.terminal import live_line
 

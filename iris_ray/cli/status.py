@@ -7,11 +7,11 @@ import click
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_facts
+from iris_ray.cli.printing.words import duration, state_in_words
 from iris_ray.cli.ray_job import show_ray_job_status
-from iris_ray.cli.tables import print_facts
-from iris_ray.cli.words import duration, state_in_words
 
 
 @click.command()

@@ -5,14 +5,14 @@ import click
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.exits import FAILED, INTERRUPTED, say_error
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.logs import show
 from iris_ray.cli.options import JobFlags, ScriptCommand, job_options, json_option, marked_arguments
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.words import one_line
 from iris_ray.cli.questions import on_a_terminal, really_cancel
 from iris_ray.cli.ray_job import require_fitting_options, submit_ray_job
 from iris_ray.cli.run import as_task
 from iris_ray.cli.script import find_target, is_tpu_type
-from iris_ray.cli.words import one_line
 from iris_ray.client.identity import current_user
 from iris_ray.client.log_stream import stream_logs
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError

@@ -9,8 +9,8 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.slices import find_target, host_name, reason_of
 from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.address import cluster
-from iris_ray.cli.json_output import print_json
-from iris_ray.cli.words import counted
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.words import counted
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.ids import job_of
 

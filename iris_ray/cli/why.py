@@ -5,9 +5,9 @@ import click
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.words import counted, one_line
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.words import counted, one_line
 from iris_ray.scheduler.pending_reason import PendingReason
 
 

@@ -7,9 +7,9 @@ from iris_ray.actors.wire.slices import SliceView, reason_of, slices_of
 from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import slices as complete_slices
-from iris_ray.cli.json_output import print_json
 from iris_ray.cli.options import json_option
-from iris_ray.cli.tables import print_table
+from iris_ray.cli.printing.json_output import print_json
+from iris_ray.cli.printing.tables import print_table
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.model.ids import job_of
 from iris_ray.model.suggestions import unknown

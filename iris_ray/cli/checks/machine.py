@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import iris_ray
-from iris_ray.cli.findings import Finding, Level
-from iris_ray.cli.host_look import METADATA_TIMEOUT_S, NO_NOTICES, metadata_host, metadata_tells
+from iris_ray.cli.checks.findings import Finding, Level
+from iris_ray.cli.checks.host_look import METADATA_TIMEOUT_S, NO_NOTICES, metadata_host, metadata_tells
 
 OLDEST_RAY, NEWEST_RAY = (2, 49), (2, 60)
 """The versions of Ray that iris_ray's use of private APIs was checked on."""

@@ -5,8 +5,8 @@ from enum import Enum
 
 import click
 
-from iris_ray.cli.tables import print_labelled
-from iris_ray.cli.words import one_line
+from iris_ray.cli.printing.tables import print_labelled
+from iris_ray.cli.printing.words import one_line
 
 
 class Level(Enum):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from iris_ray.cli.words import one_line
+from iris_ray.cli.printing.words import one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

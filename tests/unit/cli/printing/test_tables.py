@@ -12,8 +12,8 @@ import pytest
 from iris_ray.actors.wire.json_values import plain
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.ls import listed
-from iris_ray.cli.tables import format_table, print_facts, print_labelled, print_table
-from iris_ray.cli.words import duration, one_line, state_in_words
+from iris_ray.cli.printing.tables import format_table, print_facts, print_labelled, print_table
+from iris_ray.cli.printing.words import duration, one_line, state_in_words
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState

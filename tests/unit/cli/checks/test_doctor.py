@@ -19,14 +19,14 @@ import pytest
 import iris_ray
 from iris_ray.actors.host.chips import Devices, host_devices
 from iris_ray.actors.wire.status import WorkerStatus
-from iris_ray.cli import host_look, machine_checks
-from iris_ray.cli.cluster_checks import check_clock, check_controller, check_hosts, check_quarantine
+from iris_ray.cli.checks import host_look, machine
+from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine
+from iris_ray.cli.checks.findings import Level
+from iris_ray.cli.checks.google import check_chips, check_credentials
+from iris_ray.cli.checks.host_look import device_places, foreign_lock
+from iris_ray.cli.checks.hosts import Host, check_answers, named
+from iris_ray.cli.checks.machine import check_metadata, check_ports, check_user
 from iris_ray.cli.exits import NO_CLUSTER
-from iris_ray.cli.findings import Level
-from iris_ray.cli.google_checks import check_chips, check_credentials
-from iris_ray.cli.host_checks import Host, check_answers, named
-from iris_ray.cli.host_look import device_places, foreign_lock
-from iris_ray.cli.machine_checks import check_metadata, check_ports, check_user
 from tests.support.command_line import REPOSITORY, address_of_nobody, invoke
 
 
@@ -34,9 +34,9 @@ def test_doctor_knows_what_the_rest_of_the_project_says() -> None:
     from iris_ray.actors.host.free_ports import PORTS
 
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    (major, oldest), (_, newest) = machine_checks.OLDEST_RAY, machine_checks.NEWEST_RAY
+    (major, oldest), (_, newest) = machine.OLDEST_RAY, machine.NEWEST_RAY
     assert f"ray[default]>={major}.{oldest},<{major}.{newest + 1}" in project["dependencies"]
-    assert PORTS == machine_checks.TASK_PORTS
+    assert PORTS == machine.TASK_PORTS
 
 
 def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:
@@ -325,7 +325,7 @@ def test_lock_file_that_cannot_be_opened_is_noticed() -> None:
         assert foreign_lock(Path(lock.name)) is None
         os.chmod(lock.name, 0o444)
         code = (
-            "import os, sys, pathlib; from iris_ray.cli.host_look import foreign_lock\n"
+            "import os, sys, pathlib; from iris_ray.cli.checks.host_look import foreign_lock\n"
             "os.geteuid() or os.setuid(65534)\n"  # root may open every file
             "print(foreign_lock(pathlib.Path(sys.argv[1])))"
         )

@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from iris_ray.cli.tables import print_table
-from iris_ray.cli.words import duration
+from iris_ray.cli.printing.tables import print_table
+from iris_ray.cli.printing.words import duration
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.simulation.report import Report, Waits
 
