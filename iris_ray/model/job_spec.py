@@ -194,8 +194,28 @@ def _plain(spec: JobSpec, name: str, kind: Any) -> Any:
 
 
 def _require_valid(spec: JobSpec) -> None:
-    """Raise InvalidJobError for an invalid value, with a message that says how to fix it."""
+    """Raise InvalidJobError for the first invalid value, with a message that says how to fix it."""
     who = f"job {shown(spec.job_id)}"
+    _require_names(who, spec)
+    _require_counts(who, spec)
+    _require_times(who, spec)
+    if not isinstance(spec.priority, PriorityBand):
+        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
+        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
+    _require_lists(who, spec)
+    if not isinstance(spec.coscheduling, CoschedulingConfig | None):
+        raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
+    _require_resources(who, spec.resources)
+    _require_bounded(who, spec)
+    if spec.device is not None:
+        get_tpu_config(spec.device)
+    if spec.coscheduling is not None:
+        _require_gang(who, spec, spec.coscheduling.group_by)
+    elif spec.whole_groups:
+        raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
+
+
+def _require_names(who: str, spec: JobSpec) -> None:
     if not isinstance(spec.job_id, str) or not spec.job_id:
         raise InvalidJobError(f"job_id is {shown(spec.job_id)}; give a name")
     for name in ("owner", "user", "name"):
@@ -203,6 +223,9 @@ def _require_valid(spec: JobSpec) -> None:
             raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a str")
     if not spec.owner:
         raise InvalidJobError(f"{who}: owner is empty; give the id of the pool that runs it")
+
+
+def _require_counts(who: str, spec: JobSpec) -> None:
     _require_int(who, "replicas", spec.replicas, 1)
     _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
     _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
@@ -211,49 +234,47 @@ def _require_valid(spec: JobSpec) -> None:
     _require_int(who, "spares", spec.spares, 0)
     if spec.spares and spec.coscheduling is None:
         raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
+
+
+def _require_times(who: str, spec: JobSpec) -> None:
     if spec.grow_after is not None and not _is_amount(spec.grow_after):
         raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
     if spec.scheduling_timeout is not None and not _is_number(spec.scheduling_timeout):
         raise InvalidJobError(
             f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
         )
-    if not isinstance(spec.priority, PriorityBand):
-        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
-        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
-    for name, kind, example in (
-        ("constraints", Constraint, 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'),
-        ("preferences", Constraint, 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'),
-        ("tolerations", str, 'names of taints, such as ["spot"]'),
-    ):
-        value = getattr(spec, name)
-        if not isinstance(value, tuple):
-            raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a list of {example}")
-        for one in value:
-            if not isinstance(one, kind):
-                raise InvalidJobError(f"{who}: {name} has {shown(one)}; give a list of {example}")
+
+
+def _require_lists(who: str, spec: JobSpec) -> None:
+    constraints = 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'
+    _require_list(who, "constraints", spec.constraints, Constraint, constraints)
+    _require_list(who, "preferences", spec.preferences, Constraint, constraints)
+    _require_list(who, "tolerations", spec.tolerations, str, 'names of taints, such as ["spot"]')
     for name in spec.tolerations:
         if not name or name.startswith(TAINT_PREFIX):
             raise InvalidJobError(
                 f"{who}: tolerations has {name!r}, which no taint is called; give its name without {TAINT_PREFIX!r}"
             )
-    if not isinstance(spec.coscheduling, CoschedulingConfig | None):
-        raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
-    if not isinstance(spec.resources, Mapping) or not all(isinstance(name, str) for name in spec.resources):
-        raise InvalidJobError(f"{who}: resources is {spec.resources!r}; give amounts by name, such as {{'CPU': 1}}")
-    for resource, amount in spec.resources.items():
+
+
+def _require_list(who: str, name: str, value: Any, kind: type, example: str) -> None:
+    if not isinstance(value, tuple):
+        raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a list of {example}")
+    for one in value:
+        if not isinstance(one, kind):
+            raise InvalidJobError(f"{who}: {name} has {shown(one)}; give a list of {example}")
+
+
+def _require_resources(who: str, resources: Any) -> None:
+    if not isinstance(resources, Mapping) or not all(isinstance(name, str) for name in resources):
+        raise InvalidJobError(f"{who}: resources is {resources!r}; give amounts by name, such as {{'CPU': 1}}")
+    for resource, amount in resources.items():
         if not _is_amount(amount):
             raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
         if amount > MOST_OF_A_RESOURCE:
             raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}, more than Ray can count")
         if resource == GPU and amount % 1:
             raise InvalidJobError(f"{who}: resources has {amount!r} of {GPU}; a task has whole GPUs to itself")
-    _require_bounded(who, spec)
-    if spec.device is not None:
-        get_tpu_config(spec.device)
-    if spec.coscheduling is not None:
-        _require_gang(who, spec, spec.coscheduling.group_by)
-    elif spec.whole_groups:
-        raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
 
 
 def _require_bounded(who: str, spec: JobSpec) -> None:
