@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import TPUConfig, get_tpu_config
@@ -45,12 +46,15 @@ class ResourceSpec:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
                 raise InvalidRequestError(f"{name} is {value!r}; give a number of 0 or more")
-        if isinstance(self.gpu, bool) or not isinstance(self.gpu, int) or self.gpu < 0:
+        if not _is_int(self.gpu, 0):
             raise InvalidRequestError(f"gpu is {self.gpu!r}; give an int of 0 or more")
-        replicas = self.replicas
-        if replicas is not None and (isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1):
-            raise InvalidRequestError(f"replicas is {replicas!r}; give an int of 1 or more")
+        if self.replicas is not None and not _is_int(self.replicas, 1):
+            raise InvalidRequestError(f"replicas is {self.replicas!r}; give an int of 1 or more")
         if self.device is not None and not isinstance(self.device, TPUConfig):
             raise InvalidRequestError(f'device is {self.device!r}; give tpu_device("v4-32"), or None for no TPU')
         if self.device is not None and self.gpu:
             raise InvalidRequestError(f"gpu is {self.gpu}, but the hosts of a {self.device.name} slice have no GPUs")
+
+
+def _is_int(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
