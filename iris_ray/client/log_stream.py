@@ -90,38 +90,25 @@ def stream_logs(
     Raises:
         UnknownNameError: there is no such job, task or attempt.
     """
-    readers: dict[int, _TaskReader] = {}
+    reader = _JobReader(controller, job_id, task_index, attempt, tail_lines, follow)
+    word = _WaitingWord()
     pause_s = SHORTEST_PAUSE_S
-    next_word = time.monotonic() + FIRST_WORD_S
     if task_index is not None:
         controller.fetch_task_logs(job_id, task_index, LogPosition(attempt), 1)  # raises if there is no such task
     while True:
         status = controller.job_status(job_id)
         if live is not None:
             live.show(job_in_words(status))
-        if status.waiting is None or (live is not None and live.live):
-            next_word = time.monotonic() + FIRST_WORD_S
-        elif follow and time.monotonic() >= next_word:
-            next_word = time.monotonic() + REPEAT_S
+        waits_unseen = status.waiting is not None and not (live is not None and live.live)
+        if follow and word.is_due(waits_unseen):
             yield LogLine(None, status.attempt, str(status.waiting).encode(), True)
-        count = sum(status.tasks.values())
-        for index in range(count) if task_index is None else (task_index,):
-            if index not in readers:
-                shared_by = count if task_index is None else None
-                readers[index] = _TaskReader(job_id, index, attempt, tail_lines, follow, shared_by)
-        wanted = [reader for index, reader in readers.items() if not reader.done and index < count]
-        came, left = False, []
-        for start in range(0, len(wanted), MOST_LOGS):
-            some = {reader.index: reader.position for reader in wanted[start : start + MOST_LOGS]}
-            for index, log in controller.fetch_logs(job_id, some, PIECE_BYTES // len(some)).items():
-                for line in readers[index].take(log, time.monotonic()):
-                    came = True
-                    yield line
-                if not readers[index].done:
-                    left.append(readers[index])
-        if not left and (status.state.finished or not follow or attempt is not None):
+        came = False
+        for line in reader.read(sum(status.tasks.values())):
+            came = True
+            yield line
+        if not reader.left and (status.state.finished or not follow or attempt is not None):
             return
-        if not any(reader.behind for reader in left):
+        if not reader.is_behind:
             pause_s = SHORTEST_PAUSE_S if came else min(2 * pause_s, LONGEST_PAUSE_S)
             time.sleep(pause_s)
 
@@ -135,6 +122,72 @@ def print_logs(controller: LogSource, job_id: str, task_index: int | None, live:
             print(f"{whose}: {text}", file=sys.stderr, flush=True)
         else:
             print(text if task_index is not None else f"task-{line.task_index}| {text}", flush=True)
+
+
+@dataclass(slots=True)
+class _WaitingWord:
+    """Knows when people are told why a job waits: after a moment, and then again and again."""
+
+    _next_at: float = field(default_factory=lambda: time.monotonic() + FIRST_WORD_S)
+
+    def is_due(self, waits_unseen: bool) -> bool:
+        """Return whether they are told now.
+
+        Args:
+            waits_unseen: whether the job waits and no terminal shows it; if not, the moment begins anew.
+        """
+        now = time.monotonic()
+        if not waits_unseen:
+            self._next_at = now + FIRST_WORD_S
+            return False
+        if now < self._next_at:
+            return False
+        self._next_at = now + REPEAT_S
+        return True
+
+
+@dataclass(slots=True)
+class _JobReader:
+    """How far those tasks of a job have been read that are shown.
+
+    Attributes:
+        task_index: one task; None for all.
+        left: the tasks that were read last and of which more may come.
+    """
+
+    controller: LogSource
+    job_id: str
+    task_index: int | None
+    attempt: int | None
+    tail_lines: int | None
+    follow: bool
+    left: list["_TaskReader"] = field(default_factory=list)
+    _readers: dict[int, "_TaskReader"] = field(default_factory=dict)
+
+    @property
+    def is_behind(self) -> bool:
+        return any(reader.behind for reader in self.left)
+
+    def read(self, count: int) -> Iterator[LogLine]:
+        """Yield the lines that are there now and were not read, of a job that has so many tasks."""
+        self._begin(count)
+        self.left = []
+        wanted = [reader for index, reader in self._readers.items() if not reader.done and index < count]
+        for start in range(0, len(wanted), MOST_LOGS):
+            some = {reader.index: reader.position for reader in wanted[start : start + MOST_LOGS]}
+            for index, log in self.controller.fetch_logs(self.job_id, some, PIECE_BYTES // len(some)).items():
+                yield from self._readers[index].take(log, time.monotonic())
+                if not self._readers[index].done:
+                    self.left.append(self._readers[index])
+
+    def _begin(self, count: int) -> None:
+        """Have a reader for each task."""
+        shared_by = count if self.task_index is None else None
+        for index in range(count) if self.task_index is None else (self.task_index,):
+            if index not in self._readers:
+                self._readers[index] = _TaskReader(
+                    self.job_id, index, self.attempt, self.tail_lines, self.follow, shared_by
+                )
 
 
 @dataclass(slots=True)
