@@ -1,5 +1,7 @@
 """``iris-ray submit``: put a job into the queue and leave it to the cluster."""
 
+from collections.abc import Sequence
+
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
@@ -94,18 +96,10 @@ def submit(
     from iris_ray.client.client import IrisClient
     from iris_ray.model.resources import ResourceSpec, tpu_device
 
-    tpu_type, num_slices = options.tpu_type, options.num_slices
-    if tpu_type is None and arguments and not marked_arguments() and is_tpu_type(arguments[0]):
-        raise InvalidRequestError(
-            f"{arguments[0]} would be an argument of the script; to run on that type: --tpu {arguments[0]} (if it is"
-            " an argument: -- before it)"
-        )
-    if num_slices is not None and tpu_type is None:
-        raise InvalidRequestError("--num-slices needs --tpu; say which type")
-    need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(tpu_type) if tpu_type else None, gpu)
-    groups = None
-    if num_slices is not None or group_by is not None:
-        groups = CoschedulingConfig(group_by or TPU_NAME, 1 if num_slices is None else num_slices)
+    if options.tpu_type is None:
+        _refuse_what_needs_a_type(arguments, options.num_slices)
+    need = ResourceSpec(cpu, memory_gb, replicas, tpu_device(options.tpu_type) if options.tpu_type else None, gpu)
+    groups = _groups(options.num_slices, group_by)
     _refuse_inside_a_task()
     found = find_target(target, arguments, options.working_dir or ".")
     task, _ = as_task(found, arguments, options.env, options.working_dir is None, prints_errors=True)
@@ -127,6 +121,23 @@ def submit(
             _follow(job.job_id)
         else:
             _say_if_it_can_not_run(job.job_id)
+
+
+def _refuse_what_needs_a_type(arguments: Sequence[str], num_slices: int | list[int] | None) -> None:
+    """Raise InvalidRequestError if the command, which has no --tpu, seems to be meant for slices."""
+    if arguments and not marked_arguments() and is_tpu_type(arguments[0]):
+        raise InvalidRequestError(
+            f"{arguments[0]} would be an argument of the script; to run on that type: --tpu {arguments[0]} (if it is"
+            " an argument: -- before it)"
+        )
+    if num_slices is not None:
+        raise InvalidRequestError("--num-slices needs --tpu; say which type")
+
+
+def _groups(num_slices: int | list[int] | None, group_by: str | None) -> CoschedulingConfig | None:
+    if num_slices is None and group_by is None:
+        return None
+    return CoschedulingConfig(group_by or TPU_NAME, 1 if num_slices is None else num_slices)
 
 
 def _refuse_inside_a_task() -> None:
