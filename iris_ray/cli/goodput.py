@@ -71,9 +71,7 @@ def goodput(job: str | None, user: str | None, since: float | None, as_csv: bool
     elif job:
         _print_job(shown)
     elif user:
-        rows = [_row(one.job_id, [one], []) for one in shown]
-        rows += [_row("forgotten", [], forgotten)] if forgotten else []
-        print_table(_HEADERS, rows, f"no jobs of {user}")
+        _print_jobs_of(user, shown, forgotten)
     else:
         _print_users(shown, forgotten)
         _print_fleet(fleet)
@@ -100,6 +98,12 @@ def _print_users(jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> No
     if len(users) > 1:
         rows.append(_row("all", jobs, forgotten))
     print_table(_HEADERS, rows, "no jobs yet")
+
+
+def _print_jobs_of(user: str, jobs: Sequence[JobGoodput], forgotten: Sequence[UserDay]) -> None:
+    rows = [_row(job.job_id, [job], []) for job in jobs]
+    rows += [_row("forgotten", [], forgotten)] if forgotten else []
+    print_table(_HEADERS, rows, f"no jobs of {user}")
 
 
 def _print_fleet(fleet: Mapping[str, Mapping[str, float]]) -> None:

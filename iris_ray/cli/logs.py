@@ -1,7 +1,7 @@
 """``iris-ray logs``: what tasks have printed."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import click
 
@@ -64,17 +64,9 @@ def logs(
             several = sum(status.tasks.values()) > 1
             task = None if follow and several else _most_telling(controller, status)
         if as_json:
-            pieces = list(_pieces(controller, job, task or 0, attempt, tail))
-            data = b"".join(piece.data for piece in pieces)
-            first, last = pieces[0], pieces[-1]
-            fields = ("job_id", "task_index", "attempt", "latest_attempt", "finished", "job_finished", "from_host")
-            facts = {name: getattr(last, name) for name in fields}
-            print_json({**facts, "note": first.note, "text": data.decode(errors="backslashreplace")})
+            _print_as_json(list(_pieces(controller, job, task or 0, attempt, tail)))
         elif task is not None and not follow:
-            for piece in _pieces(controller, job, task, attempt, tail):
-                if piece.note:
-                    _say(piece.note)
-                _write(piece.data)
+            _print_pieces(_pieces(controller, job, task, attempt, tail))
         else:
             from iris_ray.client.host_logs import host_logs  # imports Ray
 
@@ -100,6 +92,21 @@ def _pieces(
     while piece.next_offset < end and piece.data:
         piece = controller.fetch_task_logs(job, task, LogPosition(piece.attempt, piece.next_offset), PIECE_BYTES)
         yield piece
+
+
+def _print_as_json(pieces: Sequence[TaskLog]) -> None:
+    first, last = pieces[0], pieces[-1]
+    fields = ("job_id", "task_index", "attempt", "latest_attempt", "finished", "job_finished", "from_host")
+    facts = {name: getattr(last, name) for name in fields}
+    text = b"".join(piece.data for piece in pieces).decode(errors="backslashreplace")
+    print_json({**facts, "note": first.note, "text": text})
+
+
+def _print_pieces(pieces: Iterable[TaskLog]) -> None:
+    for piece in pieces:
+        if piece.note:
+            _say(piece.note)
+        _write(piece.data)
 
 
 def show(line: LogLine, prefixed: bool) -> None:

@@ -5,6 +5,7 @@ import time
 import click
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import all_jobs
 from iris_ray.cli.options import json_option
@@ -36,33 +37,32 @@ def status(job: str, as_json: bool) -> None:
         page = link_to(f"jobs/{job}")
     if as_json:
         print_json(found)
-        return
-    print_facts(
-        {
-            "job": found.job_id,
-            "name": found.name if found.name != found.job_id else None,
-            "user": found.user,
-            "state": state_in_words(found),
-            "priority": found.priority.name.lower(),
-            "type": found.device,
-            "submitted": f"{duration(time.time() - found.submitted_at)} ago",
-            "slices": ", ".join(found.groups),
-            "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
-            "attempt": found.attempt or "none yet",
-            "says": found.how_far,
-            "slow": "; ".join(found.stragglers),
-            "heartbeat": _ago(found.heartbeat_at),
-            "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
-            "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
-            "evictions": found.evictions or None,
-            "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}"
-            if found.gives_way
-            else None,
-            "last error": found.error,
-            "waits because": found.waiting,
-            "page": page,
-        }
-    )
+    else:
+        print_facts(_facts(found) | {"page": page})
+
+
+def _facts(found: JobStatus) -> dict[str, object]:
+    return {
+        "job": found.job_id,
+        "name": found.name if found.name != found.job_id else None,
+        "user": found.user,
+        "state": state_in_words(found),
+        "priority": found.priority.name.lower(),
+        "type": found.device,
+        "submitted": f"{duration(time.time() - found.submitted_at)} ago",
+        "slices": ", ".join(found.groups),
+        "tasks": ", ".join(f"{count} {state.value}" for state, count in found.tasks.items() if count),
+        "attempt": found.attempt or "none yet",
+        "says": found.how_far,
+        "slow": "; ".join(found.stragglers),
+        "heartbeat": _ago(found.heartbeat_at),
+        "failures": f"{found.failures} (retries allowed: {found.max_retries_failure})",
+        "preemptions": f"{found.preemptions} (retries allowed: {found.max_retries_preemption})",
+        "evictions": found.evictions or None,
+        "gives way": f"{found.gives_way[0]}, at the latest in {_left(found.gives_way[1])}" if found.gives_way else None,
+        "last error": found.error,
+        "waits because": found.waiting,
+    }
 
 
 def _ago(at: float | None) -> str | None:
