@@ -1,6 +1,6 @@
 """What a Ray remote function asks for, translated for a gang: honoured, or refused with a reason, never dropped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,12 +83,23 @@ def _translate(given: dict[str, Any], config: TPUConfig | None) -> TaskOptions:
         raise UnsupportedOptionError(f"runtime_env has no {sorted(unknown)}; it has {sorted(RuntimeEnv.known_fields)}")
     env = {str(k): str(v) for k, v in (runtime_env.pop("env_vars", None) or {}).items()}
     name = given.pop("name", None)
+    resources = _taken_resources(given, config)
+    _refuse_others(given)
+    return TaskOptions(runtime_env, env, resources, name)
+
+
+def _taken_resources(given: dict[str, Any], config: TPUConfig | None) -> dict[str, float]:
+    """Take the options that ask for resources out of those given. Return what they ask for, without the chips."""
     resources = {key: float(value) for key, value in (given.pop("resources", None) or {}).items()}
     claims = {"num_cpus": "CPU", "memory": "memory"} | ({} if config is not None else {"num_gpus": GPU})
     for option, resource in claims.items():
         if option in given:
             resources[resource] = float(given.pop(option))
-    chips = resources.pop("TPU", None)
+    _require_all_chips(resources.pop("TPU", None), config)
+    return {k: v for k, v in resources.items() if v}
+
+
+def _require_all_chips(chips: float | None, config: TPUConfig | None) -> None:
     if chips and config is None:
         raise UnsupportedOptionError(
             'resources={"TPU": …} without a TPU type; say which, for example device=tpu_device("v4-8")'
@@ -98,9 +109,12 @@ def _translate(given: dict[str, Any], config: TPUConfig | None) -> TaskOptions:
             f'resources={{"TPU": {chips:g}}}: a task gets all {config.chips_per_vm} chips of its {config.name} host,'
             " because libtpu allows one process a host; leave TPU out"
         )
-    for option, value in given.items():
+
+
+def _refuse_others(left: Mapping[str, Any]) -> None:
+    """Refuse the options that are left, but for those that ask for what is so anyway."""
+    for option, value in left.items():
         if option in _ALWAYS_SO and value == _ALWAYS_SO[option]:
             continue
         reason = _REASONS.get(option, "iris_ray does not know how to honour it for a gang")
         raise UnsupportedOptionError(f"the remote function's option {option}={value!r}: {reason}")
-    return TaskOptions(runtime_env, env, {k: v for k, v in resources.items() if v}, name)
