@@ -10,6 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
+from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion, start_log_reader, with_piece
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
@@ -45,23 +46,8 @@ class HostLogs:
         """Return pieces of what several tasks of a job have printed; like `ControllerConnection.fetch_logs`."""
         places = self._locate(job_id, wanted)
         found = {index: place.log for index, place in places.items() if place.log.attempt == 0}
-        by_host: dict[Host, list[int]] = defaultdict(list)
-        for index, place in places.items():
-            if place.host is not None:
-                by_host[place.host].append(index)
-        asked = {}
-        for host, indexes in by_host.items():
-            of_host = [_question(places[index].log, wanted[index], max_bytes) for index in indexes]
-            asked[host] = self._reader(host).read.remote(of_host)
-        deadline = time.monotonic() + READ_TIMEOUT_S
-        for host, call in asked.items():
-            try:
-                pieces = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
-            except RayError:  # the host is gone, or silent
-                self._end(host)
-                continue
-            for index, piece in zip(by_host[host], pieces, strict=True):
-                found[index] = with_piece(places[index].log, wanted[index], piece)
+        for index, piece in self._read(places, wanted, max_bytes):
+            found[index] = with_piece(places[index].log, wanted[index], piece)
         self._end_idle()
         left = iter([(index, at) for index, at in wanted.items() if index in places and index not in found])
         while some := dict(islice(left, MOST_LOGS)):
@@ -83,6 +69,27 @@ class HostLogs:
             for index, place in self._controller.locate_logs(job_id, stale).items():
                 known[index] = self._places[job_id, index, wanted[index].attempt] = now, place
         return {index: place for index, (_, place) in known.items() if place is not None}
+
+    def _read(
+        self, places: Mapping[int, LogPlace], wanted: Mapping[int, LogPosition], max_bytes: int
+    ) -> Iterator[tuple[int, Piece | None]]:
+        """Yield what the hosts have of these tasks, by task index. All are asked at once; some may not answer."""
+        by_host: dict[Host, list[int]] = defaultdict(list)
+        for index, place in places.items():
+            if place.host is not None:
+                by_host[place.host].append(index)
+        asked = {}
+        for host, indexes in by_host.items():
+            of_host = [_question(places[index].log, wanted[index], max_bytes) for index in indexes]
+            asked[host] = self._reader(host).read.remote(of_host)
+        deadline = time.monotonic() + READ_TIMEOUT_S
+        for host, call in asked.items():
+            try:
+                pieces = ray.get(call, timeout=max(0.0, deadline - time.monotonic()))
+            except RayError:  # the host is gone, or silent
+                self._end(host)
+            else:
+                yield from zip(by_host[host], pieces, strict=True)
 
     def _reader(self, host: Host) -> ActorHandle:
         self._used_at[host] = time.monotonic()

@@ -15,7 +15,7 @@ from iris_ray.actors.wire.status import JobStatus
 from iris_ray.client.job_words import job_in_words
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.scheduler.pending_reason import PendingReason
-from iris_ray.terminal import live_line
+from iris_ray.terminal import LiveLine, live_line
 from iris_ray.terminal.live_lines import PATIENCE_S
 
 LOOK_S = 0.2
@@ -48,14 +48,18 @@ def wait_visibly(job_id: str, wait: Wait, says_why: bool = False) -> None:
         return
     with live_line(job_id, began=began) as line:
         if line.live:
-            line.show("asking the Controller how it stands")
-            watch = _StatusWatch(job_id)
-            while not wait(LOOK_S):
-                with contextlib.suppress(Exception):  # what is only shown stops nobody, least of all the run
-                    if (status := watch.latest()) is not None:
-                        line.show(job_in_words(status))
+            _wait_in_line(job_id, wait, line)
             return
     _wait_in_words(job_id, wait, says_why)
+
+
+def _wait_in_line(job_id: str, wait: Wait, line: LiveLine) -> None:
+    line.show("asking the Controller how it stands")
+    watch = _StatusWatch(job_id)
+    while not wait(LOOK_S):
+        with contextlib.suppress(Exception):  # what is only shown stops nobody, least of all the run
+            if (status := watch.latest()) is not None:
+                line.show(job_in_words(status))
 
 
 def _wait_in_words(job_id: str, wait: Wait, says_why: bool) -> None:
