@@ -70,28 +70,60 @@ async def gather_evidence(
     )
     evidence = Evidence()
     unexplained: dict[TaskKey, str] = {}
-    killed: dict[TaskKey, str] = {}  # where Ray killed a process of ours for lack of memory; such a host is there
-    for slice_id, (hosts, (alone, reply)) in enumerate(zip(place.order.slices, replies, strict=True)):
+    for slice_id, (hosts, (slice_silence, silences)) in enumerate(zip(place.order.slices, replies, strict=True)):
         for host in hosts:
-            key, node_id, silence = TaskKey(slice_id, host.host_index), host.node_id, reply[host.host_index]
-            said = heard.get(node_id, HostEvidence())
-            if not said.lost and (silence is None or isinstance(silence, Gone)):
+            key, said = TaskKey(slice_id, host.host_index), heard.get(host.node_id, HostEvidence())
+            on_first = slice_silence if host.host_index == 0 else None
+            found = _HostReplies(said, silences[host.host_index], on_first)
+            evidence.hosts[key] = HostEvidence(found.lost, said.draining, out_of_memory=found.killed)
+            if found.is_reachable:
                 evidence.reachable.add(key)
-            for actor in (silence, alone if key.host_index == 0 else None):
-                if isinstance(actor, KilledForMemory):
-                    killed[key] = actor.reason
-            lost = said.lost or (None if silence is None or key in killed else silence.reason)
-            if lost:
-                evidence.suspects[node_id] = lost
+            if suspicion := found.suspicion:
+                evidence.suspects[host.node_id] = suspicion
                 if not said.draining:
-                    unexplained[key] = node_id
-            elif alone is not None and key.host_index == 0 and key not in killed:
-                lost = alone.reason
-            evidence.hosts[key] = HostEvidence(lost, said.draining, out_of_memory=killed.get(key))
+                    unexplained[key] = host.node_id
     words = await _provider_words(controller, list(unexplained.values()))
     for key, node_id in unexplained.items():
         evidence.hosts[key] = replace(evidence.hosts[key], provider=words.get(node_id))
     return evidence
+
+
+@dataclass(frozen=True, slots=True)
+class _HostReplies:
+    """What was learned about one host.
+
+    Attributes:
+        said: what the Controller has heard.
+        silence: why its own actor does not answer; None if it does.
+        slice_silence: why the SliceActor does not answer that runs there; None if it does, or none runs there.
+    """
+
+    said: HostEvidence
+    silence: Unreachable | None
+    slice_silence: Unreachable | None
+
+    @property
+    def is_reachable(self) -> bool:
+        return not self.said.lost and (self.silence is None or isinstance(self.silence, Gone))
+
+    @property
+    def killed(self) -> str | None:
+        """How Ray killed a process of ours for lack of memory, if it did; such a host is there."""
+        killed = (actor for actor in (self.slice_silence, self.silence) if isinstance(actor, KilledForMemory))
+        return next((actor.reason for actor in killed), None)
+
+    @property
+    def suspicion(self) -> str | None:
+        """Why the host is thought to be gone; None if it is not."""
+        silence = None if self.silence is None or self.killed is not None else self.silence.reason
+        return self.said.lost or silence
+
+    @property
+    def lost(self) -> str | None:
+        """Why the host is of no use to the gang: it may just have lost the SliceActor."""
+        if self.suspicion or self.slice_silence is None or self.killed is not None:
+            return self.suspicion
+        return self.slice_silence.reason
 
 
 async def _asked(
