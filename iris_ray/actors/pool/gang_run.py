@@ -226,12 +226,8 @@ class GangRun:
         """Tidy up after a failure. Then tell the Controller the first cause, and that every process is gone."""
         assert verdict.cause is not None
         released = self._free(attempt, attempt.leaving)
-        index = attempt.place.task_index(verdict.cause)
         error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
-        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
-        is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
-        if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
-            events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
+        events = self._suspicions(attempt, verdict, error)
         moved_by_us = attempt.moved_for is not None and attempt.moved_for.kind in OUR_MOVES
         if moved_by_us:
             events.append(GangMovedEvent(attempt.id, error))
@@ -239,21 +235,32 @@ class GangRun:
             events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, (attempt.place.name(verdict.cause),)))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
-            exit_code = attempt.exit_code(verdict.cause)
+            index, exit_code = attempt.place.task_index(verdict.cause), attempt.exit_code(verdict.cause)
             events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, exit_code))
         job = await self._report([*_marked(attempt), *events, *released, self._confirmed(attempt)])
         self._refill(attempt, job_goes_on=not job.state.finished)
-        if moved_by_us or attempt.evicted or attempt.never_started(verdict.cause):
-            count = "free of charge"
-        elif verdict.charged_as is TaskState.FAILED:
-            count = f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"
-        else:
-            count = f"preemption {job.preemptions}, {self._request.spec.max_retries_preemption} retries allowed"
+        is_free = moved_by_us or attempt.evicted or attempt.never_started(verdict.cause)
+        count = "free of charge" if is_free else self._charge(verdict, job)
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
         result = verdict.result
         kind = result.kind.value if isinstance(result, TpuRunError) else type(result).__name__
         logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
         return job
+
+    def _suspicions(self, attempt: Attempt, verdict: Verdict, error: str) -> list[Event]:
+        """Return events that name the hosts that may be lost, and the one that may be at fault."""
+        assert verdict.cause is not None
+        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
+        is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
+        if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
+            events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
+        return events
+
+    def _charge(self, verdict: Verdict, job: JobView) -> str:
+        """Return in words which budget the end was charged to."""
+        if verdict.charged_as is TaskState.FAILED:
+            return f"failure {job.failures}, {self._request.spec.max_retries_failure} retries allowed"
+        return f"preemption {job.preemptions}, {self._request.spec.max_retries_preemption} retries allowed"
 
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Give the gang back to the queue, since nothing ran, and the slices that were at fault back to Ray."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,17 +60,7 @@ class JobRun:
         """
         runs: list[asyncio.Task[list[Any] | Exception]] = []
         try:
-            pool = ray.get_runtime_context().current_actor
-            state = await self._controller.submit(self._spec, pool, self._incarnation)
-            if not self._accepted.done():
-                self._accepted.set_result(True)
-            if state.finished:  # while the process before this one died
-                self.wake()
-            if state is JobState.SUCCEEDED:
-                raise ResultsLostError(
-                    f"job {self.job_id} has succeeded, but its results were lost with the process that had them; what"
-                    " it has written is there. Run it again if you need what it returned"
-                )
+            await self._submit()
             runs = [asyncio.ensure_future(gang.run()) for gang in self._gangs]
             outcomes = await asyncio.gather(*runs)
             failed = any(isinstance(outcome, Exception) for outcome in outcomes) and not await self._has_succeeded()
@@ -81,9 +72,7 @@ class JobRun:
             await asyncio.shield(asyncio.ensure_future(self._cancel(runs, reason)))
             raise
         if failed:
-            errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-            # Those that were only ended with the job do not say why it ended.
-            raise next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])
+            raise _telling_error([outcome for outcome in outcomes if isinstance(outcome, Exception)])
         return [result for outcome in outcomes for result in (outcome if isinstance(outcome, list) else [outcome])]
 
     def take(self, order: AttemptOrder) -> None:
@@ -111,6 +100,20 @@ class JobRun:
         """End an attempt of a gang, or keep it from starting. Return when it is over."""
         await self._gangs[attempt.gang].stop_attempt(attempt.number, reason)
 
+    async def _submit(self) -> None:
+        """Give the job to the Controller, unless it has it already."""
+        pool = ray.get_runtime_context().current_actor
+        state = await self._controller.submit(self._spec, pool, self._incarnation)
+        if not self._accepted.done():
+            self._accepted.set_result(True)
+        if state.finished:  # while the process before this one died
+            self.wake()
+        if state is JobState.SUCCEEDED:
+            raise ResultsLostError(
+                f"job {self.job_id} has succeeded, but its results were lost with the process that had them; what"
+                " it has written is there. Run it again if you need what it returned"
+            )
+
     async def _has_succeeded(self) -> bool:
         """Return whether the job has succeeded, now that all of its gangs have ended."""
         if self._spec.max_task_failures is None:
@@ -132,3 +135,8 @@ class JobRun:
         finally:
             for gang in self._gangs:
                 gang.abandoned()
+
+
+def _telling_error(errors: Sequence[Exception]) -> Exception:
+    """Return the first error that says why the job ended: not of a gang that was only ended with it."""
+    return next((error for error in errors if not isinstance(error, JobCancelledError)), errors[0])
