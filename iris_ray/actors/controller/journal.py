@@ -225,6 +225,21 @@ class Journal:
         The records of very many are made in pieces, and others get their turn in between. What changes meanwhile is
         taken once more at the end.
         """
+        await self._collect_jobs_in_turns(state)
+        for job_id, chunks in _taken(state.unrecorded):
+            self._collect_job(state, job_id, sorted(chunks))
+        self._pending |= self._pools
+        self._pools = {}
+        self._collect_taints(state)
+        self._collect_usage(state)
+        self._collect_limits(state)
+        if self._forgotten > FORGOTTEN_AT_ONCE:
+            self._delete_endpoints(state)
+        if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
+            self._clock_recorded_at = self.clock.now()  # no time in these records is later
+            self._pending[f"clock/{self.epoch}"] = self.clock.record()
+
+    async def _collect_jobs_in_turns(self, state: ControllerState) -> None:
         turn_ends = time.monotonic() + TURN_S
         for job_id, chunks in _taken(state.unrecorded):
             for some in _in_parts(sorted(chunks)) if job_id in state.jobs else [sorted(chunks)]:
@@ -233,32 +248,31 @@ class Journal:
                 if time.monotonic() > turn_ends:
                     await asyncio.sleep(0)
                     turn_ends = time.monotonic() + TURN_S
-        for job_id, chunks in _taken(state.unrecorded):
-            self._collect_job(state, job_id, sorted(chunks))
-        self._pending |= self._pools
-        self._pools = {}
+
+    def _collect_taints(self, state: ControllerState) -> None:
         if state.fleet.taints != self._taints:
             found = state.fleet.taints.items()
             plain = {target: {name: (t.reason, t.until) for name, t in named.items()} for target, named in found}
             self._pending[f"taints/{self.epoch}"] = json.dumps(plain).encode()
             self._taints = {target: dict(named) for target, named in found}
+
+    def _collect_usage(self, state: ControllerState) -> None:
+        """Take, now and then, what grows all the time: what the chips were in, and what users have held."""
         past = state.past_usage
-        if past.now >= self._usage_at + USAGE_EVERY_S:
-            self._usage_at = past.now
-            if not self.fleet_times.is_empty:
-                self._pending[f"fleet/{self.epoch}"] = self.fleet_times.to_json()
-            self._collect_users(state)
-            if hours := past.snapshot():
-                self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
+        if past.now < self._usage_at + USAGE_EVERY_S:
+            return
+        self._usage_at = past.now
+        if not self.fleet_times.is_empty:
+            self._pending[f"fleet/{self.epoch}"] = self.fleet_times.to_json()
+        self._collect_users(state)
+        if hours := past.snapshot():
+            self._pending[f"usage/{self.epoch}"] = json.dumps([past.now, hours]).encode()
+
+    def _collect_limits(self, state: ControllerState) -> None:
         if state.limits.version != self._limits:
             table = [(user, band.name, dict(limits.items())) for (user, band), limits in state.limits.table.items()]
             self._pending[f"limits/{self.epoch}"] = json.dumps(table).encode()
             self._limits = state.limits.version
-        if self._forgotten > FORGOTTEN_AT_ONCE:
-            self._delete_endpoints(state)
-        if self._pending or self.clock.now() > self._clock_recorded_at + CLOCK_S:
-            self._clock_recorded_at = self.clock.now()  # no time in these records is later
-            self._pending[f"clock/{self.epoch}"] = self.clock.record()
 
     def _collect_users(self, state: ControllerState) -> None:
         for job in state.take_forgotten():
