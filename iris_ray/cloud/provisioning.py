@@ -6,7 +6,7 @@ SUSPENDED are deleted. A provisioner owns only what carries its label and a name
 counts anything else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from iris_ray.cloud.demand import ARRIVAL_S
@@ -189,28 +189,45 @@ def _release(
     A gang that would need more slices than there may be can't use any. One for which others would have to leave theirs
     first can.
     """
-    open_slices = (joined[one.name] for one in present if demand is not None)
-    idle_now = sum(not one.in_use and not one.closed for one in open_slices)
-    useful = sum(missing for missing in demand or () if missing + idle_now <= settings.most)
-    spare = len(coming) + len(present) + len(history.unconfirmed) - settings.least
-    actions: list[Action] = []
-    surplus = len(coming) + len(history.unconfirmed) - useful
-    for number, one in enumerate(c for c in coming if c.state in CANCELLABLE):
-        unneeded = demand is not None and number < min(surplus, spare)
-        if history.lasting("unneeded", one.name, unneeded, now) >= settings.idle_s and unneeded:
-            actions.append(Delete(one.name, f"no job has waited for it for {settings.idle_s:g} s"))
-    spare -= len(actions)
-    idle: list[tuple[float, str]] = []
-    for one in present:
-        unused = demand is not None and not useful and not joined[one.name].in_use
-        idle_s = history.lasting("idle", one.name, unused, now)
-        if unused and idle_s >= settings.idle_s:
-            idle.append((idle_s, one.name))
-    for idle_s, name in sorted(idle, reverse=True)[: max(0, spare)]:
-        actions.append(
-            Delete(name, f"it has been idle for {idle_s:.0f} s and no job that waits could use it", if_unused=True)
-        )
-    return actions
+    present_here = {one.name: joined[one.name] for one in present} if demand is not None else {}
+    useful = _useful(demand or (), present_here.values(), settings.most)
+    requested = len(coming) + len(history.unconfirmed)
+    spare = requested + len(present) - settings.least
+    surplus = min(requested - useful, spare) if demand is not None else 0
+    requests = _unneeded_requests(coming, surplus, settings.idle_s, history, now)
+    unused = {name for name, one in present_here.items() if not useful and not one.in_use}
+    idle = _idle_slices([one.name for one in present], unused, settings.idle_s, history, now)
+    return [*requests, *idle[: max(0, spare - len(requests))]]
+
+
+def _useful(demand: Iterable[int], present: Iterable[Joined], most: int) -> int:
+    """Return how many slices those gangs miss that could get all they miss."""
+    idle_now = sum(not one.in_use and not one.closed for one in present)
+    return sum(missing for missing in demand if missing + idle_now <= most)
+
+
+def _unneeded_requests(
+    coming: Sequence[QueuedSlice], most: int, idle_s: float, history: History, now: float
+) -> list[Action]:
+    """Return deletions of the first requests, of so many at most, that no job has waited for, for long enough."""
+    deletions: list[Action] = []
+    for number, one in enumerate(one for one in coming if one.state in CANCELLABLE):
+        unneeded = number < most
+        if history.lasting("unneeded", one.name, unneeded, now) >= idle_s and unneeded:
+            deletions.append(Delete(one.name, f"no job has waited for it for {idle_s:g} s"))
+    return deletions
+
+
+def _idle_slices(
+    names: Sequence[str], unused: Collection[str], idle_s: float, history: History, now: float
+) -> list[Action]:
+    """Return deletions of the slices that have been unused for long enough, the longest first."""
+    unused_s = {name: history.lasting("idle", name, name in unused, now) for name in names}
+    idle = sorted(((unused_s[name], name) for name in unused if unused_s[name] >= idle_s), reverse=True)
+    return [
+        Delete(name, f"it has been idle for {seconds:.0f} s and no job that waits could use it", if_unused=True)
+        for seconds, name in idle
+    ]
 
 
 def _obtain(
