@@ -68,32 +68,42 @@ def last_disruption(times: JobTimes, now: float) -> Disruption | None:
 
     A disruption is the end of an attempt in which user code ran, if the job went on.
     """
-    job_ended = times.ended_at is not None
-    disrupted = times.attempts[:-1] if job_ended else times.attempts
-    known = [at for at, one in enumerate(disrupted) if one.began_at is not None and one.ended_at is not None]
-    if known:
-        at = known[-1]
-        first = times.attempts[at]
-        number, until = first.number, _end(first, now)
-        _, _, *spans = _attempt(times, at, first.assigned_at, True, now)
+    if (disrupted := _latest_disrupted(times)) is not None:
+        attempt = times.attempts[disrupted]
+        number, until = attempt.number, _end(attempt, now)
+        _, _, *spans = _attempt(times, disrupted, attempt.assigned_at, True, now)
+        later = disrupted + 1
     elif times.has_run and times.settled_until is not None and times.attempts:  # that attempt made no steps
-        at, until, number, spans = -1, times.settled_until, times.attempts[0].number - 1, []
+        number, until, spans, later = times.attempts[0].number - 1, times.settled_until, [], 0
     else:
         return None
-    over = job_ended
-    for index in range(at + 1, len(times.attempts)):
-        wait, launch, *_ = _attempt(times, index, until, True, now)
-        spans += [wait, launch]
-        until = _end(times.attempts[index], now)
-        if times.attempts[index].began_at is not None:
-            over = True
-            break
-    else:
-        spans.append(Span(_K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION, max(0.0, (times.ended_at or now) - until), 0.0))
-    lost = [span for span in spans if span.kind in _DISRUPTIONS]
+    recovery, runs_again = _until_user_code_runs(times, later, until, now)
+    lost = [span for span in (*spans, *recovery) if span.kind in _DISRUPTIONS]
     wasted_s = sum(span.seconds for span in lost if span.kind is _K.WASTED_PROGRESS_FROM_DISRUPTION)
     total_s = sum(span.seconds for span in lost)
-    return Disruption(number, wasted_s, total_s - wasted_s, sum(span.seconds * span.chips for span in lost), over)
+    chip_seconds = sum(span.seconds * span.chips for span in lost)
+    over = runs_again or times.ended_at is not None
+    return Disruption(number, wasted_s, total_s - wasted_s, chip_seconds, over)
+
+
+def _latest_disrupted(times: JobTimes) -> int | None:
+    """Return the place of the latest attempt in which user code ran, if it has ended and the job went on."""
+    disrupted = times.attempts if times.ended_at is None else times.attempts[:-1]
+    known = [at for at, one in enumerate(disrupted) if one.began_at is not None and one.ended_at is not None]
+    return known[-1] if known else None
+
+
+def _until_user_code_runs(times: JobTimes, first: int, since: float, now: float) -> tuple[list[Span], bool]:
+    """Return the waits and launches of the attempts from one on until user code runs, and whether it does."""
+    spans: list[Span] = []
+    for index in range(first, len(times.attempts)):
+        wait, launch, *_ = _attempt(times, index, since, True, now)
+        spans += [wait, launch]
+        if times.attempts[index].began_at is not None:
+            return spans, True
+        since = _end(times.attempts[index], now)
+    wait_s = max(0.0, (times.ended_at or now) - since)
+    return [*spans, Span(_K.INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION, wait_s, 0.0)], False
 
 
 def both_of(both: tuple[float, float]) -> tuple[float, float]:
