@@ -148,22 +148,22 @@ def judge_gang(
     if not suspects:
         return Verdict(None, next(iter(results.values())), results)
 
-    def suspicion(key: TaskKey) -> tuple[int, float]:
-        """Return how likely a task is the first cause; the least value wins."""
-        result, end, host = results[key], ends[key], hosts[key]
-        ran = end is None or end.kind not in DID_NOT_RUN
-        if isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY:
-            rank = 0
-        elif isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining or not ran):
-            rank = 1
-        elif isinstance(result, TpuRunError) or key in by_notice:
-            rank = 2
-        else:
-            rank = 3 if isinstance(result, TpuFailed) else 4
-        return rank, end.ended_at if end else 0.0
-
-    cause = min(suspects, key=suspicion)
+    cause = min(suspects, key=lambda key: _suspicion(results[key], ends[key], hosts[key], key in by_notice))
     if our_reason is not None and isinstance(results[cause], TpuCancelled):
         cause, result = our_reason
         return Verdict(cause, result, results)
     return Verdict(cause, results[cause], results)
+
+
+def _suspicion(result: TpuResult, end: TaskEnd | None, host: HostEvidence, by_notice: bool) -> tuple[int, float]:
+    """Return how likely a task is the first cause; the least value wins."""
+    ran = end is None or end.kind not in DID_NOT_RUN
+    if isinstance(result, TpuRunError) and result.kind is RunErrorKind.OUT_OF_MEMORY:
+        rank = 0
+    elif isinstance(result, (TpuPreempted, TpuFailed)) and (host.lost or host.draining or not ran):
+        rank = 1
+    elif isinstance(result, TpuRunError) or by_notice:
+        rank = 2
+    else:
+        rank = 3 if isinstance(result, TpuFailed) else 4
+    return rank, end.ended_at if end else 0.0

@@ -128,12 +128,7 @@ class AttemptEnds:
                 continue  # it is dropped with its job's attempt
             if (found := self._table.live(attempt)) is not None:
                 _, gang = found
-                cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
-                if all(task.state is TaskState.ASSIGNED for task in gang.tasks):
-                    change.instructions.stop.append(StopAttempt(attempt, reason))
-                    self._launch_failed(job, gang, reason, change)
-                else:
-                    self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, reason, change, started=True)
+                self._end_without_pool(attempt, job, gang, reason, change)
                 self._spares.look_at(job)
             self.confirmed(attempt)
         for job in [job for job in self._table.jobs.values() if job.spec.owner == owner and not job.state.finished]:
@@ -141,6 +136,15 @@ class AttemptEnds:
                 if gang.succeeded == len(gang.tasks) and not job.state.finished:
                     lost = "its results were lost: " + reason
                     self.member_ended(job, gang, gang.tasks[0], TaskState.WORKER_FAILED, lost, change, started=True)
+
+    def _end_without_pool(self, attempt: AttemptId, job: Job, gang: Gang, reason: str, change: Change) -> None:
+        """End an attempt whose pool has died."""
+        if all(task.state is TaskState.ASSIGNED for task in gang.tasks):
+            change.instructions.stop.append(StopAttempt(attempt, reason))
+            self._launch_failed(job, gang, reason, change)
+        else:
+            cause = next(task for task in gang.tasks if task.state is not TaskState.SUCCEEDED)
+            self.member_ended(job, gang, cause, TaskState.WORKER_FAILED, reason, change, started=True)
 
     def confirmed(self, attempt: AttemptId) -> None:
         """Free what an attempt held: none of its processes is left.

@@ -6,7 +6,7 @@ Their slices are then the gang's first choice, since its own pool keeps them war
 """
 
 import heapq
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor, SparePurpose
@@ -96,21 +96,18 @@ class Spares:
             sound = sum(is_for(spare, SparePurpose.SPARE) and holds_ready(spare, workers) for spare in spares)
             doomed = 0 if job is None else doomed_groups(job, workers)
             needs = [] if job is None else spares_needed(job, doomed, sound, now)
-            if standing_in := min(sound, doomed):
-                self._standing_in[job_id] = standing_in
-            else:
-                self._standing_in.pop(job_id, None)
-            kept, superfluous = [], []
-            for spare in sorted(spares, key=lambda spare: not spare.gang.placed):
-                if need_of(spare) in needs and not doomed_groups(spare, workers):
-                    needs.remove(need_of(spare))
-                    kept.append(spare.spec.job_id)
-                else:
-                    superfluous.append(spare)
-            missing = [] if job is None else [spare_spec(job, need, self._number(job, need, jobs)) for need in needs]
+            self._note_standing_in(job_id, min(sound, doomed))
+            kept, superfluous, unmet = _sort_out(spares, needs, workers)
+            missing = [] if job is None else [spare_spec(job, need, self._number(job, need, jobs)) for need in unmet]
             if kept or missing:
-                self._of[job_id] = kept + [spec.job_id for spec in missing]
+                self._of[job_id] = [spare.spec.job_id for spare in kept] + [spec.job_id for spec in missing]
             yield job, superfluous, missing
+
+    def _note_standing_in(self, job_id: str, count: int) -> None:
+        if count:
+            self._standing_in[job_id] = count
+        else:
+            self._standing_in.pop(job_id, None)
 
     def room_is_ready(self, job: Job, jobs: Mapping[str, Job]) -> bool:
         """Return whether the slices that a job's gang is to grow by are ready, with their processes started."""
@@ -161,6 +158,20 @@ def spares_needed(job: Job, doomed: int, sound: int, now: float) -> list[Need]:
     if not doomed and may_grow(job, now):
         needs.append((SparePurpose.GROWTH, tuple(count - have for count in config.num_groups if count > have)))
     return needs
+
+
+def _sort_out(
+    spares: Iterable[Job], needs: Iterable[Need], workers: Mapping[str, Worker]
+) -> tuple[list[Job], list[Job], list[Need]]:
+    """Return the spares that meet a need, those that meet none, and the needs that none meets."""
+    kept, superfluous, unmet = [], [], list(needs)
+    for spare in sorted(spares, key=lambda spare: not spare.gang.placed):
+        if need_of(spare) in unmet and not doomed_groups(spare, workers):
+            unmet.remove(need_of(spare))
+            kept.append(spare)
+        else:
+            superfluous.append(spare)
+    return kept, superfluous, unmet
 
 
 def may_grow(job: Job, now: float) -> bool:
