@@ -101,14 +101,9 @@ class GivenBack:
         available.catch_up()
         if self._hopes(one.job) and any(map(available.free_soon, buckets_for(one.job, available))):
             return None  # it might leave alone what is given back
-        names, least = self._own(one), num_groups(one.job)[0]
-        if self._is_first and len(names) < least:  # what is free is counted once
-            names += best_free(least - len(names), available, buckets_for(one.job, available), ())
-        room = list(islice(self._groups(one), max(0, least - len(names))))
-        soon: list[str] = []
-        if any(self._yields(node_id) for name in room for node_id in available.group(name).node_ids):
-            soon = list(islice(self._about_to_be_free(one, names), len(room)))  # rather than what is warm there
-            room = room[: len(room) - len(soon)]
+        least = num_groups(one.job)[0]
+        names = self._free(one, least)
+        room, soon = self._room(one, names, max(0, least - len(names)))
         names += soon + room
         if not (soon or room) or len(names) < least:
             return None
@@ -118,6 +113,27 @@ class GivenBack:
         self._promised.update(node_id for name in soon for node_id in available.group(name).node_ids)
         node_ids = (node_id for name in room for node_id in available.group(name).node_ids)
         return list(dict.fromkeys(self._on[node_id] for node_id in node_ids if node_id in self._on))
+
+    def _free(self, one: Unplaced, least: int) -> list[str]:
+        """Return groups that are free for a job already: those of its room, and of others as many as it needs.
+
+        Only the first job gets others: so they are counted once.
+        """
+        names = self._own(one)
+        if self._is_first and len(names) < least:
+            names += best_free(least - len(names), one.available, buckets_for(one.job, one.available), ())
+        return names
+
+    def _room(self, one: Unplaced, names: Collection[str], count: int) -> tuple[list[str], list[str]]:
+        """Return so many groups for a job beside those that it has: given back, and about to be free.
+
+        The latter go before what jobs that yield would give back, since that is warm.
+        """
+        room = list(islice(self._groups(one), count))
+        if not any(self._yields(node_id) for name in room for node_id in one.available.group(name).node_ids):
+            return room, []
+        soon = list(islice(self._about_to_be_free(one, names), len(room)))
+        return room[: len(room) - len(soon)], soon
 
     def _hopes(self, job: Job) -> bool:
         """Return whether a gang waits for more groups than it needs if some are about to be free."""

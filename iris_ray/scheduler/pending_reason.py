@@ -1,7 +1,7 @@
 """Why a job waits, as data and as a sentence."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -165,29 +165,31 @@ class PendingReason:
         if self.limit is not None:
             return str(self.limit)
         assert self.shortage is not None
-        shortage = self.shortage
-        parts = [f"waiting for {self._wish}; {self.free} free"]
+        return "; ".join(self._parts(self.shortage))
+
+    def _parts(self, shortage: Shortage) -> Iterator[str]:
+        """Yield what the job waits for, who goes before it, what is done for it, and why others will not do."""
+        yield f"waiting for {self._wish}; {self.free} free"
         if self.asked_for:
-            parts.append(f"Ray's autoscaler is asked for {self.asked_for} more")
+            yield f"Ray's autoscaler is asked for {self.asked_for} more"
         if self.ahead:
             jobs = "1 job" if self.ahead == 1 else f"{self.ahead} jobs"
-            parts.append(f"behind {jobs} with the same requirement, the first is {self.first_ahead}")
+            yield f"behind {jobs} with the same requirement, the first is {self.first_ahead}"
         if self.kept:
-            parts.append(f"{_some(self.kept)} kept for it")
+            yield f"{_some(self.kept)} kept for it"
         if self.taken_from:
-            parts.append(f"taken from {_some(self.taken_from)}")
+            yield f"taken from {_some(self.taken_from)}"
         if self.protected is not None:
-            parts.append(str(self.protected))
+            yield str(self.protected)
         if self.avoided:
-            parts.append(f"it avoids {_some(self.avoided)} for a while: launches or tasks have failed there")
-        parts += map(str, shortage.closest)
+            yield f"it avoids {_some(self.avoided)} for a while: launches or tasks have failed there"
+        yield from map(str, shortage.closest)
         if shortage.more:
-            parts.append("…")
+            yield "…"
         if self.kind is PendingKind.NO_SUCH_WORKERS and not shortage.closest:
-            parts.append(self._there_are)
+            yield self._there_are
         if self.kind is not PendingKind.IN_USE:
-            parts += [f"{what!r} excludes {count} hosts" for what, count in shortage.excluded]
-        return "; ".join(parts)
+            yield from (f"{what!r} excludes {count} hosts" for what, count in shortage.excluded)
 
     @property
     def keeps(self) -> bool:
