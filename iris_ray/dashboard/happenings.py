@@ -43,17 +43,13 @@ def of_job(before: Row | None, now: Row) -> Iterator[Happening]:
     if before is None:
         yield Happening("submitted", "plain", f"submitted by {now['user']}", **about)
         before = {"state": "pending", "attempt": 0, "gives_way": None, "over": False}
+    runs_anew = now["attempt"] > before["attempt"]
     if now["over"] and not before["over"]:
-        good = now["state"] == "succeeded"
-        why = f": {_first_line(now['error'])}" if now["error"] and not good else ""
-        yield Happening("ended", "good" if good else "bad", f"{now['state'].replace('_', ' ')}{why}", **about)
-    elif before["state"] != "pending" and (now["state"] == "pending" or now["attempt"] > before["attempt"]):
-        yield _ended(before, now, about)
-    if now["state"] == "running" and (before["state"] != "running" or now["attempt"] > before["attempt"]):
-        where = ", ".join(now["groups"][:4]) + (", …" if now["groups"][4:] else "")
-        yield Happening(
-            "started", "good", f"attempt {now['attempt']} runs" + (f" on {where}" if where else ""), **about
-        )
+        yield _job_ended(now, about)
+    elif before["state"] != "pending" and (now["state"] == "pending" or runs_anew):
+        yield _attempt_ended(before, now, about)
+    if now["state"] == "running" and (before["state"] != "running" or runs_anew):
+        yield _started(now, about)
     if now["gives_way"] and not before["gives_way"]:
         yield Happening("eviction", "notice", f"its hosts are to go: {now['gives_way']['to']}", **about)
 
@@ -80,7 +76,19 @@ def of_slice(before: Row | None, now: Row | None) -> Iterator[Happening]:
         yield _of_hosts(now["name"], what, why, numbers)
 
 
-def _ended(before: Row, now: Row, about: Mapping[str, str]) -> Happening:
+def _job_ended(now: Row, about: Mapping[str, str]) -> Happening:
+    good = now["state"] == "succeeded"
+    why = f": {_first_line(now['error'])}" if now["error"] and not good else ""
+    return Happening("ended", "good" if good else "bad", f"{now['state'].replace('_', ' ')}{why}", **about)
+
+
+def _started(now: Row, about: Mapping[str, str]) -> Happening:
+    where = ", ".join(now["groups"][:4]) + (", …" if now["groups"][4:] else "")
+    text = f"attempt {now['attempt']} runs" + (f" on {where}" if where else "")
+    return Happening("started", "good", text, **about)
+
+
+def _attempt_ended(before: Row, now: Row, about: Mapping[str, str]) -> Happening:
     why = f": {_first_line(now['error'])}" if now["error"] else ""
     counts = {"was preempted": "preemptions", "failed": "failures", "was evicted": "evictions"}
     how = next((how for how, name in counts.items() if now[name] > before.get(name, 0)), "ended")
