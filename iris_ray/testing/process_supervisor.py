@@ -130,50 +130,67 @@ def start(command: list[str], prctl: Callable[..., int]) -> int:
     os._exit(127)
 
 
+class Signals:
+    """Takes SIGTERM and SIGCHLD, and wakes a poll by them.
+
+    A signal interrupts poll() only through this pipe; without it, a signal just before the call would be missed.
+    """
+
+    def __init__(self) -> None:
+        self.terminated = False
+        self.woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        # Ray blocks SIGINT in its own processes, so that Ctrl-C in a terminal reaches the driver only; children
+        # inherit it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+    def _on_sigterm(self, _signum: int, _frame: object) -> None:
+        self.terminated = True
+
+
+def watch_driver(poll: select.poll, driver: int) -> bool:
+    """Have the poll notice the end of the driver. Return False if it was gone before we began."""
+    try:
+        poll.register(os.pidfd_open(driver), select.POLLIN)
+    except ProcessLookupError:
+        return False
+    except (OSError, AttributeError):
+        pass  # this kernel has no pidfd: the pipe alone must do
+    return True
+
+
+def wait_for_the_end(poll: select.poll, signals: Signals, child: int, program: str) -> None:
+    """Return when the command has ended, or the supervisor is asked to end; if it was killed, a while later."""
+    end = math.inf
+    while not signals.terminated:
+        ready = {fd for fd, _ in poll.poll(None if end == math.inf else max(0.0, end - time.monotonic()) * 1000)}
+        if ready != {signals.woken}:
+            return
+        with contextlib.suppress(BlockingIOError):
+            os.read(signals.woken, 4096)
+        ended = reap()
+        if child in ended:
+            os.write(2, f"{os.path.basename(program)} ended with exit code {ended[child]}\n".encode())
+            if ended[child] != -signal.SIGKILL:
+                return
+            end = time.monotonic() + _WITHOUT_COMMAND_S
+
+
 def main(argv: list[str]) -> int:
     lifeline, driver, command = int(argv[0]), int(argv[1]), argv[2:]
     os.set_inheritable(lifeline, False)
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
     poll = select.poll()
     poll.register(0, select.POLLIN | select.POLLHUP)
-    try:
-        poll.register(os.pidfd_open(driver), select.POLLIN)
-    except ProcessLookupError:
-        return 0  # the driver was gone before we began
-    except (OSError, AttributeError):
-        pass  # this kernel has no pidfd: the pipe alone must do
-
-    # A signal interrupts poll() only through this pipe; without it, a signal just before the call would be missed.
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake)
-    stop = False
-
-    def on_sigterm(_signum: int, _frame: object) -> None:
-        nonlocal stop
-        stop = True
-
-    signal.signal(signal.SIGTERM, on_sigterm)
-    signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
-    # Ray blocks SIGINT in its own processes, so that Ctrl-C in a terminal reaches the driver only; children inherit it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
+    if not watch_driver(poll, driver):
+        return 0
+    signals = Signals()
     child = start(command, prctl)
-    poll.register(woken, select.POLLIN)
-    end = math.inf
-    while not stop:
-        ready = {fd for fd, _ in poll.poll(None if end == math.inf else max(0.0, end - time.monotonic()) * 1000)}
-        if ready != {woken}:
-            break
-        with contextlib.suppress(BlockingIOError):
-            os.read(woken, 4096)
-        ended = reap()
-        if child in ended:
-            os.write(2, f"{os.path.basename(command[0])} ended with exit code {ended[child]}\n".encode())
-            if ended[child] != -signal.SIGKILL:
-                break
-            end = time.monotonic() + _WITHOUT_COMMAND_S
+    poll.register(signals.woken, select.POLLIN)
+    wait_for_the_end(poll, signals, child, command[0])
     all_gone = kill_descendants()
     remove_containers(os.environ.get("IRIS_RAY_HOST_DIR", ""))
     return 0 if all_gone else LEFTOVERS
