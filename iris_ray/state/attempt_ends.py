@@ -59,7 +59,7 @@ class AttemptEnds:
             return
         job, gang = found
         avoided_hosts.avoid(job, gang, event.groups, self._fleet, event.now)
-        self._launch_failed(job, gang, event.error, change)
+        self._launch_failed(job, gang, event.error, change, event.counts)
 
     def gang_moved(self, event: GangMovedEvent, change: Change) -> None:
         """Requeue a gang that has saved its state to run elsewhere. It is not charged."""
@@ -222,9 +222,9 @@ class AttemptEnds:
             gang.end_confirmed = False
             self._allocations.end(job, job.current_attempt(gang))
 
-    def _launch_failed(self, job: Job, gang: Gang, error: str, change: Change) -> None:
+    def _launch_failed(self, job: Job, gang: Gang, error: str, change: Change, counts: bool = True) -> None:
         """Requeue a gang that could not be started, uncharged and after a pause; after many in a row its job ends."""
-        retry_budget.returns_after_failed_launch(gang, change.now)
+        retry_budget.returns_after_failed_launch(gang, change.now, counts)
         self._requeue(job, gang, error, change.now)
         if retry_budget.can_not_be_launched(job, gang):
             failed = f"{gang.dispatch_failures} launches in a row failed; the last one: {error}"

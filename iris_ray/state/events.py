@@ -255,12 +255,15 @@ class TaskDispatchFailedEvent:
         attempt, error, now: which, why and when.
         groups: names of its groups in which a host could not be made ready. If it has none of these names, any of its
             hosts may be at fault.
+        counts: whether it is one of the failed launches in a row that end a job. It is none if the gang only has to
+            wait for another task of iris_ray.
     """
 
     attempt: AttemptId
     error: Words
     now: float
     groups: tuple[str, ...] = ()
+    counts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,13 +78,13 @@ def returns_after_end(job: Job, gang: Gang, end: TaskState, started: bool, now: 
         gang.groups_wanted = max(gang.groups_wanted, len(gang.groups))
 
 
-def returns_after_failed_launch(gang: Gang, now: float) -> None:
+def returns_after_failed_launch(gang: Gang, now: float, counts: bool) -> None:
     """Set when a gang is tried again after a failed launch: after a pause, not charged.
 
     Its wait for the backfill bound begins anew: it has had its turn.
     """
-    gang.dispatch_failures += 1
-    gang.not_before = now + dispatch_backoff_s(gang.dispatch_failures)
+    gang.dispatch_failures += counts
+    gang.not_before = now + dispatch_backoff_s(max(1, gang.dispatch_failures))
     gang.waiting_since = now
 
 

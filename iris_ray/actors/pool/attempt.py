@@ -66,6 +66,8 @@ class LaunchFailed(Exception):
         suspicious: those among them of which a host may be gone.
         by_request: what the user asked for is at fault.
         blamed: hosts that answer and are at fault, by node id: why, and in which way.
+        counts: whether it counts as a failed launch. The gang only has to wait if other tasks of iris_ray hold all
+            chips that are missing.
     """
 
     def __init__(
@@ -75,12 +77,14 @@ class LaunchFailed(Exception):
         suspicious: tuple[str, ...] = (),
         by_request: bool = False,
         blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
+        counts: bool = True,
     ) -> None:
         super().__init__(reason)
         self.broken = broken
         self.suspicious = suspicious
         self.by_request = by_request
         self.blamed = blamed
+        self.counts = counts
 
 
 class Attempt:
@@ -164,6 +168,11 @@ class Attempt:
         end = self._ends.get(key)
         return (end is not None and end.kind in DID_NOT_RUN) or (self._ended_at_once and key in self._lost_hosts)
 
+    def counts(self, key: TaskKey) -> bool:
+        """Return whether an attempt whose first cause is this task, which never started, counts as a failed launch."""
+        end = self._ends.get(key)
+        return end is None or end.kind is not EndKind.CHIPS_TAKEN
+
     @property
     def marks(self) -> Marks:
         """What its task has said about its time."""
@@ -235,7 +244,8 @@ class Attempt:
         answer = (NotReserved, Unfit, SetupFailed)
         suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
         by_request = bool(setups) and not works
-        return LaunchFailed(in_words(broken), tuple(broken), tuple(suspicious), by_request, blamed)
+        counts = not all(reply.ours for reply in unfit) or len(unfit) < len(broken)
+        return LaunchFailed(in_words(broken), tuple(broken), tuple(suspicious), by_request, blamed, counts)
 
     async def run(self, launches: Mapping[str, list[TaskLaunch]], report_running: Callable[[], None]) -> Verdict:
         """Start every task, wait for the gang's end and judge it. After success, `stop_all` ends its processes.

@@ -232,7 +232,8 @@ class GangRun:
         if moved_by_us:
             events.append(GangMovedEvent(attempt.id, error))
         elif attempt.never_started(verdict.cause):
-            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, (attempt.place.name(verdict.cause),)))
+            at_fault = (attempt.place.name(verdict.cause),)
+            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, at_fault, attempt.counts(verdict.cause)))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
             index, exit_code = attempt.place.task_index(verdict.cause), attempt.exit_code(verdict.cause)
@@ -273,7 +274,7 @@ class GangRun:
         if failure.by_request:
             events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
         else:
-            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken))
+            events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, failure.counts))
         job = await self._report([*events, *released, self._confirmed(attempt)])
         self._refill(attempt, job_goes_on=not job.state.finished)
         return job

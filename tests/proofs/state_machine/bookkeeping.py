@@ -247,7 +247,7 @@ class Bookkeeper:
                 gang = before[job_id].gangs[0 if self.state.jobs[job_id].spec.coscheduling else index]
                 if gang.states[0] is S.PENDING and not before[job_id].started:
                     self.account.verdicts[job_id] = JobState.UNSCHEDULABLE
-            case TaskDispatchFailedEvent(attempt) if attempt.job_id in before:
+            case TaskDispatchFailedEvent(attempt, counts=True) if attempt.job_id in before:
                 self.launch_failed(attempt, before[attempt.job_id])
             case WorkerBlamedEvent(node_id, job_id, _, fault) if node_id in self.state.workers:
                 self.blame(node_id, job_id, fault)

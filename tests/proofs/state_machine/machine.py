@@ -271,13 +271,13 @@ class RandomEvents(HostRules):
             self.apply(TaskStateChangedEvent(attempt, index, state, "boom"))
 
     @precondition(lambda self: any(self.live()))
-    @rule(pick=PICK, again=st.sampled_from([0, 0, 0, 10]), named=st.integers(0, 2))
-    def dispatch_fails(self, pick: int, again: int, named: int) -> None:
+    @rule(pick=PICK, again=st.sampled_from([0, 0, 0, 10]), named=st.integers(0, 2), counts=st.booleans())
+    def dispatch_fails(self, pick: int, again: int, named: int, counts: bool) -> None:
         """Once, or again and again, as long as there is room for the gang."""
         job, gang = self.live_gang(pick)
         for _ in range(1 + again):
             attempt = job.current_attempt(gang)
-            failed = TaskDispatchFailedEvent(attempt, "no answer", self.world.now, gang.groups[:named])
+            failed = TaskDispatchFailedEvent(attempt, "no answer", self.world.now, gang.groups[:named], counts)
             for _ in range(2):
                 self.apply(failed)
             assert gang.not_before > self.world.now

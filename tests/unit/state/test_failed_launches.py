@@ -22,12 +22,12 @@ from tests.support.worlds import World, charged, cpu_host, task_states
 S = TaskState
 
 
-def fail_launch(world: World, job: Job, groups: Iterable[str] = ()) -> tuple[str, ...]:
+def fail_launch(world: World, job: Job, groups: Iterable[str] = (), counts: bool = True) -> tuple[str, ...]:
     """Let the job be placed and its launch fail; return the groups that it was placed on."""
     world.now = max(world.now, job.gang.not_before)
     assert job.spec.job_id in world.schedule()
     tried, attempt = job.gang.groups, job.current_attempt(job.gang)
-    world.do(TaskDispatchFailedEvent(attempt, "the interpreter ended", world.now, tuple(groups)))
+    world.do(TaskDispatchFailedEvent(attempt, "the interpreter ended", world.now, tuple(groups), counts))
     world.confirm(job, attempt.number)
     world.check()
     return tried
@@ -233,6 +233,20 @@ def test_successor_knows_what_a_job_avoids(world: World) -> None:
     assert (restored.avoided, restored.avoided_until) == (job.avoided, job.avoided_until)
     assert restored.gang.dispatch_failures == 1
     successor.check()
+
+
+def test_launches_that_wait_for_another_task_end_no_job(world: World) -> None:
+    job = world.submit()
+    for _ in range(2 * MOST_FAILED_LAUNCHES):
+        fail_launch(world, job, counts=False)
+        assert job.gang.not_before == world.now + 0.5
+    assert job.gang.dispatch_failures == 0
+    for number in range(1, MOST_FAILED_LAUNCHES):
+        fail_launch(world, job)
+        assert (job.gang.dispatch_failures, job.state) == (number, JobState.PENDING)
+        fail_launch(world, job, counts=False)
+    fail_launch(world, job)
+    assert job.state is JobState.UNSCHEDULABLE
 
 
 # -- what a launch that fails keeps from others ------------------------------------------------------------------------

@@ -310,11 +310,29 @@ def test_a_host_is_quarantined_for_a_stranger_on_its_chips_but_not_for_another_t
         node.held_by = held_by
         cluster.run("job")
         seen: set[bool] = set()
-        for _ in range(60):
+        end = virtual_time.now() + 1800.0
+        while len(seen) < 2 and virtual_time.now() < end:
             await asyncio.sleep(10.0)
             (host,) = [worker for worker in await cluster.workers() if worker.node_id == node.node_id]
             seen.add(QUARANTINE in str(host.attributes))
         assert (True in seen) is not held_by.ours
+
+    stage.play(story, slices=1)
+
+
+def test_a_gang_waits_for_as_long_as_another_task_of_ours_holds_its_chips(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        node = cluster.node(cluster.node_id("v4-16-0", 0))
+        node.held_by = NEIGHBOUR
+        results = cluster.run("job", work=returns_at_once)
+        said = []
+        for _ in range(360):
+            await asyncio.sleep(5.0)
+            said.append(str((await cluster.status("job")).waiting))
+        assert sum("belongs to another task" in words for words in said) > 180  # in between it is tried
+        node.held_by = None
+        await results
+        assert await cluster.charged("job") == (0, 0)
 
     stage.play(story, slices=1)
 
