@@ -2,8 +2,9 @@
 
 When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". So the
 gang is judged, not each task. Memory that is used up explains everything else, also that our own processes are gone.
-So does a lost host, or a task that could not run; otherwise the earliest error does. The text of a message never
-counts: a user's error may say "timed out", too.
+So does a lost host, or a task that could not run; otherwise the earliest error does. If all others were only stopped, a
+host explains it that was lost after its task had returned. The text of a message never counts: a user's error may say
+"timed out", too.
 
 ============================================  ============  ====================
 the first cause                               outcome       charged
@@ -11,6 +12,7 @@ the first cause                               outcome       charged
 host lost or its processes gone, had notice   TpuPreempted  preemption budget
 host lost, the provider says that it took it  TpuPreempted  preemption budget
 host lost, or a process of iris_ray on it     TpuFailed     preemption budget
+the same, though its task had returned        the same      the same
 process ended by itself on a host with notice TpuPreempted  preemption budget
 exit code or signal, after a notice           as the move   as the move
 all tasks had saved after a notice            TpuPreempted  preemption budget
@@ -149,10 +151,20 @@ def judge_gang(
         return Verdict(None, next(iter(results.values())), results)
 
     cause = min(suspects, key=lambda key: _suspicion(results[key], ends[key], hosts[key], key in by_notice))
-    if our_reason is not None and isinstance(results[cause], TpuCancelled):
-        cause, result = our_reason
-        return Verdict(cause, result, results)
+    if isinstance(results[cause], TpuCancelled):
+        found = our_reason or _lost_after_success(results, hosts)
+        if found is not None:
+            return Verdict(*found, results)
     return Verdict(cause, results[cause], results)
+
+
+def _lost_after_success(
+    results: Mapping[TaskKey, TpuResult], hosts: Mapping[TaskKey, HostEvidence]
+) -> tuple[TaskKey, TpuResult] | None:
+    """Return a task that had returned before its host was lost, and what the others were stopped for; None: no such."""
+    returned = (key for key, result in results.items() if isinstance(result, TpuSuccess))
+    lost = (key for key in returned if hosts[key].lost is not None or hosts[key].out_of_memory is not None)
+    return next(((key, judge_task(None, hosts[key])) for key in lost), None)
 
 
 def _suspicion(result: TpuResult, end: TaskEnd | None, host: HostEvidence, by_notice: bool) -> tuple[int, float]:

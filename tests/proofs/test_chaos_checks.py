@@ -112,3 +112,12 @@ def test_task_that_goes_on_beside_the_next_attempt_is_named_unless_its_slice_was
     assert list(overlaps(lines, disturbed))
     disturbed.add("s", 1.0)
     assert not list(overlaps(lines, disturbed))
+
+
+def test_an_attempt_is_explained_by_a_slice_that_is_disturbed_as_it_begins_even_if_no_task_begins_there() -> None:
+    disturbances = Disturbances()
+    disturbances.add("a", 60.0)
+    began = [{"attempt": number, "index": 2, "at": time.monotonic(), "start": 0, "slice": "b"} for number in (1, 2, 3)]
+    assert disturbances.attempts(began, {}) == 0
+    assert disturbances.attempts(began, {1: ["a", "b"], 2: ["b"]}) == 1
+    assert disturbances.attempts([{**line, "slice": "a"} for line in began], {}) == 3

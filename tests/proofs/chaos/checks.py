@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tests.proofs.chaos.jobs import Line, Running
@@ -22,10 +22,19 @@ class Disturbances:
         now = time.monotonic()
         self._all.append((slice_name, now, now + seconds))
 
-    def attempts(self, lines: list[Line]) -> int:
-        """How many attempts of a job began on a slice that was disturbed just then."""
-        starts = [line for line in lines if "start" in line]
-        return len({start["attempt"] for start in starts if self._during(start["slice"], start["at"], 0.0)})
+    def attempts(self, lines: list[Line], slices: Mapping[int, Collection[str]]) -> int:
+        """How many attempts of a job began while one of their slices was disturbed.
+
+        Args:
+            lines: what its tasks have written. Those on the disturbed slice may not have begun.
+            slices: of its attempts, as far as the Controller knows.
+        """
+        disturbed: set[int] = set()
+        for start in (line for line in lines if "start" in line):
+            names = {start["slice"], *slices.get(start["attempt"], ())}
+            if any(self._during(name, start["at"], 0.0) for name in names):
+                disturbed.add(start["attempt"])
+        return len(disturbed)
 
     def explain(self, slice_name: str, at: float) -> bool:
         """Whether a task on the slice could not be told to stop: a host, or one of our processes, did not answer."""

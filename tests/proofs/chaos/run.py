@@ -26,6 +26,8 @@ from tests.support.waiting import wait_until
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
 PATIENCE_S = 240.0
 """How long the jobs of the end may take."""
+RUNS_ON = "runs on "
+"""How the Controller begins to say where an attempt runs."""
 
 
 class Chaos:
@@ -157,7 +159,7 @@ class Chaos:
         assert status is not None, f"the Controller has forgotten {job.job_id}"
         for text in overlaps(lines, self._faults.disturbances):
             self._find(self.overlaps, f"job {job.number}: {text}")
-        job.charges["preemptions"] += self._faults.disturbances.attempts(lines)
+        job.charges["preemptions"] += self._faults.disturbances.attempts(lines, slices_of(job.job_id))
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
                 text = f"{job.job_id} was charged for {budget} without a known cause: {status.error}"
@@ -197,6 +199,12 @@ class Chaos:
         wait_until(lambda: not reservations(), 30)
         total = sum(n["Resources"].get("TPU", 0.0) for n in ray.nodes() if n["Alive"])
         wait_until(lambda: ray.available_resources().get("TPU", 0.0) == total, 30)
+
+
+def slices_of(job_id: str) -> dict[int, list[str]]:
+    """The slices of a job's attempts that have run, as far as the Controller remembers them."""
+    runs = (event for event in the_controller().job_events(job_id) if event.what.startswith(RUNS_ON))
+    return {run.attempt: run.what.removeprefix(RUNS_ON).split(", ") for run in runs if run.attempt is not None}
 
 
 def words_of(pid: int) -> str:

@@ -143,6 +143,24 @@ def test_judge_gang_one_error_among_successes_fails_the_gang() -> None:
     assert isinstance(verdict.results[TaskKey(0, 0)], TpuSuccess)
 
 
+@pytest.mark.parametrize(
+    ("host", "outcome", "charged_as"),
+    [
+        (LOST, TpuFailed, TaskState.WORKER_FAILED),
+        (LOST_AFTER_NOTICE, TpuPreempted, TaskState.WORKER_FAILED),
+        (TAKEN, TpuPreempted, TaskState.WORKER_FAILED),
+        (HostEvidence(out_of_memory="Ray killed processes there"), TpuRunError, TaskState.FAILED),
+    ],
+)
+def test_judge_gang_host_that_was_lost_after_its_task_had_returned_explains_why_the_others_were_stopped(
+    host: HostEvidence, outcome: type, charged_as: TaskState
+) -> None:
+    verdict = gang((STOPPED, HEALTHY), (RETURNED, host), (None, HEALTHY))
+    assert (verdict.cause, type(verdict.result)) == (TaskKey(0, 2), TpuFailed), "a task without an end comes first"
+    verdict = gang((STOPPED, HEALTHY), (RETURNED, host), (STOPPED, HEALTHY))
+    assert (verdict.cause, type(verdict.result), verdict.charged_as) == (TaskKey(0, 1), outcome, charged_as)
+
+
 def test_judge_gang_in_which_all_tasks_were_cancelled_still_charges_a_budget() -> None:
     """An attempt in which all tasks were cancelled charged nothing and looped for ever (defect 8)."""
     verdict = gang((STOPPED, HEALTHY), (STOPPED, HEALTHY))

@@ -63,6 +63,27 @@ def test_frozen_host_is_replaced_after_as_long_as_the_user_allows(stage: Stage, 
     stage.play(story)
 
 
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("silent", [True, False])
+def test_host_that_is_lost_after_its_task_has_returned_costs_a_preemption(
+    stage: Stage, host: int, silent: bool
+) -> None:
+    """The others had to be stopped, and none of them had failed."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", max_retries_preemption=1, max_retries_failure=0)
+        first = await cluster.runs("job", 2)
+        first[host].end.set_result("early")
+        await asyncio.sleep(1.0)
+        (cluster.freeze_host if silent else cluster.kill_host)(first[0].info.slice_name, host)
+        second = await cluster.started("job", 2, attempt=2)
+        end_all(second)
+        await results
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story)
+
+
 def test_host_that_is_silent_for_less_than_it_may_loses_nothing(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         results = cluster.run("job", silence_s=5.0)
