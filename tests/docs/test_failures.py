@@ -53,7 +53,7 @@ def judged(
 ) -> Row:
     """A task ends like that, and its peer is stopped."""
     peer = TaskEnd(EndKind.STOPPED, 4.0, error="the gang is over")
-    end = None if kind is None else TaskEnd(kind, 5.0, error="what happened")
+    end = None if kind is None else TaskEnd(kind, 5.0, b"", error="what happened")
     verdict = judge_gang({KEY: end, PEER: peer}, {KEY: host, PEER: HostEvidence()}, cause, was_told)
     assert verdict.cause == KEY
     return name(verdict.result), PREEMPTION if verdict.charged_as is TaskState.WORKER_FAILED else FAILURE
@@ -139,7 +139,9 @@ STORIES: dict[str, Callable[[], Row]] = {
     "the host is gone, or its processes, and it had notice": lambda: judged(None, HostEvidence(GONE, NOTICED)),
     "the task's process ended by itself on a host": lambda: judged(EndKind.CRASHED, HostEvidence(draining=NOTICED)),
     "every task said": lambda: judged(EndKind.STOPPED, ON_A_SOUND_HOST, (KEY, moved(NoticeKind.PREEMPTION)), True),
-    "the host is gone, or has not answered": lambda: judged(None, HostEvidence(GONE)),
+    "the host is gone, or has not answered": lambda: same(
+        judged(None, HostEvidence(GONE)), judged(EndKind.RETURNED, HostEvidence(GONE))
+    ),
     "a process of iris_ray on the host": lambda: same(judged(None, HostEvidence("it is gone")), pool_dies(False)),
     "a single task had returned": lambda: pool_dies(True),
     "the host is gone without notice": lambda: judged(None, PROVIDER),
