@@ -1,0 +1,154 @@
+"""Whatever happens to hosts and to processes of ours: no job whose tasks return is charged a failure, or is lost.
+
+Whole jobs run in virtual time, a few hundred milliseconds each. Everything of iris_ray is real but the hosts.
+"""
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.state.retry_budget import QUICK_ENDS_ARE_FAILURES
+from tests.support.hosts_in_process import Task
+from tests.support.proofs import in_proofs
+from tests.support.ray_in_process import Reference
+from tests.support.virtual_cluster import Stage, VirtualCluster
+
+SLICES, JOBS = 4, 2
+FAULTS = QUICK_ENDS_ARE_FAILURES - 1
+"""More might be charged as failures: nobody loses so many tasks so soon by chance."""
+
+
+class Faults:
+    """What happens to a cluster, one thing at a time. Slices that are gone are replaced.
+
+    Attributes:
+        happened: what, in words, for whoever looks into a finding.
+        disturbed: names of slices to which something has happened.
+    """
+
+    def __init__(self, cluster: VirtualCluster, chance: random.Random) -> None:
+        self._cluster = cluster
+        self._chance = chance
+        self._slices = [f"v4-16-{number}" for number in range(SLICES)]
+        self._made = SLICES
+        self.happened: list[str] = []
+        self.disturbed: set[str] = set()
+
+    def happen(self) -> None:
+        """Have one happen."""
+        kinds = [
+            self._kill_host, self._freeze, self._kill_slice_actor, self._kill_host_actor, self._drain, self._restart,
+        ]  # fmt: skip
+        fault, name, host = self._chance.choice(kinds), self._chance.choice(self._slices), self._chance.randrange(2)
+        self.happened.append(f"{fault.__name__} {name} {host}")
+        self.disturbed.add(name)
+        fault(name, host)
+
+    def _kill_host(self, name: str, host: int) -> None:
+        self._cluster.kill_host(name, host)
+        self._replace(name)
+
+    def _freeze(self, name: str, host: int) -> None:
+        self._cluster.freeze_host(name, host)
+        asyncio.get_running_loop().call_later(self._chance.uniform(0.5, 15.0), self._cluster.thaw_host, name, host)
+
+    def _kill_slice_actor(self, name: str, _: int) -> None:
+        self._kill_actor(SliceActor, name, 0)
+
+    def _kill_host_actor(self, name: str, host: int) -> None:
+        self._kill_actor(TPUHostActor, name, host)
+
+    def _kill_actor(self, kind: type, name: str, host: int) -> None:
+        try:
+            self._cluster.kill_actor(kind, name, host)
+        except LookupError:
+            return  # there is none
+
+    def _drain(self, name: str, _: int) -> None:
+        notice_s = self._chance.uniform(1.0, 20.0)
+        self._cluster.drain(name, notice_s)
+        self._replace(name)
+        for host in range(2):
+            asyncio.get_running_loop().call_later(notice_s, self._cluster.kill_host, name, host)
+
+    def _restart(self, _: str, __: int) -> None:
+        self._cluster.restart_controller()
+
+    def _replace(self, name: str) -> None:
+        self._slices.remove(name)
+        self._slices.append(f"v4-16-{self._made}")
+        self._made += 1
+        self._cluster.add_slice(self._slices[-1])
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    return Stage(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("part", [0, *in_proofs(*range(1, 10))])
+def test_no_job_is_charged_for_what_happens_to_hosts_and_none_is_lost(
+    stage: Stage, part: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(20 * part, 20 * part + 20):
+        story = Story(seed)
+        try:
+            stage.play(story.play, slices=SLICES)
+        except BaseException:
+            with capsys.disabled():
+                print(f"\nseed {seed}: {'; '.join(story.happened)}")
+            raise
+
+
+class Story:
+    """Some jobs, some faults, and the end of the jobs.
+
+    Args:
+        seed: of all that is random.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+        self._faults: Faults
+        self._cluster: VirtualCluster
+
+    async def play(self, cluster: VirtualCluster) -> None:
+        self._cluster, self._faults = cluster, Faults(cluster, self._chance)
+        jobs = {f"job-{number}": self._start(f"job-{number}") for number in range(JOBS)}
+        for _ in range(FAULTS):
+            await asyncio.sleep(self._chance.expovariate(1 / 5.0))
+            self._faults.happen()
+        for job_id, results in jobs.items():
+            attempts = await results
+            assert len(set(attempts)) == 1, f"{job_id} has results of several attempts"
+            assert (await cluster.charged(job_id))[0] == 0, f"{job_id} was charged a failure"
+        await cluster.until(lambda: not cluster.reserved_nodes())
+
+    @property
+    def happened(self) -> list[str]:
+        return self._faults.happened
+
+    def _start(self, job_id: str) -> Reference:
+        return self._cluster.run(
+            job_id,
+            self._chance.choice([(1,), (2,), (1, 2)]),
+            self._work,
+            max_retries_preemption=FAULTS,
+            keep_warm=self._chance.choice([0.0, 60.0]),
+        )
+
+    async def _work(self, task: Task) -> int:
+        """Return at once, or late. Half of the tasks save when they are told to move."""
+        me = task.info
+        for other in self._cluster.tasks_of(me.job_id):
+            if other.info.attempt < me.attempt and self._cluster.is_running(other):
+                assert other.info.slice_name in self._faults.disturbed, "the attempt before goes on beside this one"
+        for _ in range(self._chance.choice([0, 5, 20, 100, 200])):
+            await asyncio.sleep(0.1)
+            if task.notice is not None and self._chance.random() < 0.5:
+                task.save()
+        return me.attempt
