@@ -2,9 +2,8 @@
 
 When one task ends, the others fail with collateral errors: peers abort with SIGABRT or raise "Socket closed". So the
 gang is judged, not each task. Memory that is used up explains everything else, also that our own processes are gone.
-So does a lost host, or a task that could not run; otherwise the earliest error does. If all others were only stopped, a
-host explains it that was lost after its task had returned. The text of a message never counts: a user's error may say
-"timed out", too.
+So does a lost host, also if its task had returned: its peers may have needed the process. So does a task that could not
+run; otherwise the earliest error does. The text of a message never counts: a user's error may say "timed out", too.
 
 ============================================  ============  ====================
 the first cause                               outcome       charged
@@ -146,25 +145,20 @@ def judge_gang(
         key: judge_task(replace(end, kind=EndKind.STOPPED) if end and key in by_notice else end, hosts[key])
         for key, end in ends.items()
     }
-    suspects = [key for key, result in results.items() if not isinstance(result, TpuSuccess)]
-    if not suspects:
+    if all(isinstance(result, TpuSuccess) for result in results.values()):
         return Verdict(None, next(iter(results.values())), results)
 
-    cause = min(suspects, key=lambda key: _suspicion(results[key], ends[key], hosts[key], key in by_notice))
-    if isinstance(results[cause], TpuCancelled):
-        found = our_reason or _lost_after_success(results, hosts)
-        if found is not None:
-            return Verdict(*found, results)
-    return Verdict(cause, results[cause], results)
+    causes = {key: result for key, result in results.items() if not isinstance(result, TpuSuccess)}
+    causes |= {key: judge_task(None, hosts[key]) for key in results.keys() - causes.keys() if _is_lost(hosts[key])}
+    cause = min(causes, key=lambda key: _suspicion(causes[key], ends[key], hosts[key], key in by_notice))
+    if our_reason is not None and isinstance(causes[cause], TpuCancelled):
+        cause, result = our_reason
+        return Verdict(cause, result, results)
+    return Verdict(cause, causes[cause], results)
 
 
-def _lost_after_success(
-    results: Mapping[TaskKey, TpuResult], hosts: Mapping[TaskKey, HostEvidence]
-) -> tuple[TaskKey, TpuResult] | None:
-    """Return a task that had returned before its host was lost, and what the others were stopped for; None: no such."""
-    returned = (key for key, result in results.items() if isinstance(result, TpuSuccess))
-    lost = (key for key in returned if hosts[key].lost is not None or hosts[key].out_of_memory is not None)
-    return next(((key, judge_task(None, hosts[key])) for key in lost), None)
+def _is_lost(host: HostEvidence) -> bool:
+    return host.lost is not None or host.out_of_memory is not None
 
 
 def _suspicion(result: TpuResult, end: TaskEnd | None, host: HostEvidence, by_notice: bool) -> tuple[int, float]:

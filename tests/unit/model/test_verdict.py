@@ -143,6 +143,7 @@ def test_judge_gang_one_error_among_successes_fails_the_gang() -> None:
     assert isinstance(verdict.results[TaskKey(0, 0)], TpuSuccess)
 
 
+@pytest.mark.parametrize("peers", [(STOPPED, STOPPED), (STOPPED, None), (raised(), crashed()), (RETURNED, raised())])
 @pytest.mark.parametrize(
     ("host", "outcome", "charged_as"),
     [
@@ -152,13 +153,12 @@ def test_judge_gang_one_error_among_successes_fails_the_gang() -> None:
         (HostEvidence(out_of_memory="Ray killed processes there"), TpuRunError, TaskState.FAILED),
     ],
 )
-def test_judge_gang_host_that_was_lost_after_its_task_had_returned_explains_why_the_others_were_stopped(
-    host: HostEvidence, outcome: type, charged_as: TaskState
+def test_judge_gang_host_that_was_lost_after_its_task_had_returned_explains_the_ends_of_the_others(
+    peers: tuple[TaskEnd | None, TaskEnd | None], host: HostEvidence, outcome: type, charged_as: TaskState
 ) -> None:
-    verdict = gang((STOPPED, HEALTHY), (RETURNED, host), (None, HEALTHY))
-    assert (verdict.cause, type(verdict.result)) == (TaskKey(0, 2), TpuFailed), "a task without an end comes first"
-    verdict = gang((STOPPED, HEALTHY), (RETURNED, host), (STOPPED, HEALTHY))
+    verdict = gang((peers[0], HEALTHY), (RETURNED, host), (peers[1], HEALTHY))
     assert (verdict.cause, type(verdict.result), verdict.charged_as) == (TaskKey(0, 1), outcome, charged_as)
+    assert isinstance(verdict.results[TaskKey(0, 1)], TpuSuccess)
 
 
 def test_judge_gang_in_which_all_tasks_were_cancelled_still_charges_a_budget() -> None:
