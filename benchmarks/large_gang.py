@@ -27,6 +27,7 @@ from ray.actor import ActorHandle
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch_plan import launch_plan
+from iris_ray.actors.pool.launch_preparation import Launch
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import Unreachable
@@ -233,7 +234,7 @@ async def bench(slices: int) -> None:
         order = AttemptOrder(AttemptId("gang", number), places, {"TPU": 4.0}, 1, 1)
         attempt = Attempt(held, NoController(), request, order)  # type: ignore[arg-type]
         running = asyncio.ensure_future(
-            attempt.run(launch_plan(request, AttemptPlace(order), (20_000, 20_001, 20_002)), lambda: None)
+            attempt.run(Launch(launch_plan(request, AttemptPlace(order), (20_000, 20_001, 20_002))), lambda: None)
         )
         await hosts.all_started.remote(HOSTS)
         return attempt, running
@@ -249,10 +250,10 @@ async def bench(slices: int) -> None:
         if end == "save":
             attempt.notify(Notice(NoticeKind.PREEMPTION, "maintenance", time.time() + 60.0))
         what = {"return": "all return", "crash": "one crashes", "save": "notice, all save"}[end]
-        verdict = await meter.measure(what, HOSTS, running)
+        verdict = (await meter.measure(what, HOSTS, running)).verdict
         assert verdict.succeeded == (end == "return"), verdict.result
         if end == "return":
-            await meter.measure("end of all processes", HOSTS, attempt.stop_all(None))
+            await meter.measure("end of all processes", HOSTS, attempt.shutdown.stop_all(None))
     for actor in (hosts, *held.actors.values()):
         ray.kill(actor)
 

@@ -8,8 +8,10 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from iris_ray.actors.pool.attempt import Attempt, LaunchFailed, Phase
+from iris_ray.actors.pool.attempt import Attempt, Phase
+from iris_ray.actors.pool.attempt_end import AttemptEnd
 from iris_ray.actors.pool.failure_error import failure_error
+from iris_ray.actors.pool.launch_preparation import LaunchFailed, silent_hosts
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, SpareFailed
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
@@ -173,13 +175,14 @@ class GangRun:
         try:
             if not self._slices.is_warm(order):
                 logger.info("%s attempt %d: starting processes on %s", self._who, attempt.id.number, attempt.place)
-            launches = await attempt.prepare()
+            launch = await attempt.prepare()
             logger.info("%s attempt %d on %s", self._who, attempt.id.number, attempt.place)
-            verdict = await attempt.run(launches, lambda: self._report_running(attempt))
+            end = await attempt.run(launch, lambda: self._report_running(attempt))
+            verdict = end.verdict
             if verdict.succeeded:  # results go out at once, everything else happens behind them
                 self._background.start(self._tidy(attempt), f"tidying up after {attempt.id}")
                 return verdict, None
-            job = await self._conclude(attempt, verdict)
+            job = await self._conclude(attempt, end)
         except LaunchFailed as failure:
             verdict, job = None, await self._give_back(attempt, failure)
         attempt.over.set()
@@ -191,7 +194,7 @@ class GangRun:
         )
 
     async def _tidy(self, attempt: Attempt) -> None:
-        await attempt.look_again()
+        await attempt.progress.look_again(has_failed=False)
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
             standing = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])
@@ -201,7 +204,7 @@ class GangRun:
             logger.exception("%s succeeded, but the Controller could not be told", self._who)
         try:
             await ending
-            released = self._free(attempt, attempt.leaving)
+            released = self._free(attempt, attempt.shutdown.leaving)
             self._refill(attempt, job_goes_on=False)
             await self._report([*released, self._confirmed(attempt)])
         except Exception:
@@ -213,7 +216,7 @@ class GangRun:
         """End the processes of an attempt that has succeeded. Log it if threads or exit handlers take long."""
         if attempt.place.on_slices:
             await asyncio.sleep(RESULTS_FIRST_S)
-        ending = asyncio.ensure_future(attempt.stop_all(None))
+        ending = asyncio.ensure_future(attempt.shutdown.stop_all(None))
         await asyncio.wait({ending}, timeout=EXIT_WORD_S)
         if not ending.done():
             logger.info(
@@ -222,25 +225,26 @@ class GangRun:
             )
         await ending
 
-    async def _conclude(self, attempt: Attempt, verdict: Verdict) -> JobView:
+    async def _conclude(self, attempt: Attempt, end: AttemptEnd) -> JobView:
         """Tidy up after a failure. Then tell the Controller the first cause, and that every process is gone."""
+        verdict = end.verdict
         assert verdict.cause is not None
-        released = self._free(attempt, attempt.leaving)
+        released = self._free(attempt, attempt.shutdown.leaving)
         error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
-        events = self._suspicions(attempt, verdict, error)
-        moved_by_us = attempt.moved_for is not None and attempt.moved_for.kind in OUR_MOVES
+        events = self._suspicions(end, error)
+        moved_by_us = end.moved_for is not None and end.moved_for.kind in OUR_MOVES
         if moved_by_us:
             events.append(GangMovedEvent(attempt.id, error))
-        elif attempt.never_started(verdict.cause):
+        elif end.never_started:
             at_fault = (attempt.place.name(verdict.cause),)
-            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, at_fault, attempt.counts(verdict.cause)))
+            events.append(TaskDispatchFailedEvent(attempt.id, error, 0.0, at_fault, end.is_failed_launch))
         else:
             events += self._changes(attempt, TaskState.RUNNING)  # in case it was not reported yet
-            index, exit_code = attempt.place.task_index(verdict.cause), attempt.exit_code(verdict.cause)
-            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, exit_code))
+            index = attempt.place.task_index(verdict.cause)
+            events.append(TaskStateChangedEvent(attempt.id, index, verdict.charged_as, error, end.exit_code))
         job = await self._report([*_marked(attempt), *events, *released, self._confirmed(attempt)])
         self._refill(attempt, job_goes_on=not job.state.finished)
-        is_free = moved_by_us or attempt.evicted or attempt.never_started(verdict.cause)
+        is_free = moved_by_us or attempt.evicted or end.never_started
         count = "free of charge" if is_free else self._charge(verdict, job)
         outcome = f"job {job.state.name}" if job.state.finished else "trying again"
         result = verdict.result
@@ -248,12 +252,11 @@ class GangRun:
         logger.info("%s attempt %d ended: %s: %s [%s; %s]", self._who, attempt.id.number, kind, error, count, outcome)
         return job
 
-    def _suspicions(self, attempt: Attempt, verdict: Verdict, error: str) -> list[Event]:
+    def _suspicions(self, end: AttemptEnd, error: str) -> list[Event]:
         """Return events that name the hosts that may be lost, and the one that may be at fault."""
-        assert verdict.cause is not None
-        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in attempt.suspects.items()]
-        is_own_doing = not isinstance(verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
-        if is_own_doing and (blamed := attempt.blamed_host(verdict.cause)) is not None:
+        events: list[Event] = [WorkerSuspectedEvent(node, why, now=0.0) for node, why in end.suspects.items()]
+        is_own_doing = not isinstance(end.verdict.result, (TpuPreempted, TpuCancelled))  # a signal may answer a notice
+        if is_own_doing and (blamed := end.blamed_host) is not None:
             events.append(WorkerBlamedEvent(blamed[0], self.job_id, error, blamed[1]))
         return events
 
@@ -266,7 +269,7 @@ class GangRun:
     async def _give_back(self, attempt: Attempt, failure: LaunchFailed) -> JobView:
         """Give the gang back to the queue, since nothing ran, and the slices that were at fault back to Ray."""
         logger.info("%s attempt %d did not start: %s", self._who, attempt.id.number, failure)
-        suspects = attempt.suspects | await attempt.silent_hosts(failure.suspicious)
+        suspects = {**failure.suspects, **await silent_hosts(attempt.place, self._slices, failure.suspicious)}
         released = self._free(attempt, failure.broken if attempt.place.on_slices else attempt.place.names)
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
@@ -304,8 +307,8 @@ class GangRun:
         attempt, events = self._attempt, list[Event]()
         if attempt is not None and not attempt.over.is_set():
             if attempt.phase is not Phase.TIDY:
-                await attempt.stop_all(reason)
-                events += self._free(attempt, attempt.leaving)
+                await attempt.shutdown.stop_all(reason)
+                events += self._free(attempt, attempt.shutdown.leaving)
                 self._refill(attempt, job_goes_on=False)
             events.append(self._confirmed(attempt))
         return events
@@ -336,4 +339,4 @@ class GangRun:
 
 def _marked(attempt: Attempt) -> list[Event]:
     """Return what the task of an attempt has said about its time, if it has said anything."""
-    return [AttemptMarkedEvent(attempt.id, attempt.marks)] if attempt.marks.steps else []
+    return [AttemptMarkedEvent(attempt.id, attempt.progress.marks)] if attempt.progress.marks.steps else []

@@ -9,6 +9,7 @@ import pytest
 
 from iris_ray.actors.pool import hang_watch, notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.pool.launch_preparation import Launch
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import RunErrorKind, TpuPreempted, TpuRunError
@@ -26,9 +27,9 @@ def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def verdict_of(attempt: Attempt, story: Callable[[], Coroutine[Any, Any, None]]) -> Verdict:
-    running = asyncio.ensure_future(attempt.run({"a": []}, lambda: None))
+    running = asyncio.ensure_future(attempt.run(Launch({"a": []}), lambda: None))
     await story()
-    return await asyncio.wait_for(running, 20)
+    return (await asyncio.wait_for(running, 20)).verdict
 
 
 def test_task_that_returns_has_made_progress() -> None:

@@ -9,9 +9,10 @@ import pytest
 
 from iris_ray.actors.pool import notice_delivery
 from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.pool.attempt_end import AttemptEnd
+from iris_ray.actors.pool.launch_preparation import Launch
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuRunError
-from iris_ray.model.verdict import Verdict
 from tests.support.attempts import Controller, Slices, new_attempt
 
 NOTICE_S = 0.3
@@ -22,18 +23,18 @@ Story = Callable[[Slices, Attempt], Coroutine[Any, Any, None]]
 
 def told_to_grow(
     is_to_grow: bool, meanwhile: Story | None = None, stall_timeout: float | None = None
-) -> tuple[Verdict, Attempt, Controller]:
+) -> tuple[AttemptEnd, Controller]:
     """An attempt that hears right after its start that it is to grow; ``meanwhile`` begins with it."""
 
-    async def run() -> tuple[Verdict, Attempt, Controller]:
+    async def run() -> tuple[AttemptEnd, Controller]:
         slices, controller = Slices(), Controller(is_to_grow)
         attempt = new_attempt(slices, controller, stall_timeout)
-        running = asyncio.ensure_future(attempt.run({"a": []}, lambda: None))
+        running = asyncio.ensure_future(attempt.run(Launch({"a": []}), lambda: None))
         await asyncio.sleep(0.05)
         attempt.notify(Notice(NoticeKind.GROWTH, "2 slices are there for it instead of 1", time.time() + NOTICE_S))
         if meanwhile is not None:
             await meanwhile(slices, attempt)
-        return await asyncio.wait_for(running, 20), attempt, controller
+        return await asyncio.wait_for(running, 20), controller
 
     return asyncio.run(run())
 
@@ -45,9 +46,9 @@ def _ask_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gang_moves_at_the_deadline_if_the_slices_are_there() -> None:
-    verdict, attempt, _ = told_to_grow(True)
-    assert isinstance(verdict.result, TpuCancelled)
-    assert attempt.moved_for is not None
+    end, _ = told_to_grow(True)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert end.moved_for is not None
 
 
 def test_gang_stays_if_they_are_gone_again_and_asks_once() -> None:
@@ -55,8 +56,8 @@ def test_gang_stays_if_they_are_gone_again_and_asks_once() -> None:
         await asyncio.sleep(3 * NOTICE_S)
         slices.returns.set()
 
-    verdict, attempt, controller = told_to_grow(False, returns_later)
-    assert (verdict.succeeded, attempt.moved_for, controller.asked) == (True, None, 1)
+    end, controller = told_to_grow(False, returns_later)
+    assert (end.verdict.succeeded, end.moved_for, controller.asked) == (True, None, 1)
 
 
 def test_gang_that_has_saved_moves_all_the_same() -> None:
@@ -66,15 +67,15 @@ def test_gang_that_has_saved_moves_all_the_same() -> None:
         await asyncio.sleep(2 * NOTICE_S)
         slices.saves = True
 
-    verdict, attempt, _ = told_to_grow(False, saves_later)
-    assert isinstance(verdict.result, TpuCancelled)
-    assert attempt.moved_for is not None
+    end, _ = told_to_grow(False, saves_later)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert end.moved_for is not None
 
 
 def test_gang_that_stays_may_hang_as_before() -> None:
-    verdict, _, _ = told_to_grow(False, stall_timeout=3 * NOTICE_S)
-    assert isinstance(verdict.result, TpuRunError)
-    assert verdict.result.kind is RunErrorKind.HANG
+    end, _ = told_to_grow(False, stall_timeout=3 * NOTICE_S)
+    assert isinstance(end.verdict.result, TpuRunError)
+    assert end.verdict.result.kind is RunErrorKind.HANG
 
 
 def test_next_growth_is_told_like_the_first() -> None:
@@ -83,6 +84,6 @@ def test_next_growth_is_told_like_the_first() -> None:
         slices.saves = True
         attempt.notify(Notice(NoticeKind.GROWTH, "4 slices are there for it instead of 1", time.time() + 60.0))
 
-    verdict, _, _ = told_to_grow(False, room_again)
-    assert isinstance(verdict.result, TpuCancelled)
-    assert "4 slices" in verdict.result.error
+    end, _ = told_to_grow(False, room_again)
+    assert isinstance(end.verdict.result, TpuCancelled)
+    assert "4 slices" in end.verdict.result.error

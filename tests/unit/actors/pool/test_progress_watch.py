@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from iris_ray.actors.pool import progress_watch
+from iris_ray.actors.pool.launch_preparation import Launch
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.model.ids import AttemptId
 from tests.support.attempts import Controller, Slices, new_attempt
@@ -71,13 +72,13 @@ def test_what_a_controller_that_is_away_has_missed_it_is_told_later(monkeypatch:
         slices, controller = Slices(), Controller()
         slices.steps[0] = Progress(0.0, 7, status="well")
         controller.there = False
-        running = asyncio.ensure_future(new_attempt(slices, controller).run({"a": []}, lambda: None))
+        running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
         await asyncio.sleep(0.1)
         assert controller.heard == []
         controller.there = True
         await asyncio.sleep(0.1)
         slices.returns.set()
-        assert (await running).succeeded
+        assert (await running).verdict.succeeded
         return [(said.step, said.status) for said in controller.heard]
 
     assert asyncio.run(run()) == [(7, "well")], "once: it has not changed since"
@@ -98,10 +99,10 @@ def test_watch_goes_on_after_an_unexpected_error(
     async def run() -> list[int | None]:
         slices, controller = OddSlices(), Controller()
         slices.steps[0] = Progress(0.0, 7)
-        running = asyncio.ensure_future(new_attempt(slices, controller).run({"a": []}, lambda: None))
+        running = asyncio.ensure_future(new_attempt(slices, controller).run(Launch({"a": []}), lambda: None))
         await asyncio.sleep(0.5)
         slices.returns.set()
-        assert (await running).succeeded
+        assert (await running).verdict.succeeded
         return [said.step for said in controller.heard]
 
     assert asyncio.run(run()) == [7]

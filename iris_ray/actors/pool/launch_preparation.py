@@ -1,0 +1,136 @@
+"""Getting every host of an attempt to the point where its task starts at once."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from iris_ray.actors.pool.attempt_place import AttemptPlace
+from iris_ray.actors.pool.launch_plan import launch_plan
+from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
+from iris_ray.actors.pool.stop_request import StopRequest
+from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
+from iris_ray.actors.wire.messages import RunRequest, SliceReady, TaskLaunch
+from iris_ray.model.outcomes import Fault
+
+REFILL_DELAY_S, MANY_CORES = 4.0, 16
+"""A gang on slices that has run so long gets its next standbys; before, they would only compete with it. On hosts with
+many cores they don't, and start at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What a gang starts with once all of its hosts are ready.
+
+    Attributes:
+        tasks: what each host gets, by slice name.
+        refill_delay_s: after how long the gang's slices get their next standbys.
+    """
+
+    tasks: Mapping[str, list[TaskLaunch]]
+    refill_delay_s: float = REFILL_DELAY_S
+
+
+class LaunchFailed(Exception):
+    """The attempt could not be started whole; no user code ran.
+
+    Attributes:
+        broken: the slices that are at fault.
+        suspicious: those among them of which a host may be gone.
+        suspects: hosts that can't take a task, by node id, and why.
+        by_request: what the user asked for is at fault.
+        blamed: hosts that answer and are at fault, by node id: why, and in which way.
+        counts: whether it counts as a failed launch. The gang only has to wait if other tasks of iris_ray hold all
+            chips that are missing.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        broken: tuple[str, ...] = (),
+        suspicious: tuple[str, ...] = (),
+        suspects: Mapping[str, str] = MappingProxyType({}),
+        by_request: bool = False,
+        blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
+        counts: bool = True,
+    ) -> None:
+        super().__init__(reason)
+        self.broken = broken
+        self.suspicious = suspicious
+        self.suspects = suspects
+        self.by_request = by_request
+        self.blamed = blamed
+        self.counts = counts
+
+
+async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
+    """Hold the slices, and wait until every host is ready.
+
+    Args:
+        place: the hosts.
+        slices: reserves them, and gets them ready.
+        request: the job.
+        stop: may end the wait.
+
+    Raises:
+        LaunchFailed: some host did not get ready, or the attempt was asked to stop.
+    """
+    slices.scale_multislice(place.order, request.process, request.keep_warm)
+    ready = asyncio.ensure_future(slices.all_ready(place.names, request.silence_s))
+    first: set[asyncio.Future[Any]] = {ready, stop.reason}
+    try:
+        await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ready.cancel()
+    if stop.asked:
+        raise LaunchFailed(stop.reason.result())
+    answers = ready.result()
+    broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
+    if broken:
+        works = len(broken) < len(answers) or slices.has_worked(request.process)
+        raise _failed_launch(place, broken, works)
+    first_slice: SliceReady = answers[place.names[0]]
+    slices.used_ports.extend(first_slice.ports)
+    delay = REFILL_DELAY_S if first_slice.cores < MANY_CORES else 0.0
+    return Launch(launch_plan(request, place, first_slice.ports), delay)
+
+
+def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: bool) -> LaunchFailed:
+    """Return the error if these slices can't be used.
+
+    Args:
+        place: the hosts.
+        broken: what those slices have answered, by name.
+        has_worked: whether what the user asked for has worked on any host. Then it is not at fault.
+    """
+    setups = {name: reply for name, reply in broken.items() if isinstance(reply, SetupFailed)}
+    works = has_worked or any(setup.works_elsewhere for setup in setups.values())
+    unfit = [reply for reply in broken.values() if isinstance(reply, Unfit)]
+    blamed = {reply.node_id: (reply.why, Fault.HOST) for reply in unfit if not reply.ours}
+    if works:
+        for hosts in place.order.slices:
+            if (setup := setups.get(hosts[0].slice_name)) is not None:
+                blamed |= {hosts[i].node_id: (setup.reason, Fault.NO_START) for i in setup.hosts}
+    answer = (NotReserved, Unfit, SetupFailed)
+    suspicious = (n for n, a in broken.items() if isinstance(a, Unreachable) and not isinstance(a, answer))
+    return LaunchFailed(
+        in_words(broken),
+        broken=tuple(broken),
+        suspicious=tuple(suspicious),
+        suspects={reply.node_id: reply.why for reply in unfit},
+        by_request=bool(setups) and not works,
+        blamed=blamed,
+        counts=len(unfit) < len(broken) or not all(reply.ours for reply in unfit),
+    )
+
+
+async def silent_hosts(place: AttemptPlace, slices: ReservedSlices, names: tuple[str, ...]) -> dict[str, str]:
+    """Return the node ids of these slices' hosts that do not answer, and why they count as lost."""
+    silent: dict[str, str] = {}
+    for hosts in place.order.slices:
+        name = hosts[0].slice_name
+        if name in names and name in slices:
+            reasons = await slices.ask_hosts(name)
+            silent |= {host.node_id: why.reason for host in hosts if (why := reasons[host.host_index]) is not None}
+    return silent
