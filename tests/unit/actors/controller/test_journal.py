@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from iris_ray.actors.controller import journal as module
-from iris_ray.actors.controller import write_ahead_log
+from iris_ray.actors.controller import record_collector, write_ahead_log
 from iris_ray.actors.controller.journal import EPOCHS_KEPT, Journal
 from iris_ray.errors import DeposedError
 from iris_ray.model.lifecycle import JobState
@@ -118,7 +118,7 @@ def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a job could have the hosts that another one, by its older record, still has."""
-    monkeypatch.setattr(module, "TURN_S", 0.0)
+    monkeypatch.setattr(record_collector, "TURN_S", 0.0)
     store = FailingStore(0)
     journal = journal_on(store, monkeypatch)
     first = world.start("first")
@@ -140,7 +140,7 @@ def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
 
 
 def test_endpoints_of_forgotten_jobs_are_deleted_many_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FORGOTTEN_AT_ONCE", 2)
+    monkeypatch.setattr(record_collector, "FORGOTTEN_AT_ONCE", 2)
     monkeypatch.setattr(write_ahead_log, "MOST_ENTRIES", 1)
     store, world = SharedStore(), World()
     journal = begun_on(store, monkeypatch)
