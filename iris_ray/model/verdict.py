@@ -148,8 +148,11 @@ def judge_gang(
     if all(isinstance(result, TpuSuccess) for result in results.values()):
         return Verdict(None, next(iter(results.values())), results)
 
-    causes = {key: result for key, result in results.items() if not isinstance(result, TpuSuccess)}
-    causes |= {key: judge_task(None, hosts[key]) for key in results.keys() - causes.keys() if _is_lost(hosts[key])}
+    causes = {
+        key: judge_task(None, hosts[key]) if isinstance(result, TpuSuccess) else result
+        for key, result in results.items()
+        if not isinstance(result, TpuSuccess) or _is_lost(hosts[key])
+    }
     cause = min(causes, key=lambda key: _suspicion(causes[key], ends[key], hosts[key], key in by_notice))
     if our_reason is not None and isinstance(causes[cause], TpuCancelled):
         cause, result = our_reason

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from iris_ray.actors.pool.attempt import AT_ONCE_S, FAULTS, RUNNING_DELAY_S
+from iris_ray.actors.pool.attempt import AT_ONCE_S, RUNNING_DELAY_S
+from iris_ray.actors.pool.attempt_end import FAULTS
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.messages import HOST_SILENCE_S
 from iris_ray.model.jobs import Job

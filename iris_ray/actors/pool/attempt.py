@@ -11,14 +11,12 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
 from typing import Any
 
-from iris_ray.actors.pool.attempt_end import FAULTS as FAULTS
 from iris_ray.actors.pool.attempt_end import AttemptEnd, Ends, all_returned, judge_attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.attempt_shutdown import AttemptShutdown
 from iris_ray.actors.pool.evidence import gather_evidence
 from iris_ray.actors.pool.hang_watch import HangWatch
 from iris_ray.actors.pool.launch_preparation import Launch, prepare_launch
-from iris_ray.actors.pool.launch_preparation import LaunchFailed as LaunchFailed
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.progress_watch import ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices

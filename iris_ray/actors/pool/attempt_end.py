@@ -57,7 +57,7 @@ class AttemptEnd:
 
     @property
     def is_failed_launch(self) -> bool:
-        """Whether a task that never started counts as a failed launch: not if it has to wait for another task of ours."""
+        """Whether a task that never started counts as a failed launch: not if it waits for another task of ours."""
         end = self._first_end
         return end is None or end.kind is not EndKind.CHIPS_TAKEN
 
