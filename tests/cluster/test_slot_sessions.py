@@ -154,7 +154,9 @@ def test_sessions_end_when_they_are_idle_or_others_have_waited_or_their_slot_goe
     with client.session("Echo") as session:
         other = client.submit("Counter", 1)
         with contextlib.suppress(RequestLostError):  # the slot may be gone before it can say why
-            wait_until(lambda: used(session, f"slot {session.slot_id} has to end: its memory is needed for Counter"), 30)
+            wait_until(
+                lambda: used(session, f"slot {session.slot_id} has to end: its memory is needed for Counter"), 30
+            )
         assert other.result(60) == [0]
     with client.session("Counter") as session:
         pieces = session.stream(100)
