@@ -11,8 +11,16 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from iris_ray.actors.host.output.log_files import Piece
-from iris_ray.actors.host.output.log_reader import IDLE_S, READ_TIMEOUT_S, LogQuestion, start_log_reader, with_piece
+from iris_ray.actors.host.output.log_reader import (
+    IDLE_S,
+    READ_TIMEOUT_S,
+    LogQuestion,
+    LogReader,
+    start_log_reader,
+    with_piece,
+)
 from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.remote_methods import remote_method
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 
@@ -81,7 +89,7 @@ class HostLogs:
         asked = {}
         for host, indexes in by_host.items():
             of_host = [_question(places[index].log, wanted[index], max_bytes) for index in indexes]
-            asked[host] = self._reader(host).read.remote(of_host)
+            asked[host] = remote_method(self._reader(host), LogReader.read)(of_host)
         deadline = time.monotonic() + READ_TIMEOUT_S
         for host, call in asked.items():
             try:

@@ -13,6 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.remote_methods import remote_method
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
 
@@ -88,8 +89,9 @@ class MaintenanceService:
                 resources={f"node:{worker.address}": 0.001},
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
             ).remote()
+            called_off = remote_method(actor, MaintenanceListener.called_off)
             try:
-                reply = await answer(actor.called_off.remote(announced), f"the listener on {worker.name}", None)
+                reply = await answer(called_off(announced), f"the listener on {worker.name}", None)
                 if not isinstance(reply, Unreachable):
                     self._called_off(node_id)
                     return

@@ -25,6 +25,7 @@ from iris_ray.actors.host.task_signals import STACKS_SIGNAL
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.clocks import Moment
 from iris_ray.actors.wire.messages import Progress
+from iris_ray.actors.wire.standby_stub import StandbyStub
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -166,7 +167,7 @@ class TaskWatch:
 
     async def _let_exit(self, exit_grace: float) -> None:
         """Have the process end by itself, for so many seconds at most, or until somebody is in a hurry."""
-        self._standby.exit.remote()
+        StandbyStub(self._standby).exit()
         waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._hurry.wait())]
         try:
             await asyncio.wait(waits, timeout=exit_grace, return_when=asyncio.FIRST_COMPLETED)

@@ -16,6 +16,7 @@ from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import Gone, Unreachable, answer
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec, SliceReady
 from iris_ray.actors.wire.shared_names import reservations_of
+from iris_ray.actors.wire.standby_stub import StandbyStub
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.workers import GPU, TPU
 
@@ -131,9 +132,8 @@ class ReservedSlice:
         return reply.reason if isinstance(reply, Unreachable) else None
 
     async def _have_ended_by(self, heir: ActorHandle, host_index: int) -> Any:
-        call = answer(
-            heir.end_leftovers.remote(TPU in self.bundle), f"a process on {self.name} host {host_index}", None
-        )
+        ended = StandbyStub(heir).end_leftovers(TPU in self.bundle)
+        call = answer(ended, f"a process on {self.name} host {host_index}", None)
         return await _unless_lost(call, self.hosts[host_index].node_id)
 
     def _idle_standby(self, host_index: int) -> ActorHandle | None:

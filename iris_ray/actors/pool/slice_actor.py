@@ -20,6 +20,7 @@ from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unles
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.host_watch import HostWatch
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
+from iris_ray.actors.wire.standby_stub import StandbyStub
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
@@ -102,7 +103,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         name = self._hosts[host].name
         try:
             # Asked from here, so that the connection over which its task will be started is there by then.
-            ready = await answer(standby.ready.remote(), f"the standby on {name}", timeout_s)
+            ready = await answer(StandbyStub(standby).ready(), f"the standby on {name}", timeout_s)
             if isinstance(ready, Unreachable):
                 return ready
             if ready.error:
@@ -185,8 +186,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         """
 
         async def answered() -> TaskEnd:
-            end: TaskEnd = await standby.run.remote(launch)
-            return end
+            return await StandbyStub(standby).run(launch)
 
         run = asyncio.ensure_future(answered())
         gone: asyncio.Future[TaskEnd | Unreachable] | None = None
