@@ -123,6 +123,7 @@ class Story:
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
+        self._of_single_tasks: set[str] = set()
         self._faults: Faults
         self._cluster: VirtualCluster
 
@@ -134,8 +135,10 @@ class Story:
             self._faults.happen()
         for job_id, results in jobs.items():
             attempts = await results
-            assert len(set(attempts)) == 1, f"{job_id} has results of several attempts"
-            failures, _ = await cluster.charged(job_id)
+            is_gang = job_id not in self._of_single_tasks
+            assert not is_gang or len(set(attempts)) == 1, f"{job_id} has results of several attempts"
+            charged = [await cluster.charged(job_id, index) for index in range(1 if is_gang else len(attempts))]
+            failures = sum(failures for failures, _ in charged)
             assert failures <= self._faults.killed[job_id], f"{job_id} was charged {failures} failures"
         await cluster.until(lambda: not cluster.reserved_nodes())
 
@@ -144,27 +147,27 @@ class Story:
         return self._faults.happened
 
     def _start(self, job_id: str) -> Reference:
-        return self._cluster.run(
-            job_id,
-            self._chance.choice([(1,), (2,), (1, 2)]),
-            self._work,
-            max_retries_failure=FAULTS,
-            max_retries_preemption=FAULTS,
-            keep_warm=self._chance.choice([0.0, 60.0]),
-        )
+        how = {"max_retries_failure": FAULTS, "max_retries_preemption": FAULTS}
+        if self._chance.random() < 0.25:
+            self._of_single_tasks.add(job_id)
+            return self._cluster.run_tasks(job_id, 3, self._work, **how)
+        slices = self._chance.choice([(1,), (2,), (1, 2)])
+        return self._cluster.run(job_id, slices, self._work, keep_warm=self._chance.choice([0.0, 60.0]), **how)
 
     async def _work(self, task: Task) -> int:
         """Return at once, or late. Half of the tasks save when they are told to move, and fail when a peer is gone."""
         me = task.info
         for other in self._cluster.tasks_of(me.job_id):
-            if other.info.attempt < me.attempt and self._cluster.is_running(other):
+            if me.slice_name and other.info.attempt < me.attempt and self._cluster.is_running(other):
                 assert other.info.slice_name in self._faults.disturbed, "the attempt before goes on beside this one"
         for _ in range(self._chance.choice([0, 5, 20, 100, 200])):
             await asyncio.sleep(0.1)
             if task.notice is not None and self._chance.random() < 0.5:
                 task.save()
-            if self._chance.random() < 0.5 and any(
-                peer.process.gone.done() for peer in self._cluster.tasks_of(me.job_id, me.attempt)
-            ):
+            if me.slice_name and self._chance.random() < 0.5 and self._has_lost_a_peer(task):
                 raise RuntimeError("Socket closed by peer")
         return me.attempt
+
+    def _has_lost_a_peer(self, task: Task) -> bool:
+        peers = self._cluster.tasks_of(task.info.job_id, task.info.attempt)
+        return any(peer.process.gone.done() for peer in peers)
