@@ -176,8 +176,11 @@ def _wait(job_id: str, ref: Any, name: str) -> list[Any]:
     """Return the results; end the command if there are none."""
     from iris_ray.client.job_progress import results_of  # imports Ray
 
+    goes_on = False
     while True:
         try:
+            if goes_on:
+                say_error(f"still waiting for {name}")
             with _failure_told(name):
                 return results_of(job_id, ref)
         except KeyboardInterrupt:
@@ -185,6 +188,7 @@ def _wait(job_id: str, ref: Any, name: str) -> list[Any]:
                 _cancel(ref)
                 say_error(f"{name} is cancelled")
                 raise click.exceptions.Exit(INTERRUPTED) from None
+            goes_on = True
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ def _wait_in_line(job_id: str, wait: Wait, line: LiveLine) -> None:
     line.show("asking the Controller how it stands")
     watch = _StatusWatch(job_id)
     while not wait(LOOK_S):
-        with contextlib.suppress(Exception):  # what is only shown stops nobody, least of all the run
+        with contextlib.suppress(Exception):  # an error in the display must not end the run
             if (status := watch.latest()) is not None:
                 line.show(job_in_words(status))
 

@@ -21,7 +21,7 @@ class ChangeLog:
     _keys: list[DeviceKey] = field(default_factory=list)
     _forgotten: int = 0
     _last: Sequence[DeviceKey] = ()
-    """What was noted last, if nobody has read since."""
+    """The keys that `add` got last; empty once a reader has read them."""
 
     @property
     def end(self) -> int:

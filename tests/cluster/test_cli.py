@@ -235,6 +235,7 @@ def test_run_passes_the_scripts_arguments_on_and_its_end_is_the_commands(
     asked.press_ctrl_c()
     asked.says(question)
     asked.type("n\n")
+    asked.says("still waiting for work")
     (tmp_path / "asked").touch()
     asked.says("goes on")
     asked.press_ctrl_c()

@@ -20,14 +20,14 @@ from tests.support.virtual_cluster import Stage, VirtualCluster
 
 SLICES, JOBS = 4, 2
 FAULTS = QUICK_ENDS_ARE_FAILURES - 1
-"""More might be charged as failures: nobody loses so many tasks so soon by chance."""
+"""iris_ray charges a failure for each further task that a gang loses so soon: see `docs/failures.md`."""
 
 
 class Faults:
     """What happens to a cluster, one thing at a time. Slices that are gone are replaced.
 
     Attributes:
-        happened: what, in words, for whoever looks into a finding.
+        happened: the faults so far, in words; a test that fails prints them.
         disturbed: names of slices to which something has happened.
         killed: how many tasks of each job were killed.
     """

@@ -34,15 +34,17 @@ class SharedRecords:
         if state.fleet.taints != self._taints:
             found = state.fleet.taints.items()
             plain = {target: {name: (t.reason, t.until) for name, t in named.items()} for target, named in found}
+            recorded = json.dumps(plain).encode()
             self._taints = {target: dict(named) for target, named in found}
-            yield "taints", json.dumps(plain).encode()
+            yield "taints", recorded
         if state.past_usage.now >= self._sums_at + USAGE_EVERY_S:
             self._sums_at = state.past_usage.now
             yield from self._sums(state)
         if state.limits.version != self._limits:
             table = [(user, band.name, dict(limits.items())) for (user, band), limits in state.limits.table.items()]
+            recorded = json.dumps(table).encode()
             self._limits = state.limits.version
-            yield "limits", json.dumps(table).encode()
+            yield "limits", recorded
 
     def _sums(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
         """Yield what grows all the time: what the chips were in, and what users have held."""

@@ -24,7 +24,7 @@ class NotFree:
 
     Attributes:
         why: as part of a sentence about the host.
-        ours: whether tasks of iris_ray hold them, and nobody else. Then the host is not to blame.
+        ours: whether only tasks of iris_ray hold the chips. The host is not blamed for that.
     """
 
     why: str

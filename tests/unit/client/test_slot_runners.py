@@ -26,9 +26,9 @@ def test_no_job_is_left_behind_if_one_of_them_can_not_be_submitted(monkeypatch: 
 
     monkeypatch.setattr(slot_runners, "launch", launch)
     monkeypatch.setattr(slot_runners, "cancel_runners", cancelled.extend)
-    nobody: Any = None
+    no_actor: Any = None
     with pytest.raises(ControllerUnavailableError):
-        slot_runners.submit_runners(ManagerStub(nobody), [SlotHosts(count=3)], None)
+        slot_runners.submit_runners(ManagerStub(no_actor), [SlotHosts(count=3)], None)
     assert len(launched) == 2
     assert cancelled == launched
 
