@@ -124,7 +124,7 @@ def _create(root: Path, name: str) -> Path:
     if not _is_ours(root):
         raise PermissionError(f"{root} is no directory of this user's alone; remove it")
     path = root / name
-    path.mkdir(mode=0o700)
+    path.mkdir(mode=0o700, exist_ok=True)  # another process of the job may create it at the same moment
     return path
 
 

@@ -156,3 +156,18 @@ def test_empty_directories_are_nothing_to_wait_for(disk: Path) -> None:
     (taken(disk, "a") / "cache").touch()
     assert here.left()
     assert path.exists()
+
+
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_processes_of_a_job_that_come_at_the_same_moment_share_its_directory(
+    disk: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    """Both have looked before either has made it."""
+    monkeypatch.setattr(LocalDirectories, "_all", lambda _: iter(()))
+    tasks = [LocalDirectories(disk, memory if in_memory else None) for _ in range(2)]
+    paths = {task.take("a") for task in tasks}
+    assert len(paths) == 1
+    assert paths.pop().is_relative_to(memory if in_memory else disk)
+    for task in tasks:
+        end_of(task)
