@@ -104,9 +104,11 @@ class Subject:
 
     def all_jobs(self) -> list[JobStatus]:
         """Page by page."""
-        jobs: list[JobStatus] = asked_until_answered(self.actor.list_jobs)
-        while jobs and len(jobs) % PAGE == 0:
-            jobs += asked_until_answered(self.actor.list_jobs, jobs[-1].number)
+        page: list[JobStatus] = asked_until_answered(self.actor.list_jobs)
+        jobs = list(page)
+        while len(page) == PAGE:
+            page = asked_until_answered(self.actor.list_jobs, jobs[-1].number)
+            jobs += page
         return jobs
 
 
