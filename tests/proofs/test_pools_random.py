@@ -1,24 +1,35 @@
 """Whatever happens to hosts and to processes of ours: no job is charged a failure unless a task fails, or is lost.
 
-Whole jobs run in virtual time, a few hundred milliseconds each. Everything of iris_ray is real but the hosts.
+Meanwhile other jobs evict these, and people cancel some or kill a driver. Whole jobs run in virtual time, a few hundred
+milliseconds each. Everything of iris_ray is real but the hosts.
 """
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import RayError
 
+from iris_ray.actors.controller.eviction_settings import GRACE
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
+from iris_ray.errors import IrisError
+from iris_ray.model.job_spec import PriorityBand
+from iris_ray.scheduler.evictions import LEAST_RUN_S
 from iris_ray.state.retry_budget import QUICK_ENDS_ARE_FAILURES
 from tests.support.hosts_in_process import Task
 from tests.support.proofs import in_proofs
-from tests.support.ray_in_process import Reference
+from tests.support.ray_in_process import Handle, Reference
 from tests.support.virtual_cluster import Stage, VirtualCluster
 
-SLICES, JOBS = 4, 2
+SLICES, JOBS = 3, 2
 FAULTS = QUICK_ENDS_ARE_FAILURES - 1
 """iris_ray charges a failure for each further task that a gang loses so soon: see `docs/failures.md`."""
 
@@ -45,7 +56,7 @@ class Faults:
         """Have one happen."""
         kinds = [
             self._kill_host, self._freeze, self._kill_slice_actor, self._kill_host_actor, self._drain, self._restart,
-            self._kill_task,
+            self._kill_task, self._restart_pool,
         ]  # fmt: skip
         fault, name, host = self._chance.choice(kinds), self._chance.choice(self._slices), self._chance.randrange(2)
         self.happened.append(f"{fault.__name__} {name} {host}")
@@ -88,6 +99,10 @@ class Faults:
     def _restart(self, _: str, __: int) -> None:
         self._cluster.restart_controller()
 
+    def _restart_pool(self, _: str, __: int) -> None:
+        self._cluster.ray.restart(self._cluster.pool, takes_s=self._chance.uniform(0.1, 5.0))
+        self.disturbed.update(self._slices)
+
     def _replace(self, name: str) -> None:
         self._slices.remove(name)
         self._slices.append(f"v4-16-{self._made}")
@@ -97,6 +112,9 @@ class Faults:
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """Play on clusters where a job may be evicted soon after its start."""
+    monkeypatch.setenv(GRACE, "3")
+    monkeypatch.setitem(LEAST_RUN_S, PriorityBand.INTERACTIVE, 2.0)
     return Stage(tmp_path, monkeypatch)
 
 
@@ -114,8 +132,25 @@ def test_no_job_is_charged_for_what_happens_to_hosts_and_none_is_lost(
             raise
 
 
+@dataclass
+class Submitted:
+    """A job of a story.
+
+    Attributes:
+        results: a reference to them.
+        pool: of its driver.
+        is_gang: or its tasks are placed one by one.
+        ended_by: who or what has ended it before its time, or "".
+    """
+
+    results: Reference
+    pool: Handle
+    is_gang: bool = True
+    ended_by: str = ""
+
+
 class Story:
-    """Some jobs, some faults, and the end of the jobs.
+    """Some jobs, some faults, what people do meanwhile, and the end of the jobs.
 
     Args:
         seed: of all that is random.
@@ -123,36 +158,81 @@ class Story:
 
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
-        self._of_single_tasks: set[str] = set()
+        self._jobs: dict[str, Submitted] = {}
         self._faults: Faults
         self._cluster: VirtualCluster
 
     async def play(self, cluster: VirtualCluster) -> None:
         self._cluster, self._faults = cluster, Faults(cluster, self._chance)
-        jobs = {f"job-{number}": self._start(f"job-{number}") for number in range(JOBS)}
-        for _ in range(FAULTS):
+        for number in range(JOBS):
+            self._submit(f"job-{number}")
+        for number in range(FAULTS):
             await asyncio.sleep(self._chance.expovariate(1 / 5.0))
             self._faults.happen()
-        for job_id, results in jobs.items():
-            attempts = await results
-            is_gang = job_id not in self._of_single_tasks
-            assert not is_gang or len(set(attempts)) == 1, f"{job_id} has results of several attempts"
-            charged = [await cluster.charged(job_id, index) for index in range(1 if is_gang else len(attempts))]
-            failures = sum(failures for failures, _ in charged)
-            assert failures <= self._faults.killed[job_id], f"{job_id} was charged {failures} failures"
+            if self._chance.random() < 0.3:
+                self._somebody_acts(number)
+        for job_id, job in self._jobs.items():
+            await (self._ends(job_id) if job.ended_by else self._succeeds(job_id))
         await cluster.until(lambda: not cluster.reserved_nodes())
+        await cluster.until(lambda: not any(map(cluster.is_running, cluster.tasks)))
 
     @property
     def happened(self) -> list[str]:
         return self._faults.happened
 
-    def _start(self, job_id: str) -> Reference:
-        how = {"max_retries_failure": FAULTS, "max_retries_preemption": FAULTS}
+    def _submit(self, job_id: str, **more: Any) -> None:
+        pool = self._cluster.pool
+        if self._chance.random() < 0.3:
+            pool = self._cluster.ray.create(SlicePoolManager, (), {})
+        how: dict[str, Any] = {
+            "max_retries_failure": FAULTS,
+            "max_retries_preemption": 50,
+            "pool": pool,
+            "work": self._work,
+        } | more
         if self._chance.random() < 0.25:
-            self._of_single_tasks.add(job_id)
-            return self._cluster.run_tasks(job_id, 3, self._work, **how)
-        slices = self._chance.choice([(1,), (2,), (1, 2)])
-        return self._cluster.run(job_id, slices, self._work, keep_warm=self._chance.choice([0.0, 60.0]), **how)
+            results = self._cluster.run_tasks(job_id, 3, **how)
+            self._jobs[job_id] = Submitted(results, pool, is_gang=False)
+            return
+        slices, keep_warm = self._chance.choice([(1,), (2,), (1, 2)]), self._chance.choice([0.0, 60.0])
+        self._jobs[job_id] = Submitted(self._cluster.run(job_id, slices, keep_warm=keep_warm, **how), pool)
+
+    def _somebody_acts(self, number: int) -> None:
+        """Have somebody submit a job that may evict others, cancel one, or kill a driver."""
+        act, job_id = self._chance.choice([self._submit_urgent, self._cancel, self._kill_driver]), f"urgent-{number}"
+        if act != self._submit_urgent:
+            job_id = self._chance.choice(list(self._jobs))
+        self.happened.append(f"{act.__name__} {job_id}")
+        act(job_id)
+
+    def _submit_urgent(self, job_id: str) -> None:
+        self._submit(job_id, priority=PriorityBand.PRODUCTION, user="ann")
+
+    def _cancel(self, job_id: str) -> None:
+        self._jobs[job_id].ended_by = "somebody has cancelled it"
+        if self._chance.random() < 0.5:
+            ray.cancel(self._jobs[job_id].results)
+        else:
+            self._cluster.controller().cancel.remote(job_id, "enough", "ann")
+
+    def _kill_driver(self, job_id: str) -> None:
+        pool = self._jobs[job_id].pool
+        if pool is not self._cluster.pool:
+            self._cluster.ray.kill(pool)
+            for job in self._jobs.values():
+                job.ended_by = "its driver was killed" if job.pool is pool else job.ended_by
+
+    async def _succeeds(self, job_id: str) -> None:
+        attempts, is_gang = await self._jobs[job_id].results, self._jobs[job_id].is_gang
+        assert not is_gang or len(set(attempts)) == 1, f"{job_id} has results of several attempts"
+        charged = [await self._cluster.charged(job_id, index) for index in range(1 if is_gang else len(attempts))]
+        failures = sum(failures for failures, _ in charged)
+        assert failures <= self._faults.killed[job_id], f"{job_id} was charged {failures} failures"
+
+    async def _ends(self, job_id: str) -> None:
+        """It has a result, since it had ended already, or it raises."""
+        with contextlib.suppress(RayError, IrisError, asyncio.CancelledError):
+            await self._jobs[job_id].results
 
     async def _work(self, task: Task) -> int:
         """Return at once, or late. Half of the tasks save when they are told to move, and fail when a peer is gone."""

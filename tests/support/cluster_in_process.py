@@ -176,7 +176,7 @@ class ClusterInProcess:
     def restart_controller(self) -> None:
         """End the Controller's process, and start it anew as Ray does."""
         old = self.controller()
-        self.ray.create(Controller, (), {"name": CONTROLLER_NAME})
+        self.ray.create(Controller, (), {"name": CONTROLLER_NAME, "lifetime": "detached"})
         self.ray.kill(old)
 
     def _make(self, actor_class: type, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:

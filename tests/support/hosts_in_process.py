@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 _pids = itertools.count(100_001)
 
+REAPED_S = 0.5
+"""How long what a slice's tasks have left lives on after their host's actor."""
+
 
 class Crash(BaseException):
     """A task raises it to end its process before it can answer; its text says how: "was killed by SIGKILL"."""
@@ -276,8 +279,16 @@ class Host:
             self._node.processes[pid].kill("the slice is released")
 
     def on_death(self) -> None:
-        """Have the reaper end the tasks of a shared host. A slice's are left to its next actor."""
-        for pid in () if self._exclusive else self.adopted:
+        """Have the reaper end the tasks here. It takes a moment for those of a slice."""
+        loop = asyncio.get_running_loop()
+        for pid in self.adopted:
+            if self._exclusive:
+                loop.call_later(REAPED_S, self._reap, pid)
+            else:
+                self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        if self._node.processes[pid].left:
             self._node.processes[pid].kill("its host's actor is gone")
 
 

@@ -15,7 +15,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +23,7 @@ import pytest
 import ray
 from ray import cloudpickle
 from ray.actor import ActorClass
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayTaskError, TaskCancelledError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError, TaskCancelledError
 
 MakeActor = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
 """Makes the object behind an actor from its class, its arguments and the options that it is created with."""
@@ -33,8 +33,8 @@ HEAD_NODE = 28 * "0a"
 
 _handles: dict[int, "Handle"] = {}
 _numbers = itertools.count(1)
-_actor: "contextvars.ContextVar[Handle | None]" = contextvars.ContextVar("_actor", default=None)
-"""The actor whose task runs. The tasks of an actor end with it."""
+_process: "contextvars.ContextVar[_Process | None]" = contextvars.ContextVar("_process", default=None)
+"""The process of an actor whose task runs."""
 
 
 class Reference:
@@ -55,16 +55,34 @@ class Reference:
 
 @dataclass(frozen=True)
 class Method:
-    """One method of an actor. Options such as a number of retries are ignored."""
+    """One method of an actor, and whether Ray repeats a call of it if the actor's process ends and starts anew."""
 
     actor: "Handle"
     name: str
+    is_repeated: bool = False
 
-    def options(self, **_: Any) -> "Method":
-        return self
+    def options(self, max_task_retries: int = 0, **_: Any) -> "Method":
+        return Method(self.actor, self.name, max_task_retries == -1)
 
     def remote(self, *args: Any) -> Reference:
-        return self.actor._call(self.name, args)
+        return self.actor._call(self.name, args, self.is_repeated)
+
+
+@dataclass(eq=False)
+class _Process:
+    """One process of an actor. Its tasks end with it, and so do the actors that it has made."""
+
+    actor: "Handle"
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    owned: list["Handle"] = field(default_factory=list)
+
+    def end(self) -> None:
+        self.ended.set()
+        for task in list(self.tasks):
+            task.cancel()
+        for actor in self.owned:
+            actor._die()
 
 
 class Handle:
@@ -73,19 +91,15 @@ class Handle:
     def __init__(self, ray_in_process: "RayInProcess", actor_class: type, make: Callable[[], Any]) -> None:
         self._ray = ray_in_process
         self._class = actor_class
+        self._make = make
         self._number = next(_numbers)
         self._answers = asyncio.Event()
         self._answers.set()
-        self._died = asyncio.Event()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._context = contextvars.copy_context()
-        self._context.run(_actor.set, self)
+        self._is_dead = False
+        self._object: Any = None
         _handles[self._number] = self
-        try:
-            self._object = self._context.run(make)
-        except Exception:  # as when a process can't make its actor
-            self._object = None
-            self._died.set()
+        self._start_process()
+        self._make_object()
 
     def __getattr__(self, name: str) -> Method:
         if name.startswith("_") or not (self._object is None or hasattr(self._object, name)):
@@ -95,33 +109,47 @@ class Handle:
     def __reduce__(self) -> tuple[Any, ...]:
         return _handle, (self._number,)
 
-    @property
-    def _is_dead(self) -> bool:
-        return self._died.is_set()
+    def _start_process(self) -> None:
+        self._process = _Process(self)
+        self._context = contextvars.copy_context()
+        self._context.run(_process.set, self._process)
 
-    def _call(self, name: str, args: tuple[Any, ...]) -> Reference:
+    def _make_object(self) -> None:
+        try:
+            self._object = self._context.run(self._make)
+        except Exception:  # as when a process can't make its actor
+            self._is_dead = True
+            self._process.ended.set()
+
+    def _call(self, name: str, args: tuple[Any, ...], is_repeated: bool) -> Reference:
         sent = cloudpickle.dumps(args)
         self._ray.calls[name] += 1
-        return Reference(self._ray.in_loop(self._answer(name, sent)))
+        return Reference(self._ray.in_loop(self._answer(name, sent, is_repeated)))
 
-    async def _answer(self, name: str, sent: bytes) -> Any:
-        """Return or raise what the call does; raise `ActorDiedError` once the actor is dead."""
-        if self._is_dead:
-            raise ActorDiedError
-        loop = asyncio.get_running_loop()
-        work = loop.create_task(self._run(name, sent), context=self._context.copy())
-        death = loop.create_task(self._died.wait())
-        try:
-            await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
-            if self._is_dead:
-                raise ActorDiedError
-            result = cloudpickle.loads(work.result())
-        finally:
-            work.cancel()
-            death.cancel()
-        if isinstance(result, RayTaskError):
-            raise result.as_instanceof_cause()
-        return result
+    async def _answer(self, name: str, sent: bytes, is_repeated: bool) -> Any:
+        """Return or raise what the call does.
+
+        Raises:
+            ActorDiedError: the actor is dead.
+            ActorUnavailableError: its process has ended, and the call is not repeated.
+        """
+        while not self._is_dead:
+            loop, ended = asyncio.get_running_loop(), self._process.ended
+            work = loop.create_task(self._run(name, sent), context=self._context.copy())
+            death = loop.create_task(ended.wait())
+            try:
+                await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
+                result = None if ended.is_set() else cloudpickle.loads(work.result())
+            finally:
+                work.cancel()
+                death.cancel()
+            if not ended.is_set():
+                if isinstance(result, RayTaskError):
+                    raise result.as_instanceof_cause()
+                return result
+            if not (self._is_dead or is_repeated):
+                raise ActorUnavailableError("its process has ended", self._number.to_bytes(16))
+        raise ActorDiedError
 
     async def _run(self, name: str, sent: bytes) -> bytes:
         """Return the pickled result, or a pickled `RayTaskError`."""
@@ -138,13 +166,25 @@ class Handle:
         return pickled
 
     def _die(self) -> None:
-        if self._is_dead:
-            return
-        self._died.set()
+        if not self._is_dead:
+            self._is_dead = True
+            self._end_process()
+
+    def _end_process(self) -> None:
         if hasattr(self._object, "on_death"):
             self._object.on_death()
-        for task in list(self._tasks):
-            task.cancel()
+        self._process.end()
+
+    async def _restart(self, takes_s: float) -> None:
+        if self._is_dead or not self._answers.is_set():
+            return
+        self._answers.clear()
+        self._end_process()
+        self._start_process()
+        await asyncio.sleep(takes_s)
+        if not self._is_dead:
+            self._make_object()
+        self._answers.set()
 
 
 def _handle(number: int) -> Handle:
@@ -152,15 +192,15 @@ def _handle(number: int) -> Handle:
 
 
 def _new_task(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any) -> "asyncio.Task[Any]":
-    """Make a task, which belongs to the actor in whose context it runs."""
+    """Make a task, which belongs to the process in whose context it runs."""
     task = asyncio.Task(work, loop=loop, **options)
     context = options.get("context")
-    owner = _actor.get() if context is None else context.get(_actor)
-    if owner is not None:
-        if owner._is_dead:
+    process = _process.get() if context is None else context.get(_process)
+    if process is not None:
+        if process.ended.is_set():
             task.cancel()
-        owner._tasks.add(task)
-        task.add_done_callback(owner._tasks.discard)
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
     return task
 
 
@@ -202,8 +242,8 @@ class RayInProcess:
                 gcs_address="10.0.0.1:6379",
                 get_node_id=lambda: HEAD_NODE,
                 get_job_id=lambda: "01000000",
-                current_actor=_actor.get(),
-                get_actor_id=lambda: f"{0 if (actor := _actor.get()) is None else actor._number:032x}",
+                current_actor=self.current_actor(),
+                get_actor_id=lambda: f"{0 if (actor := self.current_actor()) is None else actor._number:032x}",
             ),
         }
         for name, stand_in in places.items():
@@ -275,9 +315,14 @@ class RayInProcess:
             self._named.pop(name)
         self._loop.call_soon_threadsafe(handle._die)
 
+    def restart(self, handle: Handle, takes_s: float = 1.0) -> None:
+        """End an actor's process. Ray starts it anew within so many seconds."""
+        self.in_loop(handle._restart(takes_s))
+
     def current_actor(self) -> Handle | None:
         """Return the actor whose task runs."""
-        return _actor.get()
+        process = _process.get()
+        return None if process is None else process.actor
 
     def get_actor(self, name: str, namespace: str | None = None) -> Handle:
         if name not in self._named or self._named[name]._is_dead:
@@ -295,6 +340,9 @@ class RayInProcess:
 
         def make() -> Handle:
             handle = Handle(self, actor_class, lambda: self._make(actor_class, args, options))
+            owner = _process.get()
+            if owner is not None and options.get("lifetime") != "detached":
+                owner.owned.append(handle)
             if name is not None:
                 self._named[name] = handle  # before it does anything, such as ending
             return handle

@@ -14,6 +14,7 @@ from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.wire.messages import JobView
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME
 from iris_ray.actors.wire.status import JobStatus, WorkerStatus
+from iris_ray.client.pool_actor import REPEATED
 from tests.support import virtual_time
 from tests.support.cluster_in_process import ClusterInProcess
 from tests.support.hosts_in_process import Task, Work
@@ -40,7 +41,7 @@ class VirtualCluster(ClusterInProcess):
         return self.controllers[-1]
 
     async def begin(self) -> None:
-        self.ray.create(Controller, (), {"name": CONTROLLER_NAME})
+        self.ray.create(Controller, (), {"name": CONTROLLER_NAME, "lifetime": "detached"})
         self.pool = self.ray.create(SlicePoolManager, (), {})
         await self.ask("ping")
 
@@ -51,7 +52,7 @@ class VirtualCluster(ClusterInProcess):
             job_id: its id.
             slices: how many it can use.
             work: what each of its tasks does.
-            changes: more for its `JobSpec`, or `RunRequest`.
+            changes: more for its `JobSpec`, or `RunRequest`; ``pool`` if it is not to be the test's own.
         """
         return self._run(job_id, gang_spec, work, {"slices": slices, "max_retries_failure": 0} | changes)
 
@@ -68,8 +69,9 @@ class VirtualCluster(ClusterInProcess):
             for name in ("keep_warm", "stall_timeout", "silence_s", "exit_grace", "process")
             if name in changes
         }
+        pool = changes.pop("pool", self.pool)
         request = self.request(spec(job_id, **changes), **more)
-        reference: Reference = self.pool.run.remote(request)
+        reference: Reference = pool.run.options(**REPEATED).remote(request)
         return reference
 
     # -- looks -----------------------------------------------------------------------------------------------------
