@@ -194,8 +194,13 @@ class Story:
             results = self._cluster.run_tasks(job_id, 3, **how)
             self._jobs[job_id] = Submitted(results, pool, is_gang=False)
             return
-        slices, keep_warm = self._chance.choice([(1,), (2,), (1, 2)]), self._chance.choice([0.0, 60.0])
-        self._jobs[job_id] = Submitted(self._cluster.run(job_id, slices, keep_warm=keep_warm, **how), pool)
+        how |= {
+            "slices": self._chance.choice([(1,), (2,), (1, 2)]),
+            "keep_warm": self._chance.choice([0.0, 60.0]),
+            "spares": self._chance.choice([0, 0, 1]),
+            "grow_after": self._chance.choice([3.0, None]),
+        }
+        self._jobs[job_id] = Submitted(self._cluster.run(job_id, **how), pool)
 
     def _somebody_acts(self, number: int) -> None:
         """Have somebody submit a job that may evict others, cancel one, or kill a driver."""

@@ -288,8 +288,9 @@ class Host:
                 self._reap(pid)
 
     def _reap(self, pid: int) -> None:
-        if self._node.processes[pid].left:
-            self._node.processes[pid].kill("its host's actor is gone")
+        process = self._node.processes[pid]
+        if process.left or not process.gone.done():
+            process.kill("its host's actor is gone")
 
 
 @dataclass(eq=False)
