@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from iris_ray.actors.controller.eviction_settings import GRACE
+from iris_ray.actors.host.chip_release import NotFree
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
@@ -56,7 +57,7 @@ class Faults:
         """Have one happen."""
         kinds = [
             self._kill_host, self._freeze, self._kill_slice_actor, self._kill_host_actor, self._drain, self._restart,
-            self._kill_task, self._restart_pool,
+            self._kill_task, self._restart_pool, self._take_chips, self._break_setup,
         ]  # fmt: skip
         fault, name, host = self._chance.choice(kinds), self._chance.choice(self._slices), self._chance.randrange(2)
         self.happened.append(f"{fault.__name__} {name} {host}")
@@ -102,6 +103,19 @@ class Faults:
     def _restart_pool(self, _: str, __: int) -> None:
         self._cluster.ray.restart(self._cluster.pool, takes_s=self._chance.uniform(0.1, 5.0))
         self.disturbed.update(self._slices)
+
+    def _take_chips(self, name: str, host: int) -> None:
+        """Have a stranger, or a task of iris_ray, hold a host's chips for a while."""
+        self._spoil(name, host, "held_by", NotFree("somebody holds its chips", ours=self._chance.random() < 0.5))
+
+    def _break_setup(self, name: str, host: int) -> None:
+        """Let a host be unable for a while to set up what tasks ask for."""
+        self._spoil(name, host, "setup_error", "its disk is full")
+
+    def _spoil(self, name: str, host: int, what: str, value: Any) -> None:
+        node = self._cluster.node(self._cluster.node_id(name, host))
+        setattr(node, what, value)
+        asyncio.get_running_loop().call_later(self._chance.uniform(1.0, 20.0), setattr, node, what, None)
 
     def _replace(self, name: str) -> None:
         self._slices.remove(name)
