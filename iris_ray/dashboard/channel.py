@@ -1,6 +1,7 @@
 """What has changed, on its way to every open page: server-sent events, encoded once for all."""
 
 import asyncio
+import contextlib
 import gzip
 import json
 import os
@@ -96,10 +97,9 @@ class Channel:
         if self.has_readers:
             await asyncio.sleep(timeout_s)
             return
-        try:
-            await asyncio.wait_for(self._came.wait(), timeout_s)
-        except TimeoutError:
-            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._came.wait()
 
 
 def encode(value: Any) -> bytes:

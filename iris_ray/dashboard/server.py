@@ -139,7 +139,8 @@ class _Routes:
         """Send messages as they come; return when the page is too far behind."""
         while True:
             try:
-                message = await asyncio.wait_for(messages.get(), KEEP_ALIVE_S)
+                async with asyncio.timeout(KEEP_ALIVE_S):
+                    message = await messages.get()
             except TimeoutError:
                 message = b": still there\n\n"
             if message is None:

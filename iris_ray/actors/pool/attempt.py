@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
 from typing import Any
 
-from iris_ray.actors.pool.attempt_end import AttemptEnd, Ends, all_returned, judge_attempt
+from iris_ray.actors.pool.attempt_end import AttemptEnd, Ends, all_returned, judge_attempt, with_late_ends
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.attempt_shutdown import AttemptShutdown
 from iris_ray.actors.pool.evidence import gather_evidence
@@ -97,7 +97,7 @@ class Attempt:
             return
         self._notices.latest = notice
         if notice.kind is not NoticeKind.GROWTH:
-            self.stop(notice.reason)
+            self._stop.move(notice, notice.reason)
 
     @property
     def evicted(self) -> bool:
@@ -138,7 +138,8 @@ class Attempt:
         reason = self._stop.reason.result() if self._stop.asked else "another task of the gang ended"
         stopped = await self.shutdown.stop_all(reason)
         await self.shutdown.end_leftovers(evidence.reachable - stopped.keys())
-        end = judge_attempt(self.place, {**ends, **stopped}, evidence, self._stop, at_once)
+        ends = with_late_ends(ends, stopped, was_asked=self._stop.asked)
+        end = judge_attempt(self.place, ends, evidence, self._stop, at_once)
         self.shutdown.lose(end.unfit_slices)
         return end
 

@@ -1,7 +1,7 @@
 """How an attempt ended, and what is known of its tasks and hosts by then."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.evidence import Evidence
@@ -87,6 +87,28 @@ class AttemptEnd:
 def all_returned(place: AttemptPlace, ends: Ends) -> AttemptEnd:
     """Return the end of an attempt whose tasks have all returned."""
     return AttemptEnd(place, judge_gang(ends, dict.fromkeys(ends, HostEvidence())), ends)
+
+
+def with_late_ends(ends: Ends, late: Mapping[TaskKey, TaskEnd], was_asked: bool) -> Ends:
+    """Return how each task ended.
+
+    Args:
+        ends: what was known before the tasks were stopped. It counts: their processes are gone by now, and with them
+            every payload that nobody has fetched.
+        late: what was known after that.
+        was_asked: whether iris_ray wanted the attempt to end. Then a task counts as stopped if it has returned
+            meanwhile and its result is lost.
+    """
+    known = {key: end for key, end in ends.items() if end is not None}
+    return {**ends, **{key: _without_reference(end, was_asked) for key, end in late.items()}, **known}
+
+
+def _without_reference(end: TaskEnd, was_asked: bool) -> TaskEnd | None:
+    if end.payload is None or isinstance(end.payload, bytes):
+        return end
+    if end.kind is not EndKind.RETURNED:
+        return replace(end, payload=None)
+    return replace(end, kind=EndKind.STOPPED, payload=None, exit_code=None) if was_asked else None
 
 
 def judge_attempt(place: AttemptPlace, ends: Ends, evidence: Evidence, stop: StopRequest, at_once: bool) -> AttemptEnd:

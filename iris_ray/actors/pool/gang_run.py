@@ -157,7 +157,8 @@ class GangRun:
         patience = FIRST_WORD_S
         while True:
             try:
-                return await asyncio.wait_for(self._orders.get(), patience)
+                async with asyncio.timeout(patience):
+                    return await self._orders.get()
             except TimeoutError:
                 patience = REPEAT_S
                 if (await self._report([])).state.finished:  # its end was decided, and the word of it was lost
@@ -276,6 +277,8 @@ class GangRun:
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
         if failure.by_request:
             events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
+        elif failure.moves:
+            events.append(GangMovedEvent(attempt.id, reason))
         else:
             events.append(TaskDispatchFailedEvent(attempt.id, reason, 0.0, failure.broken, failure.counts))
         job = await self._report([*events, *released, self._confirmed(attempt)])
@@ -283,7 +286,12 @@ class GangRun:
         return job
 
     def _free(self, attempt: Attempt, lost: Sequence[str]) -> list[SliceReleasedEvent]:
-        """Give lost slices back, and let the next attempt use the others. Return the events that say so."""
+        """Give lost slices back, and let the next attempt use the others. Return the events that say so.
+
+        Both the attempt's own course and whoever abandons it may come here; the first one counts.
+        """
+        if attempt.phase is Phase.TIDY:
+            return []
         released = self._slices.retire(lost)
         self._slices.set_idle(attempt.place.names)
         attempt.phase = Phase.TIDY

@@ -43,6 +43,7 @@ class LaunchFailed(Exception):
         blamed: hosts that answer and are at fault, by node id: why, and in which way.
         counts: whether it counts as a failed launch. The gang only has to wait if other tasks of iris_ray hold all
             chips that are missing.
+        moves: whether the attempt had notice to move before it began.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class LaunchFailed(Exception):
         by_request: bool = False,
         blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
         counts: bool = True,
+        moves: bool = False,
     ) -> None:
         super().__init__(reason)
         self.broken = broken
@@ -62,6 +64,7 @@ class LaunchFailed(Exception):
         self.by_request = by_request
         self.blamed = blamed
         self.counts = counts
+        self.moves = moves
 
 
 async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: RunRequest, stop: StopRequest) -> Launch:
@@ -84,7 +87,7 @@ async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: R
     finally:
         ready.cancel()
     if stop.asked:
-        raise LaunchFailed(stop.reason.result())
+        raise LaunchFailed(stop.reason.result(), moves=stop.moved_for is not None)
     answers = ready.result()
     broken = {name: reply for name, reply in answers.items() if is_broken(reply)}
     if broken:

@@ -43,11 +43,12 @@ class NoticeDelivery:
         self._stop = stop
         self._background = BackgroundTasks()
         self._telling: asyncio.Future[None] | None = None
+        self._heard: Notice | None = None  # what tasks have heard last; that can't be taken back
 
     def deliver(self, notice: Notice) -> None:
         """Tell every task. An earlier notice counts no more."""
         self.cancel()
-        self.latest = notice
+        self.latest = self._heard = notice
         self._telling = self._background.start(self._tell(notice), f"giving notice to {self._place.order.attempt}")
 
     def cancel(self) -> None:
@@ -57,8 +58,8 @@ class NoticeDelivery:
 
     def move_early(self) -> None:
         """Move the attempt if its tasks have been told, though one ended before all had saved."""
-        if self.latest is not None and self._telling is not None:
-            self._stop.move(self.latest, f"{self.latest.reason}; a task ended before all had saved")
+        if self._heard is not None:
+            self._stop.move(self._heard, f"{self._heard.reason}; a task ended before all had saved")
 
     async def _tell(self, notice: Notice) -> None:
         seconds = notice.deadline - time.time()

@@ -340,8 +340,10 @@ class SlotManager:
         if (runner := self._runners.by_id.get(runner_id)) is None:
             return
         with suppress(RayError, TimeoutError):
-            slots = await asyncio.wait_for(self._processes.alive_on(runner_id, runner), REPORT_TIMEOUT_S)
-            observed = await asyncio.wait_for(self._memory_on(runner_id, runner), REPORT_TIMEOUT_S)
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                slots = await self._processes.alive_on(runner_id, runner)
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                observed = await self._memory_on(runner_id, runner)
             self._hear(ev.RunnerReported(runner_id, as_of, slots, observed))
 
     async def _memory_on(self, runner_id: str, runner: RunnerHere) -> Mapping[int, int]:

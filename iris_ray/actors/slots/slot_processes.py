@@ -181,7 +181,8 @@ class SlotProcesses:
     async def _end(self, made: SlotProcess) -> None:
         unloads = (actor.unload() for actor in made.actors)
         with suppress(TimeoutError):  # one that raises cuts off no other host's
-            await asyncio.wait_for(asyncio.gather(*unloads, return_exceptions=True), UNLOAD_S)
+            async with asyncio.timeout(UNLOAD_S):
+                await asyncio.gather(*unloads, return_exceptions=True)
         made.kill()
 
 

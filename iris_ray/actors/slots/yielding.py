@@ -53,7 +53,8 @@ class Yielding:
         for job_id in changed:
             self._said.pop(job_id, None)
         if changed:
-            await asyncio.wait_for(self._tell(changed), ANSWER_S)
+            async with asyncio.timeout(ANSWER_S):
+                await self._tell(changed)
             self._said |= changed
 
     async def _tell(self, changed: Mapping[str, bool]) -> None:

@@ -79,12 +79,9 @@ async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> An
     Raises:
         Exception: what the actor's method raised, or `RuntimeEnvSetupError`.
     """
-
-    async def received() -> Any:
-        return await call
-
     try:
-        return await asyncio.wait_for(received(), timeout_s)
+        async with asyncio.timeout(timeout_s):
+            return await call
     except RayTaskError as error:
         raise error.cause from None
     except RuntimeEnvSetupError:

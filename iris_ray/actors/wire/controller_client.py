@@ -189,7 +189,8 @@ async def get_or_start_controller() -> ActorHandle:
         stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     try:
-        output, _ = await asyncio.wait_for(starter.communicate(), START_TIMEOUT_S)
+        async with asyncio.timeout(START_TIMEOUT_S):
+            output, _ = await starter.communicate()
     except TimeoutError:
         starter.kill()
         raise ControllerUnavailableError(

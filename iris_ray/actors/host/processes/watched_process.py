@@ -45,7 +45,8 @@ class WatchedProcess:
     async def wait_at_most(self, seconds: float) -> None:
         """Wait for the end of the process, but no longer than this."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._exited.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._exited.wait()
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""

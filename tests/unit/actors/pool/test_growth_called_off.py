@@ -1,4 +1,4 @@
-"""A gang is told to move to more slices, and they go before it does. Its own slice is plain coroutines here."""
+"""A gang is told to move to more slices, and they go before it does. In most tests its slice is plain coroutines."""
 
 import asyncio
 import time
@@ -14,6 +14,8 @@ from iris_ray.actors.pool.launch_preparation import Launch
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.model.outcomes import RunErrorKind, TpuCancelled, TpuRunError
 from tests.support.attempts import Controller, Slices, new_attempt
+from tests.support.hosts_in_process import Crash, Task
+from tests.support.virtual_cluster import Stage, VirtualCluster
 
 NOTICE_S = 0.3
 
@@ -87,3 +89,34 @@ def test_next_growth_is_told_like_the_first() -> None:
     end, _ = told_to_grow(False, room_again)
     assert isinstance(end.verdict.result, TpuCancelled)
     assert "4 slices" in end.verdict.result.error
+
+
+@pytest.mark.parametrize("after_s", [50.0, 70.0])
+def test_task_that_ends_by_its_sigterm_costs_nothing_even_if_growth_was_called_off(
+    stage: Stage, after_s: float
+) -> None:
+    async def work(task: Task) -> int:
+        if task.info.attempt == 2:
+            await task.told.wait()
+            assert task.notice is not None
+            assert task.notice.kind is NoticeKind.GROWTH
+            await asyncio.sleep(after_s)
+            if task.info.task_index == 0:
+                raise Crash("was killed by SIGTERM")
+        if task.info.attempt < 3:
+            await asyncio.sleep(10_000.0)
+        return task.info.attempt
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (1, 2), work, max_retries_preemption=1)
+        first = await cluster.runs("job", 4)
+        cluster.kill_host(first[0].info.slice_name, 0)
+        second, _ = await cluster.runs("job", 2, attempt=2)
+        cluster.add_slice("later")
+        await asyncio.wait_for(second.told.wait(), 60.0)
+        await asyncio.sleep(20.0)
+        cluster.kill_host("later", 0)
+        assert await results == [3] * 2
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story, slices=2)

@@ -149,6 +149,30 @@ def test_task_that_its_sigterm_ends_costs_no_failure_on_whichever_host(
     stage.play(story)
 
 
+@pytest.mark.parametrize("running", [True, False])
+def test_notice_before_the_start_moves_the_gang_as_one_after_it_does(stage: Stage, running: bool) -> None:
+    """The other slice of the gang is not at fault, so it is used at once."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.run("other")
+        await cluster.runs("other", 2)
+        cluster.process_start_s = 20.0
+        cluster.run("job", (2,), max_retries_preemption=5)
+        await cluster.until(lambda: len(cluster.reserved_nodes()) == 6)
+        if running:
+            for task in await cluster.runs("job", 4):
+                task.save()
+        began = virtual_time.now()
+        doomed = (await cluster.status("job")).groups[0]
+        cluster.drain(doomed, 600.0)
+        await cluster.started("job", 4, attempt=2)
+        assert virtual_time.now() - began < 3 * cluster.process_start_s
+        assert (await cluster.view("job")).failed_launches == 0
+        assert await cluster.charged("job") == (0, 0 if not running else 1)
+
+    stage.play(story, slices=4)
+
+
 # -- spares ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,117 @@
+"""Large results and exceptions stay in their task's process until the pool has fetched them. In virtual time."""
+
+import asyncio
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError
+
+from iris_ray.actors.wire.messages import TaskLaunch
+from iris_ray.actors.wire.payloads import INLINE_BYTES
+from iris_ray.model.outcomes import EndKind, TaskEnd
+from tests.support.hosts_in_process import Process, Task
+from tests.support.ray_in_process import Handle
+from tests.support.virtual_cluster import Stage, VirtualCluster
+
+BUSY_AFTER_S, STALL_S = 18.0, 20.0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Stands for a reference to a payload in the store of a process, whose ``owner`` it is; None: that is gone."""
+
+    payload: bytes
+    owner: Handle | None
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        return self._fetched().__await__()
+
+    async def _fetched(self) -> bytes:
+        if self.owner is None or self.owner._is_dead:
+            raise ActorDiedError
+        return self.payload
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[TaskLaunch, TaskEnd], bool | None]], None]:
+    """Takes which payloads are stored: True; None: stored, and lost before they can be fetched."""
+
+    def install(is_stored: Callable[[TaskLaunch, TaskEnd], bool | None]) -> None:
+        run = Process.run
+
+        async def with_stored_payload(process: Process, launch: TaskLaunch) -> TaskEnd:
+            end = await run(process, launch)
+            stored = is_stored(launch, end)
+            if stored is False:
+                return end
+            payload: Any = Stored(bytes(end.payload or b""), None if stored is None else process.handle)
+            return replace(end, payload=payload)
+
+        monkeypatch.setattr(Process, "run", with_stored_payload)
+
+    return install
+
+
+class DetailedError(ValueError):
+    pass
+
+
+@pytest.mark.parametrize("size", [1000, 2 * INLINE_BYTES])
+def test_users_exception_arrives_as_itself(stage: Stage, store: Any, size: int) -> None:
+    store(lambda _, end: len(end.payload or b"") > INLINE_BYTES)
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job")
+        first, _ = await cluster.runs("job", 2)
+        first.end.set_exception(DetailedError("bad batch", size * "x"))
+        with pytest.raises(DetailedError):
+            await results
+
+    stage.play(story)
+
+
+def test_result_that_is_lost_with_its_process_is_made_again(stage: Stage, store: Any) -> None:
+    def is_stored(launch: TaskLaunch, _: TaskEnd) -> bool | None:
+        return None if (launch.info.attempt, launch.info.task_index) == (1, 1) else True
+
+    async def work(task: Task) -> int:
+        await asyncio.sleep(2.0)
+        return task.info.attempt
+
+    store(is_stored)
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", work=work, max_retries_preemption=1)
+        assert await results == [2, 2]
+        assert await cluster.charged("job") == (0, 1)
+
+    stage.play(story)
+
+
+@pytest.mark.parametrize("late_s", [None, 0.5])
+def test_results_that_come_while_a_hang_is_looked_into_are_made_again(
+    stage: Stage, store: Any, late_s: float | None
+) -> None:
+    store(lambda _, end: end.kind is EndKind.RETURNED)
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", stall_timeout=STALL_S, max_retries_failure=1)
+        tasks = await cluster.runs("job", 2)
+        if late_s is not None:
+            asks = cluster.ray.calls["evidence"]
+            await asyncio.sleep(BUSY_AFTER_S)
+            cluster.ray.freeze(cluster.controller())
+            await cluster.until(lambda: cluster.ray.calls["evidence"] > asks)
+            await asyncio.sleep(late_s)
+        for task in tasks:
+            task.end.set_result("large")
+        await asyncio.sleep(1.0)
+        cluster.ray.thaw(cluster.controller())
+        await asyncio.sleep(5.0)
+        for task in cluster.tasks_of("job", 2):
+            task.end.set_result("large")
+        assert await results == ["large", "large"]
+
+    stage.play(story)
