@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proofs.chaos.checks import Disturbances, check_steps, overlaps
+from tests.proofs.chaos.checks import Disturbances, KnownAttempt, check_steps, overlaps
 from tests.proofs.chaos.jobs import Line, Running
 
 STEPS = 6
@@ -118,6 +118,8 @@ def test_an_attempt_is_explained_by_a_slice_that_is_disturbed_as_it_begins_even_
     disturbances = Disturbances()
     disturbances.add("a", 60.0)
     began = [{"attempt": number, "index": 2, "at": time.monotonic(), "start": 0, "slice": "b"} for number in (1, 2, 3)]
-    assert disturbances.attempts(began, {}) == 0
-    assert disturbances.attempts(began, {1: ["a", "b"], 2: ["b"]}) == 1
-    assert disturbances.attempts([{**line, "slice": "a"} for line in began], {}) == 3
+    long_ago = time.monotonic() - 3600.0
+    assert disturbances.attempts(began, []) == 0
+    assert disturbances.attempts(began, [KnownAttempt(1, "ab", long_ago), KnownAttempt(2, "b", long_ago)]) == 1
+    assert disturbances.attempts([{**line, "slice": "a"} for line in began], []) == 3
+    assert disturbances.attempts([], [KnownAttempt(1, "ab", time.monotonic()), KnownAttempt(2, "a", long_ago)]) == 1

@@ -2,13 +2,32 @@
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from tests.proofs.chaos.jobs import Line, Running
 
+LAUNCH_S = 15.0
+"""How long after a disturbance an attempt may have ended that did not start because of it."""
 CUT_OFF_RUNS_S = 75.0
 """How long the tasks of a host that is cut off, or frozen, may go on after its attempt is over."""
+
+
+@dataclass(frozen=True)
+class KnownAttempt:
+    """An attempt as the Controller remembers it.
+
+    Attributes:
+        number: its number.
+        slices: where it was.
+        at: when it began, or if it did not, when it ended; by the monotonic clock.
+        began: whether it began.
+    """
+
+    number: int
+    slices: Collection[str]
+    at: float
+    began: bool = True
 
 
 @dataclass
@@ -22,18 +41,23 @@ class Disturbances:
         now = time.monotonic()
         self._all.append((slice_name, now, now + seconds))
 
-    def attempts(self, lines: list[Line], slices: Mapping[int, Collection[str]]) -> int:
+    def attempts(self, lines: list[Line], known: Collection["KnownAttempt"]) -> int:
         """How many attempts of a job began while one of their slices was disturbed.
 
         Args:
-            lines: what its tasks have written. Those on the disturbed slice may not have begun.
-            slices: of its attempts, as far as the Controller knows.
+            lines: what its tasks have written. Those on the disturbed slice may not have begun, or none at all.
+            known: its attempts, as far as the Controller knows.
         """
-        disturbed: set[int] = set()
-        for start in (line for line in lines if "start" in line):
-            names = {start["slice"], *slices.get(start["attempt"], ())}
-            if any(self._during(name, start["at"], 0.0) for name in names):
-                disturbed.add(start["attempt"])
+        slices = {attempt.number: attempt.slices for attempt in known}
+        disturbed = {
+            start["attempt"]
+            for start in lines
+            if "start" in start
+            if any(self._during(n, start["at"], 0.0) for n in {start["slice"], *slices.get(start["attempt"], ())})
+        }
+        for attempt in known:
+            if any(self._during(name, attempt.at, 0.0 if attempt.began else LAUNCH_S) for name in attempt.slices):
+                disturbed.add(attempt.number)
         return len(disturbed)
 
     def explain(self, slice_name: str, at: float) -> bool:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import ray
+from ray.exceptions import RayError
 
 from iris_ray.actors.host.processes import reaper
 from iris_ray.testing import SimulatedCluster
@@ -66,7 +67,7 @@ class Faults:
             *([(self._cut_off, 4), (self._slow_network, 2), (self._fill_disk, 3)] if os.geteuid() == 0 else []),
         ]
         fault = self._chance.choices([kind for kind, _ in kinds], [weight for _, weight in kinds])[0]
-        with contextlib.suppress(ProcessLookupError, ValueError, IndexError):  # gone by itself meanwhile
+        with contextlib.suppress(ProcessLookupError, ValueError, IndexError, RayError):  # gone by itself meanwhile
             if done := fault():
                 self.counts[fault.__name__.strip("_")] += 1
                 return done

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import subprocess
 import time
 from collections import Counter
@@ -16,7 +17,7 @@ from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.host.processes.ledger import EXCLUSIVE
 from iris_ray.actors.wire.shared_names import PLACEMENT_GROUP_PREFIX
 from iris_ray.testing import SimulatedCluster
-from tests.proofs.chaos.checks import check_steps, overlaps
+from tests.proofs.chaos.checks import KnownAttempt, check_steps, overlaps
 from tests.proofs.chaos.faults import Faults
 from tests.proofs.chaos.jobs import Running, counting, lines_in
 from tests.support.gangs import alive, birth, the_controller
@@ -26,8 +27,8 @@ from tests.support.waiting import wait_until
 TPU_TYPE, SLICES, JOBS = "v4-16", 4, 3
 PATIENCE_S = 240.0
 """How long the jobs of the end may take."""
-RUNS_ON = "runs on "
-"""How the Controller begins to say where an attempt runs."""
+WHERE = re.compile("(?P<began>runs|did not start) on (?P<slices>[^(]+?)( \\(|$)")
+"""How the Controller says where an attempt has run, or has not started."""
 
 
 class Chaos:
@@ -159,7 +160,7 @@ class Chaos:
         assert status is not None, f"the Controller has forgotten {job.job_id}"
         for text in overlaps(lines, self._faults.disturbances):
             self._find(self.overlaps, f"job {job.number}: {text}")
-        job.charges["preemptions"] += self._faults.disturbances.attempts(lines, slices_of(job.job_id))
+        job.charges["preemptions"] += self._faults.disturbances.attempts(lines, known_attempts(job.job_id))
         for budget, charged in (("failures", status.failures), ("preemptions", status.preemptions)):
             for _ in range(charged - job.charges[budget]):
                 text = f"{job.job_id} was charged for {budget} without a known cause: {status.error}"
@@ -201,10 +202,15 @@ class Chaos:
         wait_until(lambda: ray.available_resources().get("TPU", 0.0) == total, 30)
 
 
-def slices_of(job_id: str) -> dict[int, list[str]]:
-    """The slices of a job's attempts that have run, as far as the Controller remembers them."""
-    runs = (event for event in the_controller().job_events(job_id) if event.what.startswith(RUNS_ON))
-    return {run.attempt: run.what.removeprefix(RUNS_ON).split(", ") for run in runs if run.attempt is not None}
+def known_attempts(job_id: str) -> list[KnownAttempt]:
+    """A job's attempts, as far as the Controller remembers them."""
+    found, monotonic = [], time.monotonic() - time.time()
+    for event in the_controller().job_events(job_id):
+        where = WHERE.match(event.what)
+        if where and event.attempt is not None:
+            slices, began = where["slices"].split(", "), where["began"] == "runs"
+            found.append(KnownAttempt(event.attempt, slices, event.at + monotonic, began))
+    return found
 
 
 def words_of(pid: int) -> str:
