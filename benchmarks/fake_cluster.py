@@ -16,8 +16,10 @@ from ray.actor import ActorHandle
 from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL, NodeTable
 from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess, PoolView
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.notices import Notice
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.state.events import AttemptEndConfirmedEvent, Event, JobCancelledEvent, TaskStateChangedEvent
@@ -121,7 +123,11 @@ class FakePool:
             ordered.set_result(order)
         return ordered is not None
 
-    async def stop_attempt(self, job_id: str, attempt: int, reason: str, epoch: int) -> None: ...
+    async def notify_attempt(self, attempt: AttemptId, notice: Notice, epoch: int) -> None: ...
+
+    async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None: ...
+
+    async def drop_spare(self, job_id: str) -> None: ...
 
     async def job_ended(self, job_id: str) -> None: ...
 

@@ -25,6 +25,8 @@ from ray import cloudpickle
 from ray.actor import ActorClass
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError, TaskCancelledError
 
+from iris_ray.actors.wire import pool_stub
+
 MakeActor = Callable[[type, tuple[Any, ...], dict[str, Any]], Any]
 """Makes the object behind an actor from its class, its arguments and the options that it is created with."""
 
@@ -248,6 +250,8 @@ class RayInProcess:
         }
         for name, stand_in in places.items():
             monkeypatch.setattr(ray, name, stand_in)
+
+        monkeypatch.setattr(pool_stub, "ActorHandle", Handle)
 
         def create(wanted: Any, args: Any = None, kwargs: Any = None, **options: Any) -> Handle:
             assert not kwargs

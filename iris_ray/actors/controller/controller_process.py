@@ -31,7 +31,7 @@ from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.cloud.demand import missing_slices, slices_in
 from iris_ray.cloud.provider_words import ProviderWords
-from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
+from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.pending_reason import PendingReason
@@ -41,6 +41,8 @@ from iris_ray.state.events import MaintenanceCalledOffEvent
 
 logger = logging.getLogger(__name__)
 
+ANOTHER_WOULD_MEET = UnknownRecordError, DeposedError
+"""Errors at the start that another process of this version would meet, too."""
 MOST_PLACED = 200
 """Gangs that one plan places at most: others are answered between two plans."""
 
@@ -123,7 +125,7 @@ class ControllerProcess:
             raise ControllerUnavailableError(self._events.failed)
         try:
             await asyncio.shield(self._starting)
-        except IrisError:
+        except ANOTHER_WOULD_MEET:
             raise
         except Exception as error:
             raise ControllerUnavailableError(
@@ -142,7 +144,7 @@ class ControllerProcess:
                 self._events.aside,
                 self._read_nodes,
             )
-        except IrisError:  # another process of this version would meet it, too
+        except ANOTHER_WOULD_MEET:
             raise
         except Exception as error:
             self._events.fail(error)

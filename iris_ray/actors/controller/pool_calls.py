@@ -10,11 +10,13 @@ from iris_ray.actors.controller.status_views import job_status
 from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.task_log import LastLines
-from iris_ray.errors import DeposedError, InvalidJobError, JobCancelledError
+from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
+from iris_ray.model.notices import OUR_MOVES
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
+from iris_ray.model.plain import shown
 from iris_ray.model.suggestions import unknown_number
 from iris_ray.state.events import (
     Event,
@@ -42,11 +44,17 @@ class PoolCalls(ControllerProcess):
 
         Raises:
             SupersededError: a newer process has taken this one's place.
-            InvalidJobError: there is another job of this id.
+            InvalidJobError: there is another job of this id, or what calls is no pool.
             JobCancelledError: iris_ray could not handle it and has set it aside.
             LimitReachedError: its user has too many jobs that wait, or too many tasks.
         """
         await self.ping()
+        if not PoolStub.is_pool(pool):
+            raise InvalidJobError(
+                f"job {spec.job_id}: {shown(pool)} is no SlicePoolManager; submit it through IrisClient"
+            )
+        if spec.spare_for is not None:
+            raise InvalidJobError(f"job {spec.job_id} says that it is a spare of another one; leave spare_for out")
         if spec.owner not in self._pools:
             self._pools.meet(spec.owner, PoolStub(pool), incarnation)
         await self._pools.process_is(spec.owner, incarnation)
@@ -71,11 +79,14 @@ class PoolCalls(ControllerProcess):
         Raises:
             SupersededError: a newer process of the pool has taken the sender's place.
             NotPermittedError: it is about what another pool has.
+            InvalidMessageError: it has a host's notice of a kind that only the Controller gives.
         """
         await self.ping()
         if sender is not None:
             self._pools.require_latest(sender)
             self._permissions.require_pools_own(sender.owner, job_id or "")
+        if any(isinstance(event, WorkerDrainedEvent) and event.kind in OUR_MOVES for event in events):
+            raise InvalidMessageError("a host gives notice of preemption or maintenance only")
         events = self._permissions.of_pools_own(sender.owner if sender else "", events)
         self._nodes.note_drains(events)
         await self._events.apply(map(self._by_our_clock, events))

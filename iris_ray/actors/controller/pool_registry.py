@@ -17,6 +17,7 @@ from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.ray_internals import placement_group_by_id
 from iris_ray.actors.wire.shared_names import reservations_of
 from iris_ray.errors import SupersededError
+from iris_ray.model.ids import AttemptId
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
@@ -57,6 +58,8 @@ class PoolRegistry(Mapping[str, PoolStub]):
         self._stubs: dict[str, PoolStub] = {}
         self._incarnations: dict[str, int] = {}  # numbers of their processes
         self._restarting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._left_by: set[str] = set()  # owners whose reservations are to be removed
+        self._removing = asyncio.Lock()
 
     def __getitem__(self, owner: str) -> PoolStub:
         return self._stubs[owner]
@@ -92,6 +95,9 @@ class PoolRegistry(Mapping[str, PoolStub]):
     async def come_back(self) -> dict[str, PoolView]:
         """Take up the pools that an earlier Controller knew. Return what those have that answer."""
         for owner, (handle, incarnation) in self._journal.pools().items():
+            if not PoolStub.is_pool(handle):
+                logger.error("what is recorded as pool %s is none; its jobs are ended", owner)
+                continue
             self._note(owner, PoolStub(handle), incarnation)
         views = await asyncio.gather(*(self._view_of(owner, pool) for owner, pool in self.items()))
         return {owner: view for owner, view in zip(self, views, strict=True) if view is not None}
@@ -109,7 +115,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
         unknown = {owner for owner in self._state.owners() if owner not in self}
         events = [event for owner in unknown for event in ends_with_pool(self._state, owner)]
         if events:
-            await _remove_reservations(unknown)
+            await self._remove_reservations(unknown)
             self._apply(events)
 
     async def process_is(self, owner: str, incarnation: int) -> None:
@@ -123,7 +129,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
             if self._incarnations.get(owner, incarnation) == incarnation:
                 return
             logger.warning("the process of pool %s died and was started anew", owner)
-            await _remove_reservations({owner})  # before anything new is reserved
+            await self._remove_reservations({owner})  # before anything new is reserved
             if owner not in self:
                 return  # gone for good meanwhile
             self._note(owner, self[owner], incarnation)
@@ -147,10 +153,22 @@ class PoolRegistry(Mapping[str, PoolStub]):
             except RayError:
                 break
         del self._stubs[owner], self._incarnations[owner]
-        await _remove_reservations({owner})
+        await self._remove_reservations({owner})
         await _forget_incarnations(owner)
         self._apply(ends_with_pool(self._state, owner))
         self._journal.note_pool(owner, None)
+
+    async def _remove_reservations(self, owners: Collection[str]) -> None:
+        """Remove what pools have left. Ray's table has all groups there ever were: all who wait share one look."""
+        self._left_by |= set(owners)
+        async with self._removing:
+            left_by, self._left_by = self._left_by, set()
+            if not left_by:
+                return  # those before have removed it
+            try:
+                await asyncio.to_thread(remove_reservations, left_by)
+            except Exception:
+                logger.exception("removing the reservations of a pool that is gone failed")
 
     async def _look_at(self, owner: str, pool: PoolStub) -> bool:
         """Learn what a pool has that has not answered for a while. Return whether it answers now."""
@@ -175,13 +193,6 @@ class PoolRegistry(Mapping[str, PoolStub]):
         return view
 
 
-async def _remove_reservations(owners: Collection[str]) -> None:
-    try:
-        await asyncio.to_thread(remove_reservations, owners)
-    except Exception:
-        logger.exception("removing the reservations of a pool that is gone failed")
-
-
 async def _forget_incarnations(owner: str) -> None:
     try:
         await asyncio.to_thread(forget_incarnations, owner)
@@ -199,7 +210,13 @@ def remove_reservations(owners: Iterable[str]) -> None:
 
 def ends_with_pool(state: ControllerState, owner: str) -> list[Event]:
     """Return what the end of a pool means: its jobs are over, and nothing is left of their attempts and its slices."""
-    events: list[Event] = [JobCancelledEvent(job.spec.job_id, POOL_GONE) for job in state.jobs_of(owner)]
-    events += map(AttemptEndConfirmedEvent, state.attempts_of(owner))
+    attempts: defaultdict[str, list[AttemptId]] = defaultdict(list)
+    for attempt in state.attempts_of(owner):
+        attempts[attempt.job_id].append(attempt)
+    events: list[Event] = []
+    for job in state.jobs_of(owner):  # one after the other: the state soon forgets jobs of which nothing is left
+        job_id = job.spec.job_id
+        events += [JobCancelledEvent(job_id, POOL_GONE), *map(AttemptEndConfirmedEvent, attempts.pop(job_id, ()))]
+    events += [AttemptEndConfirmedEvent(attempt) for of_job in attempts.values() for attempt in of_job]
     events += [SliceReleasedEvent(name, owner) for name, holder in state.holders.items() if holder == owner]
     return events

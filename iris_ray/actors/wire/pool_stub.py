@@ -1,5 +1,6 @@
 """What a SlicePoolManager may be asked by the Controller, and told by its hosts: one method for each of its own."""
 
+import inspect
 from collections.abc import Awaitable
 from typing import Any
 
@@ -30,6 +31,12 @@ class PoolStub:
 
     def __init__(self, handle: ActorHandle) -> None:
         self.handle = handle
+
+    @classmethod
+    def is_pool(cls, handle: object) -> bool:
+        """Return whether this is an actor with all methods that the Controller calls."""
+        called = (name for name, what in vars(cls).items() if inspect.iscoroutinefunction(what))
+        return isinstance(handle, ActorHandle) and all(hasattr(handle, name) for name in called)
 
     async def watched(self) -> None:
         """Wait for the end of the pool's process.

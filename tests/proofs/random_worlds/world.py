@@ -12,6 +12,7 @@ from unittest import mock
 from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.set_aside import SetAsideJobs
+from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
@@ -57,7 +58,6 @@ from tests.proofs.random_worlds.controller import (
     Written,
     fates,
     new_journal,
-    nothing,
 )
 from tests.proofs.random_worlds.pools import Pools
 
@@ -446,7 +446,8 @@ def stage() -> Iterator[asyncio.Runner]:
     """Within, worlds can be played: what needs Ray does nothing, records have small chunks, few jobs are kept."""
     with (
         asyncio.Runner() as runner,
-        mock.patch.object(pool_registry, "_remove_reservations", nothing),
+        mock.patch.object(pool_registry, "remove_reservations"),
+        mock.patch.object(PoolStub, "is_pool", return_value=True),
         mock.patch.object(asyncio, "to_thread", _at_once),
         mock.patch.object(records, "GANGS_PER_CHUNK", 4),
         mock.patch.object(write_ahead_log, "MOST_ENTRIES", 7),

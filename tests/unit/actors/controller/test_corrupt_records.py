@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
-from iris_ray.errors import CorruptRecordError, UnknownNameError, UnknownRecordError
+from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, UnknownNameError, UnknownRecordError
 from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import TaskState
 from iris_ray.state import ControllerState
 from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.record_check import require_whole
@@ -209,3 +211,20 @@ def test_record_that_can_not_be_restored_is_left_out_by_the_next_process(
     world.succeed("good")
     assert world.controller() is third
     assert not [key for key in world.store.values if key.startswith("unrestorable/")]
+
+
+def test_record_that_the_state_refuses_is_left_out_by_the_next_process(world: ControllerInProcess) -> None:
+    world.start("bad", max_retries_preemption=5)
+    record = world._controllers[-1]._state.record("bad")
+    assert record is not None
+    record = JobRecord.from_bytes(record.to_bytes())
+    first, second = record.job.gang.tasks
+    first.node_id, second.state = "gone", TaskState.COSCHED_FAILED  # no move leads from there
+    damage(world, "job/1/bad", record.to_bytes())
+    restart(world)
+    refuses = world.controller()
+    with pytest.raises((ControllerUnavailableError, ActorDiedError)):  # whoever asks asks again
+        refuses.list_jobs.remote().future().result(60)
+    wait_until(lambda: world.controller() is not refuses)
+    assert world.jobs() == ["good"]
+    assert "bad" in aside(world)

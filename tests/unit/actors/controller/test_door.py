@@ -4,21 +4,25 @@ import enum
 import itertools
 import json
 import pickle
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.wire.messages import PoolProcess
 from iris_ray.errors import InvalidJobError, InvalidMessageError, UnknownNameError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.ids import AttemptId
-from iris_ray.model.job_spec import JobSpec
+from iris_ray.model.job_spec import JobSpec, SpareFor, SparePurpose
 from iris_ray.model.lifecycle import JobState, TaskState
-from iris_ray.state.events import JobRestoredEvent, TaskStateChangedEvent, TimePassedEvent
+from iris_ray.model.notices import NoticeKind
+from iris_ray.state.events import JobRestoredEvent, TaskStateChangedEvent, TimePassedEvent, WorkerDrainedEvent
 from tests.support.controller_in_process import ControllerInProcess
-from tests.support.worlds import tasks_spec
+from tests.support.ray_in_process import Handle
+from tests.support.worlds import gang_spec, tasks_spec
 
 HALF_A_PAIR = "\udc80"
 ATTEMPT = AttemptId("job", 1)
@@ -54,6 +58,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerInProc
     ):
         world.start_controller()
         yield world
+
+
+def a_pool(world: ControllerInProcess) -> Handle:
+    return world.ray.create(SlicePoolManager, (), {})
 
 
 def ask(world: ControllerInProcess, method: str, *args: Any) -> Any:
@@ -95,7 +103,7 @@ def test_job_that_can_not_be_handled_is_refused_and_others_go_on(
     (name,) = values
     spec = odd(tasks_spec(), **({"replicas": values["tasks"]} if name == "tasks" else values))
     with pytest.raises((InvalidMessageError, InvalidJobError), match=name):
-        ask(world, "submit", spec, world.controller(), 1)
+        ask(world, "submit", spec, a_pool(world), 1)
     assert spec.job_id not in world.jobs()
     others_go_on(world)
 
@@ -104,14 +112,14 @@ def test_another_job_of_the_same_id_is_refused_and_the_same_one_again_is_not(wor
     spec = tasks_spec("taken", user="ann", constraints=(Constraint("colour", ConstraintOp.EQ, "red"),))
     again = pickle.loads(pickle.dumps(spec))
     for one in (spec, again):
-        assert ask(world, "submit", one, world.controller(), 1) is JobState.PENDING
+        assert ask(world, "submit", one, a_pool(world), 1) is JobState.PENDING
     for changes in ({"user": "ben"}, {"owner": "another"}, {"replicas": 3}, {"constraints": ()}):
         with pytest.raises(InvalidJobError, match="there is a job taken already, of ann; choose another id"):
-            ask(world, "submit", replace(spec, **changes), world.controller(), 1)
+            ask(world, "submit", replace(spec, **changes), a_pool(world), 1)
     assert world.status("taken").tasks == {TaskState.PENDING: 2}
     ask(world, "cancel", "taken", "enough", "ann")
     with pytest.raises(InvalidJobError, match="choose another id"):
-        ask(world, "submit", replace(spec, user="ben"), world.controller(), 1)
+        ask(world, "submit", replace(spec, user="ben"), a_pool(world), 1)
     others_go_on(world)
 
 
@@ -125,7 +133,7 @@ def test_refused_job_does_not_end_the_job_that_has_its_id(world: ControllerInPro
 
 def test_job_with_a_value_of_a_users_own_class_is_taken_with_the_plain_value(world: ControllerInProcess) -> None:
     spec = odd(tasks_spec("red"), constraints=odd_constraint(), user=Colour.RED)
-    assert ask(world, "submit", spec, world.controller(), 1) is JobState.PENDING
+    assert ask(world, "submit", spec, a_pool(world), 1) is JobState.PENDING
     record = next(value for key, value in world.recorded().items() if key.endswith("/red"))
     assert b"Colour" not in record
     assert type(world.status("red").user) is str
@@ -194,3 +202,29 @@ def test_question_that_makes_no_sense_is_refused_and_others_go_on(
     with pytest.raises(InvalidMessageError):
         ask(world, method, *args)
     others_go_on(world)
+
+
+@pytest.mark.parametrize("pool", ["no actor", None, 7])
+def test_job_of_a_pool_that_is_none_is_refused(world: ControllerInProcess, pool: Any) -> None:
+    with pytest.raises(InvalidJobError, match="is no SlicePoolManager"):
+        ask(world, "submit", replace(tasks_spec("odd"), owner="odd"), pool, 1)
+
+
+def test_job_of_another_kind_of_actor_is_refused(world: ControllerInProcess) -> None:
+    with pytest.raises(InvalidJobError, match="is no SlicePoolManager"):
+        ask(world, "submit", replace(tasks_spec("odd"), owner="odd"), world.controller(), 1)
+
+
+def test_job_that_says_that_it_is_a_spare_is_refused(world: ControllerInProcess) -> None:
+    spare = gang_spec("odd", user="eve", spare_for=SpareFor("job", SparePurpose.GROWTH))
+    with pytest.raises(InvalidJobError, match="leave spare_for out"):
+        ask(world, "submit", spare, a_pool(world), 1)
+
+
+@pytest.mark.parametrize("kind", [NoticeKind.EVICTION, NoticeKind.GROWTH])
+def test_notice_of_a_kind_that_only_the_controller_gives_is_refused(
+    world: ControllerInProcess, kind: NoticeKind
+) -> None:
+    drained = WorkerDrainedEvent(world.node_id("v4-16-0", 0), "odd", kind, time.time() + 60.0)
+    with pytest.raises(InvalidMessageError, match="preemption or maintenance only"):
+        ask(world, "report", None, [drained])
