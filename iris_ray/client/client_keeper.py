@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import TimeoutError as NoAnswer
 from contextlib import contextmanager, suppress
 
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.client.lease import Lease
@@ -100,6 +100,8 @@ class ClientKeeper:
             over = self._manager.renew(self.client_id, idle).future().result(RENEW_S)
         except (NoAnswer, ActorUnavailableError) as error:
             logger.warning("a client of slots could not be renewed: %s; it is tried again", type(error).__name__)
+        except RayTaskError:
+            logger.exception("a client of slots could not be renewed, by a defect of iris_ray; it is tried again")
         except RayError:
             for each in leases.values():
                 each.end("its SlotManager is gone")

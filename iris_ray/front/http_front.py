@@ -19,6 +19,8 @@ from iris_ray.front.openai_words import BodyTooLargeError, Question, error_answe
 
 MOST_BODY = 64 * 2**20
 """Bytes of a request."""
+CHARSETS: Final = frozenset({"utf-8", "utf8", "us-ascii"})
+"""Of a request. Others may take long to decode, and the server waits for that."""
 CLOSE_S = 5.0
 """How long requests that run may take to end when the server closes."""
 _NOTHING: Final = object()
@@ -158,7 +160,9 @@ def _with_errors_said(handler: Handler) -> Handler:
 
 async def _json(request: web.Request) -> Any:
     try:
-        return await request.json()
+        if (request.charset or "utf-8").lower() not in CHARSETS:
+            raise LookupError
+        return json.loads(await request.read())
     except web.HTTPRequestEntityTooLarge:
         raise BodyTooLargeError(f"the request's body has more than {MOST_BODY:,} bytes") from None
     except (ValueError, LookupError, RecursionError):  # no JSON, no such charset, nested too deeply

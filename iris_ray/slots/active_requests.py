@@ -27,6 +27,7 @@ class Active:
         heard_at: of a session: when its client was last heard of.
         granted: of a session: whether its client has it, so that it is not begun again.
         stopped: why it was told to stop, or "".
+        stopped_at: when it was told so.
     """
 
     request: Request
@@ -38,6 +39,7 @@ class Active:
     heard_at: float
     granted: bool = False
     stopped: str = ""
+    stopped_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -82,9 +84,10 @@ class ActiveRequests:
         alone = request.crashes > 1 or request.attempt >= self.most_attempts - 1
         return 1 if alone else math.isqrt(usual)
 
-    def stop(self, active: Active, reason: str) -> Instruction:
+    def stop(self, active: Active, reason: str, now: float) -> Instruction:
         """Have a slot stop what it serves. It has its seat until it has ended."""
-        active.stopped = active.stopped or reason
+        if not active.stopped:
+            active.stopped, active.stopped_at = reason, now
         return EndRequest(active.request.request_id, active.slot_id, active.stopped)
 
     def end(self, request_id: str, slot_id: str, now: float) -> bool:

@@ -303,7 +303,7 @@ class Converger:
                 del self._ending[slot_id]
                 self._ordered.pop(slot_id, None)
                 continue
-            yield from self.sessions.stop_on(slot, ending.reason)
+            yield from self.sessions.stop_on(slot, ending.reason, now)
             if not slot.active and now - self._ordered.get(slot_id, float("-inf")) >= CONVERGE_S:
                 self._ordered[slot_id] = now
                 yield DeleteSlot(slot_id, slot.allocation.runner_id, ending.reason)

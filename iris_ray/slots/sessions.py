@@ -35,13 +35,13 @@ class Sessions:
         """Stop the sessions that nobody uses, or whose client is silent."""
         for each in list(self.active.by_id.values()):
             if each.request.is_session and not each.stopped and (reason := self._unused(each, now)):
-                yield self.active.stop(each, reason)
+                yield self.active.stop(each, reason, now)
 
-    def stop_on(self, slot: Slot, reason: str) -> Iterator[Instruction]:
+    def stop_on(self, slot: Slot, reason: str, now: float) -> Iterator[Instruction]:
         """Stop the sessions on a slot that has to end."""
         for each in self.on(slot):
             if not each.stopped:
-                yield self.active.stop(each, f"slot {slot.slot_id} has to end: {reason}")
+                yield self.active.stop(each, f"slot {slot.slot_id} has to end: {reason}", now)
 
     def is_abandoned(self, request_id: str, now: float) -> bool:
         """Return whether nobody waits for what a slot serves: it was cancelled, or is of a client that is silent."""
@@ -54,13 +54,14 @@ class Sessions:
     def call_back(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Stop one session of a model for which others have waited for long: the one that has had its seat for longest.
 
-        No other is stopped before that one has ended, and none before it has had its seat for a while.
+        No other is stopped before that one has ended or has had its time to end, and none before it has had its seat
+        for a while.
         """
         sessions = [each for slot in self.active.fleet.of_identity(identity) for each in self.on(slot)]
-        long = [each for each in sessions if each.begun_at + self.policy.ageing_s <= now]
-        if long and not any(each.stopped for each in sessions):
+        long = [each for each in sessions if not each.stopped and each.begun_at + self.policy.ageing_s <= now]
+        if long and not any(each.stopped and now - each.stopped_at < self.policy.drain_s for each in sessions):
             oldest = min(long, key=lambda each: (each.begun_at, each.turn))
-            yield self.active.stop(oldest, f"others have waited for {identity} for {self.policy.ageing_s:g} s")
+            yield self.active.stop(oldest, f"others have waited for {identity} for {self.policy.ageing_s:g} s", now)
 
     def _unused(self, session: Active, now: float) -> str:
         idle_s = session.request.idle_s

@@ -148,3 +148,11 @@ def test_closing_waits_for_no_request_for_long(client: Client, monkeypatch: pyte
     assert time.monotonic() - started < 20.0
     assert client.cancelled == client.began
     caller.close()
+
+
+def test_a_charset_that_takes_long_to_decode_is_refused_and_stops_nobody(front: HttpFront) -> None:
+    status, _, said = post(front, b"a" * 100_000, "application/json; charset=punycode")
+    assert status == 400
+    assert "JSON" in said
+    for charset in ("utf-8", "UTF-8", "us-ascii"):
+        assert post(front, asked("a b"), f"application/json; charset={charset}")[0] == 200

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -44,6 +44,7 @@ class Followers:
     def __init__(self) -> None:
         self._follow: Sequence[Follow] = ()
         self._turn = threading.Lock()
+        self._reader = Reader()
 
     def __bool__(self) -> bool:
         return bool(self._follow)
@@ -74,7 +75,8 @@ class Followers:
             led: Future[None] = Future()
             followed: Future[str | None] = Future()
             calls = [follow(payload, request) for follow in self._follow]
-            threading.Thread(target=_follow, args=(calls, led, followed), name="followers", daemon=True).start()
+            how = calls, led, followed, self._reader
+            threading.Thread(target=_follow, args=how, name="followers", daemon=True).start()
             try:
                 yield
             finally:
@@ -90,7 +92,8 @@ class Followers:
             return
         for piece in pieces:
             try:
-                yield piece
+                with self._reader.has_piece():
+                    yield piece
             except GeneratorExit:
                 for _ in pieces:
                     pass
@@ -104,16 +107,46 @@ def meet_at(address: str) -> None:
     os.environ.update(replace(me, coordinator_address=address).to_env())
 
 
-def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | None]") -> None:
+class Reader:
+    """Whoever reads the pieces of an answer. While it has one, the leader stands still, and no clock runs."""
+
+    def __init__(self) -> None:
+        self._has_piece = False
+        self._since = float("-inf")
+
+    @contextmanager
+    def has_piece(self) -> Iterator[None]:
+        """Note that the leader waits until the reader takes more."""
+        self._has_piece = True
+        try:
+            yield
+        finally:
+            self._has_piece, self._since = False, time.monotonic()
+
+    def limit(self, since: float) -> float:
+        """Return until when the hosts may be out of step that are so since then."""
+        return (time.monotonic() if self._has_piece else max(since, self._since)) + OUT_OF_STEP_S
+
+
+def _follow(calls: list[Answer], led: "Future[None]", followed: "Future[str | None]", reader: Reader) -> None:
     """Set why a call of the others failed, or None, once all have ended. After the first one, all must end soon."""
     ray.wait(calls)
-    limit = time.monotonic() + OUT_OF_STEP_S
-    _, late = ray.wait(calls, num_returns=len(calls), timeout=OUT_OF_STEP_S)
-    if late:
-        _end_out_of_step()
+    since, late = time.monotonic(), calls
+    while late:
+        _, late = ray.wait(calls, num_returns=len(calls), timeout=_left(reader, since))
     failures = [_why_not(call) for call in calls]
     followed.set_result(next((each for each in failures if each is not None), None))
-    _result_or_exit(led, limit - time.monotonic())
+    while not led.done():
+        with suppress(TimeoutError):
+            led.result(_left(reader, since))
+
+
+def _left(reader: Reader, since: float) -> float:
+    """Return for how many seconds the hosts may still be out of step, as they are since then; exit if for none."""
+    left = reader.limit(since) - time.monotonic()
+    if left <= 0:
+        _end_out_of_step()
+    return left
 
 
 def _why_not(call: Answer) -> str | None:

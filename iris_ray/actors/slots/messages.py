@@ -105,6 +105,10 @@ class ModelOrder:
     replicas: int = 0
     prewarm: bool = False
 
+    def __post_init__(self) -> None:
+        if type(self.replicas) is not int or self.replicas < 0:
+            raise InvalidSlotError(f"model {self.spec.name}: replicas is {self.replicas!r}; give an int of 0 or more")
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:

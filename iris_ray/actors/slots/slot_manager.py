@@ -253,6 +253,8 @@ class SlotManager:
         waiting, made = self._waiting.get(request.request_id), self._processes.by_slot.get(slot_id)
         if made is None:
             return  # its end is about to be heard
+        if waiting is not None and waiting.is_over:
+            waiting = None
         try:
             if waiting is not None and request.is_session:
                 await self._grant(waiting, slot_id, made.actor)
@@ -263,7 +265,7 @@ class SlotManager:
         except RayError as error:
             self._hear(ev.SlotFailed(slot_id, _unreachable(slot_id, error)))
         else:
-            self._end(request.request_id, slot_id)
+            self._end(request.request_id, slot_id, waiting)
 
     async def _have_answered(self, waiting: Waiting, request: SlotRequest, slot_id: str, actor: SlotStub) -> bool:
         """Return whether the caller has the answer; False if the request was given to another slot meanwhile."""
@@ -306,8 +308,10 @@ class SlotManager:
         if request_id not in self._waiting:
             self._reasons.note(request_id, reason)
 
-    def _end(self, request_id: str, slot_id: str) -> None:
+    def _end(self, request_id: str, slot_id: str, waiting: Waiting | None = None) -> None:
         self._hear(ev.RequestEnded(request_id, slot_id))
+        if self._waiting.get(request_id, waiting) is not waiting:
+            return  # another request has its id by now
         if request_id in self._core.queue or request_id in self._core.active.by_id:
             self._hear(ev.RequestCancelled(request_id))  # it was given to another slot as well
 

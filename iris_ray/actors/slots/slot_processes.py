@@ -118,7 +118,7 @@ class SlotProcesses:
             host.agent.alive({slot_id: processes[number] for slot_id, processes in known.items()})
             for number, host in enumerate(runner.hosts)
         ]
-        alive = set.intersection(*await asyncio.gather(*asked))
+        alive = set[str]().union(*await asyncio.gather(*asked))  # its place is in use while a process is on any host
         return {slot_id: each.identity for slot_id, each in here.items() if slot_id not in known or slot_id in alive}
 
     async def memory_on(self, runner: RunnerHere) -> dict[int, int]:

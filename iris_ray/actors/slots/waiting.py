@@ -55,6 +55,11 @@ class Waiting:
     _untaken: int = 0
     _has_room: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the caller has the end, so that nothing is to run for it."""
+        return self._over
+
     async def give(self, piece: Piece) -> None:
         """Hand over a piece, or the whole answer. After the end it is dropped."""
         self.begun = True

@@ -178,3 +178,17 @@ def test_sessions_of_one_model_take_turns_one_by_one_when_others_wait() -> None:
 def test_a_limit_that_makes_no_sense_is_refused(idle_s) -> None:
     with pytest.raises(InvalidSlotError, match="idle_s"):
         Request("s", A.identity, 0.0, kind=WorkloadKind.SESSION, idle_s=idle_s)
+
+
+def test_a_session_whose_call_does_not_end_keeps_no_other_one_from_being_called_back() -> None:
+    w = serving_world(PAIR, policy=POLICY)
+    w.open("parked", PAIR.identity)
+    w.open("idle", PAIR.identity)
+    w.settle()
+    w.begin_call("parked")  # a stream that its client has left half read
+    run(w, 20, "parked", "idle")
+    w.ask("r", PAIR.identity)
+    for _ in range(600):
+        run(w, 1, "idle")
+        w.settle()
+    assert w.answered == {"r": 1}

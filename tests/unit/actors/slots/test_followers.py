@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +14,7 @@ from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from iris_ray.actors.slots import followers as module
+from iris_ray.actors.slots import slot_actor
 from iris_ray.actors.slots.followers import Followers, opened
 from iris_ray.actors.slots.pieces import packed
 from iris_ray.actors.slots.slot_actor import SlotActor
@@ -252,3 +253,35 @@ def test_the_hosts_meet_at_a_free_port_of_the_leader() -> None:
     me = job_info_of(os.environ)
     assert me is not None
     assert me.coordinator_address == address
+
+
+class Words:
+    def __call__(self, count: int) -> Iterator[int]:
+        yield from range(count)
+
+
+class AsyncWords:
+    async def __call__(self, count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+
+@pytest.mark.parametrize("model", [Words, AsyncWords])
+@pytest.mark.parametrize("is_session", [False, True])
+@pytest.mark.usefixtures("soon")
+def test_a_reader_that_is_slow_ends_no_slot(
+    exits: threading.Event, monkeypatch: pytest.MonkeyPatch, model: type, is_session: bool
+) -> None:
+    """The other hosts have made their pieces at once: nobody reads these. The leader waits for its reader."""
+    monkeypatch.setattr(slot_actor, "join_task", lambda: None)
+    leader = SlotActor({})
+    assert leader.load(cloudpickle.dumps((model, {}))) is None
+    leader.lead(Hosts(lambda _: None).actors)
+    if is_session:
+        leader.open_session("s")
+        pieces = leader.call_in_pieces("s", "c", 20)
+    else:
+        pieces = leader.stream(REQUEST, packed(20).data)
+    for _ in pieces:
+        time.sleep(0.01)  # in all, four times as long as hosts may be out of step
+        assert not exits.is_set()

@@ -14,7 +14,7 @@ from iris_ray.actors.slots.messages import Ask, Maker, ModelOrder
 from iris_ray.actors.slots.pieces import MOST_PIECES, Piece, packed
 from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.actors.slots.slot_request import SlotRequest
-from iris_ray.errors import InvalidSlotError, JobCancelledError, SlotQueueFullError
+from iris_ray.errors import InvalidSlotError, JobCancelledError, RequestLostError, SlotQueueFullError
 from iris_ray.slots import events as ev
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
@@ -451,5 +451,92 @@ def test_adapters_of_one_class_are_served_under_names_of_their_own(slots: Slots)
         assert {(await answer).open() for answer in answers} == {0, 1}
         served = {str(slot.identity) for slot in manager._core.fleet.slots.values()}
         assert served == {"llama+a with /a", "llama+b with /b"}
+
+    asyncio.run(story())
+
+
+def test_a_request_is_not_forgotten_with_an_earlier_one_of_its_id(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", drain_s=0.05)
+        await manager.register(order())
+        first = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: slots.made and slots.made[0].requests)
+        await manager.cancel("r")  # a function goes on all the same
+        with pytest.raises(JobCancelledError):
+            (await first).open()
+        (slot_id,) = manager._core.fleet.slots
+        await manager.evict(slot_id)
+        await asyncio.sleep(0.1)
+        manager._hear(ev.Tick())  # it has had its time: its end is ordered
+        second = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: "r" in manager._core.queue)
+        slots.made[0].may_answer.set()  # the first one ends while its process unloads
+        await asyncio.sleep(0.05)
+        slots.made[0].killed.set()
+        await until(lambda: len(slots.made) == 2)
+        slots.made[1].may_answer.set()
+        assert (await second).open() == 1
+
+    asyncio.run(story())
+
+
+def test_a_stream_of_which_the_caller_has_had_a_part_does_not_run_again(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a", "b")
+        await manager.register(replace(order(), replicas=2))
+        await until(lambda: [each.state.value for each in manager._core.fleet.slots.values()] == ["ready"] * 2)
+        ran: list[Slot] = []
+
+        def answers_until_killed(slot: Slot) -> None:
+            async def stream(request: SlotRequest, payload: bytes) -> AsyncIterator[Awaitable[Piece]]:
+                ran.append(slot)  # as user code runs up to its first piece
+                yield slot._piece(0)
+                await slot.killed.wait()
+                raise RayError("killed")
+
+            vars(slot)["stream"] = Method(stream)
+
+        for slot in slots.made:
+            answers_until_killed(slot)
+        pieces = manager.stream(ask("r"))
+        (await anext(pieces)).open()
+        ran[0].killed.set()  # the other slot has a free seat
+        with pytest.raises(RequestLostError, match="cut off"):
+            (await anext(pieces)).open()
+        await asyncio.sleep(0.1)
+        assert len(ran) == 1
+
+    asyncio.run(story())
+
+
+def test_a_slice_is_free_only_once_the_processes_on_all_of_its_hosts_are_gone(slots: Slots) -> None:
+    gone = {0: False, 1: False}
+
+    def agent_of(host: int) -> SimpleNamespace:
+        async def alive(known: Any) -> set[str]:
+            return set() if gone[host] else set(known)
+
+        async def wait_gone(*_: Any) -> bool:
+            await until(lambda: gone[host])
+            return True
+
+        return SimpleNamespace(watch=Method(forever), wait_gone=Method(wait_gone), alive=Method(alive))
+
+    async def story() -> None:
+        manager = SlotManager(ServingPolicy(), MAKER)
+        for host in range(2):
+            here = host_here("t", agent_of(host), host=host, hosts=2)
+            manager._background.start(manager.keep_runner(here), "keeping a host")
+        await manager.register(ModelOrder(ModelSpec("m", {8: 10**9}, kind=DeviceKind.TPU), b"", 0))
+        waits = asyncio.ensure_future(manager.submit(ask("r")))
+        await until(lambda: len(slots.made) == 2 and manager._core.active.by_id)
+        gone[1] = True  # that on host 0 still holds its chips
+        slots.made[1].killed.set()
+        await manager._report("t")
+        await asyncio.sleep(0.2)
+        assert len(slots.made) == 2
+        gone[0] = True
+        await until(lambda: len(slots.made) == 4)
+        waits.cancel()
 
     asyncio.run(story())
