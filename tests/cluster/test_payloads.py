@@ -54,6 +54,17 @@ def test_large_function_of_a_detached_job_does_not_need_its_driver(cluster: Simu
     assert job.results() == [(len(payload), hashlib.sha256(payload).hexdigest())] * 2
 
 
+def test_users_exception_of_200_kb_arrives_as_itself(cluster: SimulatedCluster) -> None:
+    details = "bad batch", 200_000 * "x"
+
+    def fail() -> None:
+        raise ValueError(*details)
+
+    with pytest.raises(ValueError, match="bad batch") as told:
+        run_on_pod(fail, "v4-16", max_retries_failure=0, keep_warm=600)
+    assert told.value.args == details
+
+
 @pytest.mark.proof
 def test_results_of_200_mb_come_back(cluster: SimulatedCluster) -> None:
     run_on_pod(lambda: 1, "v4-16", keep_warm=600)

@@ -6,6 +6,7 @@ The job of such a record is lost. The others come back.
 import logging
 import pickle
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import TypeVar
 
 from iris_ray.actors.wire.ray_internals import ClusterStore
@@ -64,9 +65,8 @@ class CorruptRecords:
     def keep(self) -> None:
         """Put what was found apart, and learn what earlier Controllers have put there."""
         there = self._store.items(_PREFIX)
-        for name, (why, values) in self._found.items():
-            if len(there) < MOST_KEPT:
-                self._store.put(f"{_PREFIX}{name}", pickle.dumps((why, dict(values))))
+        for name, (why, values) in islice(self._found.items(), max(0, MOST_KEPT - len(there))):
+            self._store.put(f"{_PREFIX}{name}", pickle.dumps((why, dict(values))))
         for key, value in there.items():
             self._found.setdefault(key.removeprefix(_PREFIX), (_why(value), {}))
 

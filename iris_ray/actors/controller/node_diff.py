@@ -86,6 +86,8 @@ class NodeDiff:
         for event in events:
             if isinstance(event, WorkerDrainedEvent) and event.node_id not in self._state.workers:
                 self._notices[event.node_id] = event.reason
+        while len(self._notices) > GONE_HOSTS_KEPT:
+            del self._notices[next(iter(self._notices))]
 
     def evidence(self, node_ids: Iterable[str]) -> dict[str, HostEvidence]:
         """Return what is known about these hosts."""

@@ -153,6 +153,7 @@ class PoolRegistry(Mapping[str, PoolStub]):
             except RayError:
                 break
         del self._stubs[owner], self._incarnations[owner]
+        self._restarting.pop(owner, None)
         await self._remove_reservations({owner})
         await _forget_incarnations(owner)
         self._apply(ends_with_pool(self._state, owner))

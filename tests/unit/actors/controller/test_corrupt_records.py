@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
+from iris_ray.actors.controller import corrupt_records
+from iris_ray.actors.controller.corrupt_records import CorruptRecords
 from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, UnknownNameError, UnknownRecordError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import TaskState
@@ -17,6 +19,7 @@ from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import RECORD_VERSION, JobRecord
 from tests.support.controller_in_process import ControllerInProcess
+from tests.support.store_in_process import Store
 from tests.support.waiting import wait_until
 from tests.support.worlds import World
 
@@ -228,3 +231,14 @@ def test_record_that_the_state_refuses_is_left_out_by_the_next_process(world: Co
     wait_until(lambda: world.controller() is not refuses)
     assert world.jobs() == ["good"]
     assert "bad" in aside(world)
+
+
+def test_no_more_damaged_records_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    store: Any = Store()
+    monkeypatch.setattr(corrupt_records, "MOST_KEPT", 3)
+    for first in (0, 4):
+        records = CorruptRecords(store)
+        for number in range(first, first + 4):
+            records.found(f"job-{number}", {}, "it is damaged")
+        records.keep()
+    assert len(store.keys("corrupt/")) == 3

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.controller import node_diff
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
+from iris_ray.model.notices import NoticeKind
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import WorkerDrainedEvent, WorkerFailedEvent
@@ -92,3 +94,11 @@ def test_missing_host_that_is_there_again_is_a_host_again(looks: Looks) -> None:
     looks.look(node("a"), node("b"))
     assert looks.hosts == ["a", "b"]
     assert looks.nodes.evidence(["b"])["b"].lost is None
+
+
+def test_notices_of_hosts_that_never_come_are_forgotten(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_diff, "GONE_HOSTS_KEPT", 10)
+    for number in range(100):
+        looks.nodes.note_drains([WorkerDrainedEvent(f"odd-{number}", "it goes", NoticeKind.PREEMPTION, 1.0)])
+    known = looks.nodes.evidence(f"odd-{number}" for number in range(100))
+    assert [node_id for node_id, evidence in known.items() if evidence.draining] == [f"odd-{n}" for n in range(90, 100)]
