@@ -134,7 +134,9 @@ class Provisioner:
                 f"{action.name} stays: a job has started on it meanwhile, or the Controller does not answer any more"
             )
             return
-        self._cloud.delete(action.name, request_id("delete", action.name))
+        refused = self._cloud.delete(action.name, request_id("delete", action.name))
+        if refused is not None:  # it counts towards the cap as long as it is there; the next turn tries again
+            self._say(f"{action.name} can't be deleted: {refused}", problem=True)
 
     def _close(self, name: str) -> bool:
         """Keep new jobs off the slice. Return whether it is unused."""

@@ -121,21 +121,26 @@ class CloudTpu:
         except ProviderError as error:
             if isinstance(error.__cause__, exceptions.AlreadyExists):
                 return None  # names are used once: this is an earlier request of ours
-            if isinstance(error.__cause__, exceptions.ClientError):
-                return str(error)
-            raise
+            return _refusal(error)
         return None
 
-    def delete(self, name: str, request_id: str, patience: Patience = FOR_CHANGES) -> None:
+    def delete(self, name: str, request_id: str, patience: Patience = FOR_CHANGES) -> str | None:
         """Delete a queued resource with its node, which frees its quota. Nothing happens if it is gone already.
 
+        Returns:
+            Why the API refuses (no permission, not in this state, …), or None.
+
         Raises:
-            ProviderError: the API can't be reached, or refuses.
+            ProviderError: the API can't be reached.
         """
         from google.cloud import tpu_v2
 
         request = tpu_v2.DeleteQueuedResourceRequest(name=self._queued(name), request_id=request_id, force=True)
-        self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
+        try:
+            self._call(lambda client, timeout: client.delete_queued_resource(request, timeout=timeout), patience, True)
+        except ProviderError as error:
+            return _refusal(error)
+        return None
 
     # -- its parts -------------------------------------------------------------------------------------------------
 
@@ -204,6 +209,15 @@ def cloud_tpu_of(environ: Mapping[str, str]) -> CloudTpu | None:
     """Return the zone that the environment names, or None if it names none; raises like `CloudTpu`."""
     location = environ.get(LOCATION_VARIABLE)
     return CloudTpu(location, environ.get(ENDPOINT_VARIABLE) or None) if location else None
+
+
+def _refusal(error: ProviderError) -> str:
+    """Return why the API refuses; raises the error if it was not the API that said no."""
+    from google.api_core.exceptions import ClientError
+
+    if isinstance(error.__cause__, ClientError):
+        return str(error)
+    raise error
 
 
 def _in_words(error: Exception) -> str:

@@ -109,6 +109,25 @@ def test_preempted_slice_is_deleted_and_replaced_within_its_quota(server: CloudT
     assert second != first
 
 
+def test_slice_that_the_api_refuses_to_delete_keeps_neither_other_deletions_nor_requests_from_being_made(
+    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provisioner, jobs.demand = make(server, jobs), (2,)
+    provisioner.turn()
+    server.advance(2)
+    first, second = server.queued_states()
+    for name in (first, second):
+        server.set_queued(name, Queued.SUSPENDED)
+    server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource")
+    provisioner.turn()
+    states = server.queued_states()
+    assert (states.pop(first), states.pop(second)) == ("SUSPENDED", "DELETING")
+    assert len(states) == 2, "the jobs that wait get theirs"
+    assert f"{first} can't be deleted: the Cloud TPU API refuses: FailedPrecondition" in capsys.readouterr().err
+    provisioner.turn()
+    assert server.queued_states()[first] == "DELETING", "it is tried again"
+
+
 def test_refused_requests_stop_at_the_first_and_pause(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
