@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
 from iris_ray.actors.wire.json_values import plain
@@ -14,12 +15,14 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.goodput.totals import Totals, productive_share
 
 SHARED_S = 0.5
-"""An answer is given again to whoever asks the same so soon after."""
+"""An answer is given again to whoever asks the same so soon after, or while it is awaited."""
 GOODPUT_S = 10.0
 MOST_ANSWERS = 200
 PIECE_BYTES = 256 << 10
 TAIL_LINES = 500
 TASKS_SHOWN = 500
+THREADS = 16
+"""In which questions are asked. A host that is silent holds one for 20 s; all else that the server does has others."""
 
 T = TypeVar("T")
 
@@ -50,7 +53,8 @@ class JobPages:
     def __init__(self, connect: Callable[[], JobSource]) -> None:
         self._connect = connect
         self._source: JobSource | None = None
-        self._answers: dict[tuple[object, ...], tuple[float, asyncio.Task[Any]]] = {}
+        self._answers: dict[tuple[object, ...], tuple[float, asyncio.Future[Any]]] = {}
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="job pages")
 
     async def job(self, job_id: str) -> dict[str, Any]:
         """Return a job in full, and its first tasks.
@@ -86,11 +90,11 @@ class JobPages:
     ) -> T:
         now = time.monotonic()
         good_until, answer = self._answers.get(question, (0.0, None))
-        if answer is None or now > good_until:
-            answer = asyncio.ensure_future(asyncio.to_thread(self._ask, ask))
+        if answer is None or (answer.done() and now > good_until):
+            answer = asyncio.get_running_loop().run_in_executor(self._threads, self._ask, ask)
             self._answers[question] = now + shared_s, answer
             if len(self._answers) > MOST_ANSWERS:
-                self._answers = {q: a for q, a in self._answers.items() if now < a[0]}
+                self._answers = {q: a for q, a in self._answers.items() if now < a[0] or not a[1].done()}
         found: T = await asyncio.shield(answer)
         return found
 

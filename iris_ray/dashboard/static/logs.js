@@ -14,18 +14,23 @@ export function logView(id) {
   let position = null; // { attempt, offset }
   let ended = false;
   let reading = 0; // counts restarts: an answer to an earlier question is dropped
+  let asked = null; // the restart whose question has no answer yet: two answers to one question would both be shown
 
   async function read() {
-    if (ended || document.hidden) return;
-    const mine = reading;
+    if (ended || document.hidden || asked === reading) return;
+    const mine = asked = reading;
+    const piece = await next().finally(() => { if (asked === mine) asked = null; });
+    if (!piece || mine !== reading || ended) return;
+    if (piece.error) return setText(note, piece.error);
+    take(piece);
+  }
+
+  async function next() {
     const query = new URLSearchParams({ task: task.value || "0" });
     if (position) Object.entries(position).forEach(([name, value]) => query.set(name, value));
     else if (attempt.value) query.set("attempt", attempt.value);
     const answer = await fetch(`/api/jobs/${encodeURIComponent(id)}/logs?${query}`).catch(() => null);
-    if (!answer || mine !== reading || ended) return;
-    const piece = await answer.json();
-    if (!answer.ok) return setText(note, piece.error);
-    take(piece);
+    return answer && answer.json();
   }
 
   function take(piece) {

@@ -3,15 +3,21 @@
 import gzip
 import http.client
 import json
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 import pytest
 
+from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.dashboard.access import is_loopback, require_token
+from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_server import served
@@ -116,6 +122,39 @@ def test_errors_name_the_nearest_job(world: ControllerInProcess, url: str) -> No
         get(f"{url}/api/jobs/tarin")
     with refused.value:
         assert "did you mean train" in json.loads(refused.value.read())["error"]
+
+
+class SilentHosts(ControllerConnection):
+    """The Controller's word on everything but logs: the hosts that have them do not answer."""
+
+    answer = threading.Event()
+    asked: ClassVar[list[LogPosition]] = []
+
+    def fetch_task_logs(self, job_id: str, task_index: int, at: LogPosition, max_bytes: int) -> TaskLog:
+        self.asked.append(at)
+        assert self.answer.wait(30)
+        return super().fetch_task_logs(job_id, task_index, at, max_bytes)
+
+
+def test_logs_of_a_host_that_is_silent_keep_no_page_waiting_for_anything_else(world: ControllerInProcess) -> None:
+    world.start("train")
+    with served(SilentHosts) as url, ThreadPoolExecutor(60) as readers:
+        wait_until(lambda: status_of(f"{url}/readyz") == 200)
+        same = [readers.submit(status_of, f"{url}/api/jobs/train/logs?offset=0") for _ in range(10)]
+        wait_until(lambda: SilentHosts.asked)
+        time.sleep(2 * SHARED_S)
+        same += [readers.submit(status_of, f"{url}/api/jobs/train/logs?offset=0") for _ in range(10)]
+        others = [readers.submit(status_of, f"{url}/api/jobs/train/logs?offset={n}") for n in range(1, 40)]
+        try:
+            wait_until(lambda: len(SilentHosts.asked) >= 2)
+            assert status_of(url) == 200
+            eval_ = world.submit("eval", slices=(3,))
+            wait_until(lambda: eval_ in get(f"{url}/api/jobs"), timeout_s=10)
+            assert not any(reader.done() for reader in (*same, *others))
+        finally:
+            SilentHosts.answer.set()
+        assert {reader.result() for reader in (*same, *others)} == {200}
+    assert sum(at.offset == 0 for at in SilentHosts.asked) == 1, "who asks the same while it is awaited shares it"
 
 
 def test_without_a_controller_the_pages_say_so(bare_cluster: ControllerInProcess) -> None:
