@@ -60,13 +60,21 @@ class InProcess:
         return self.name
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Way:
+    """A connection to an actor's address."""
+
+    channel: grpc.Channel
+    address: ActorAddress
+
+
 class ActorHandle:
     """An actor: ``handle.method(...)`` waits for the result, ``handle.method.remote(...)`` returns a future."""
 
     def __init__(self, place: InTaskOf | InProcess) -> None:
         self._place = place
         self._lock = threading.Lock()
-        self._way: tuple[grpc.Channel, ActorAddress] | None = None
+        self._way: Way | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorHandle, (self._place,)
@@ -79,20 +87,22 @@ class ActorHandle:
     def __repr__(self) -> str:
         return f"<ActorHandle {self._place}>"
 
-    def _call(self, request: bytes) -> grpc.Future:
-        """Send a call. Blocks while the actor is looked up, that is at first and after its loss."""
+    def _call(self, request: bytes) -> tuple[grpc.Future, Way]:
+        """Send a call, and return by which way. Blocks while the actor is looked up: at first, and after its loss."""
         with self._lock:
             if self._way is None:
                 address = self._place.find()
-                self._way = grpc.insecure_channel(address.target, options=OPTIONS), address
-            channel, address = self._way
-        return channel.unary_unary(PATH).future(request, metadata=((TOKEN, address.token),))
+                self._way = Way(grpc.insecure_channel(address.target, options=OPTIONS), address)
+            way = self._way  # nobody closes it before the call is on its way
+            return way.channel.unary_unary(PATH).future(request, metadata=((TOKEN, way.address.token),)), way
 
-    def _forget(self) -> None:
+    def _forget(self, way: Way) -> None:
+        """Look for the actor again at the next call, unless that has been done since a call went this way."""
         with self._lock:
-            way, self._way = self._way, None
-        if way is not None:
-            way[0].close()
+            if self._way is not way:
+                return  # calls of the actor's next attempt may run on the new one
+            self._way = None
+        way.channel.close()
 
 
 class ActorMethod:
@@ -109,7 +119,7 @@ class ActorMethod:
         """Call it, and return a future of its result at once."""
         request = pack_call(self._name, args, kwargs)
         try:
-            return ActorFuture(self._handle, self._name, self._handle._call(request))
+            return ActorFuture(self._handle, self._name, *self._handle._call(request))
         except RuntimeError as error:
             return ActorFuture(self._handle, self._name, error)
 
@@ -121,8 +131,10 @@ class ActorMethod:
 class ActorFuture:
     """The result of a call that may still run."""
 
-    def __init__(self, handle: ActorHandle, method: str, call: grpc.Future | RuntimeError) -> None:
-        self._handle, self._method, self._running = handle, method, call
+    def __init__(
+        self, handle: ActorHandle, method: str, call: grpc.Future | RuntimeError, way: Way | None = None
+    ) -> None:
+        self._handle, self._method, self._running, self._way = handle, method, call, way
 
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the call's end, and return the method's result or raise its error.
@@ -142,7 +154,8 @@ class ActorFuture:
         except grpc.FutureTimeoutError:
             raise TimeoutError(f"{self._method} of {self._handle!r} still runs after {timeout:g} s") from None
         except (grpc.RpcError, grpc.FutureCancelledError) as error:
-            self._handle._forget()
+            if self._way is not None:
+                self._handle._forget(self._way)
             why = error.details() if isinstance(error, grpc.Call) else "the connection was closed"
             raise unavailable(f"{self._method} of {self._handle!r} has no answer: {why}") from None
         return unpack_answer(answer)

@@ -4,16 +4,19 @@ import pickle
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import pytest
 import ray
 
-from iris_ray.errors import RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
+from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
+from iris_ray.fray import actor_handle
 from iris_ray.fray.actor_call import ActorAddress, require_no_tls
 from iris_ray.fray.actor_handle import ActorHandle, InProcess
 from iris_ray.fray.actor_server import ActorServer
+from tests.support.waiting import wait_until
 
 
 class CanNotTravel(Exception):
@@ -127,7 +130,7 @@ def test_private_methods_are_not_served(handle: ActorHandle) -> None:
     from iris_ray.fray.actor_call import pack_call, unpack_answer
 
     with pytest.raises(AttributeError, match="underscore"):
-        unpack_answer(handle._call(pack_call("_secret", (), {})).result())
+        unpack_answer(handle._call(pack_call("_secret", (), {}))[0].result())
 
 
 def test_stranger_without_the_token_is_refused_before_anything_is_unpickled(
@@ -136,7 +139,7 @@ def test_stranger_without_the_token_is_refused_before_anything_is_unpickled(
     bomb = b"cos\nsystem\n(S'false'\ntR."
     stranger = ActorHandle(InProcess("counter", ActorAddress(server.address.target, "guess")))
     with pytest.raises(grpc.RpcError) as refused:
-        stranger._call(bomb).result(10)
+        stranger._call(bomb)[0].result(10)
     assert isinstance(refused.value, grpc.Call)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
@@ -160,6 +163,38 @@ def test_actor_that_is_gone_is_unavailable(handle: ActorHandle, server: ActorSer
     server.stop()
     with pytest.raises(RuntimeError, match="add of <ActorHandle counter> has no answer"):
         handle.add(1)
+
+
+@dataclass
+class Moves:
+    """An actor whose attempts have different addresses."""
+
+    address: ActorAddress
+
+    def find(self) -> ActorAddress:
+        return self.address
+
+
+def test_late_look_at_a_call_of_a_lost_attempt_leaves_calls_of_the_next_attempt_alone(
+    server: ActorServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor_handle, "unavailable", ActorUnavailableError)  # Fray's own word needs Fray
+    lost, counter = ActorServer(2), Counter()
+    lost.serve(Counter())
+    server.serve(counter)
+    place: Any = Moves(lost.address)
+    handle = ActorHandle(place)
+    first, second = handle.together.remote(), handle.together.remote()
+    lost.stop()
+    place.address = server.address
+    with pytest.raises(ActorUnavailableError):
+        first.result(10)
+    again = handle.together.remote()
+    wait_until(lambda: counter.inside)
+    with pytest.raises(ActorUnavailableError):
+        second.result(10)
+    counter.go.set()
+    assert again.result(10) == 1
 
 
 def test_actors_are_refused_where_ray_encrypts() -> None:
