@@ -241,7 +241,7 @@ def require_may_detach() -> None:
 
 
 def launch(request: RunRequest, detached: bool) -> JobHandle:
-    """Hand a job over; returns when the Controller has it.
+    """Hand a job over; returns when the Controller has it. If that is interrupted, the job ends: nobody has its handle.
 
     Raises:
         IrisError: it does not get there.
@@ -249,6 +249,14 @@ def launch(request: RunRequest, detached: bool) -> JobHandle:
     require_cluster()
     results, pool = submit_detached(request) if detached else pool_of_this_process.submit(request)
     handle = JobHandle(request.spec.job_id, results)
-    if not pool.accepted(handle.job_id):
+    try:
+        accepted = pool.accepted(handle.job_id)
+    except BaseException:  # Ctrl-C above all
+        if detached:
+            pool.kill()
+        else:
+            ray.cancel(results)
+        raise
+    if not accepted:
         handle.results()  # which raises the reason
     return handle

@@ -29,5 +29,9 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Po
     ).remote(None if large else request)
     pool = PoolClient(actor)
     if large:
-        pool.begin(request)
+        try:
+            pool.begin(request)
+        except BaseException:  # Ctrl-C above all; nobody has the job's handle
+            pool.kill()
+            raise
     return pool.results(f"submit({spec.name})"), pool

@@ -1,0 +1,65 @@
+"""Handing a job over: what is left of it if the caller is interrupted. Ray and the Controller stand aside."""
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray.actors.wire.messages import RunRequest
+from iris_ray.actors.wire.payloads import INLINE_BYTES
+from iris_ray.client import client, detached_job
+from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.job_request import make_pod_request
+
+
+class InterruptedPool:
+    """A pool whose caller presses Ctrl-C while it waits for an answer."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def accepted(self, job_id: str) -> bool:
+        raise KeyboardInterrupt
+
+    def begin(self, request: RunRequest) -> None:
+        raise KeyboardInterrupt
+
+    def results(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(future=Future)
+
+    def kill(self) -> None:
+        self.ended.append("the pool")
+
+    def cancel(self, results: object) -> None:
+        self.ended.append("the call")
+
+
+def launch(monkeypatch: pytest.MonkeyPatch, pool: InterruptedPool, request: RunRequest, detached: bool) -> None:
+    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: None))
+    monkeypatch.setattr(client, "require_cluster", lambda: None)
+    monkeypatch.setattr(pool_of_this_process, "submit", lambda _: (pool.results("run"), pool))
+    monkeypatch.setattr(ray, "cancel", pool.cancel)
+    monkeypatch.setattr(detached_job, "PoolActor", actor)
+    monkeypatch.setattr(detached_job, "PoolClient", lambda _: pool)
+    client.launch(request, detached)
+
+
+@pytest.mark.parametrize(("detached", "ended"), [(False, "the call"), (True, "the pool")])
+def test_job_whose_submission_is_interrupted_does_not_go_on_without_a_handle(
+    monkeypatch: pytest.MonkeyPatch, detached: bool, ended: str
+) -> None:
+    pool = InterruptedPool()
+    with pytest.raises(KeyboardInterrupt):
+        launch(monkeypatch, pool, make_pod_request(lambda: None, "v4-16", 1), detached)
+    assert pool.ended == [ended]
+
+
+def test_detached_job_is_not_left_behind_if_it_is_interrupted_while_its_large_function_travels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool, data = InterruptedPool(), bytes(INLINE_BYTES)
+    with pytest.raises(KeyboardInterrupt):
+        launch(monkeypatch, pool, make_pod_request(lambda: data, "v4-16", 1), detached=True)
+    assert pool.ended == ["the pool"]
