@@ -1,11 +1,13 @@
 """`Client`: Fray's interface to jobs and actors, on a Ray cluster."""
 
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection, find_controller
 from iris_ray.client.client import IrisClient, launch, require_may_detach
 from iris_ray.client.identity import current_user
+from iris_ray.errors import UnknownNameError
 from iris_ray.fray.actor_group import ActorGroup
 from iris_ray.fray.actor_request import actor_request, host_here
 from iris_ray.fray.current import require_fray
@@ -140,9 +142,11 @@ class Client:
             wait: for the ends of the jobs that this client has submitted.
         """
         for group in self._groups:
-            group.shutdown()
+            with suppress(UnknownNameError):  # it has ended, and the Controller keeps only the newest that have
+                group.shutdown()
         for job in self._jobs if wait else ():
-            job.wait(raise_on_failure=False)
+            with suppress(UnknownNameError):
+                job.wait(raise_on_failure=False)
         self._groups.clear()
         self._jobs.clear()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.errors import UnknownNameError
 from iris_ray.fray.actor_group import ActorGroup
 from iris_ray.fray.actor_handle import ActorFuture, ActorMethod
 from iris_ray.fray.client import Client
@@ -55,3 +56,29 @@ def test_current_client_is_ours_in_new_threads_too_until_the_end() -> None:
         seen.append(current.current_client())
     assert seen == [ours, ours]
     assert type(current.current_client()).__name__ == "LocalClient"
+
+
+class Told:
+    """A group or job of a client, which the Controller knows or has forgotten."""
+
+    def __init__(self, forgotten: bool) -> None:
+        self.forgotten = forgotten
+        self.told = False
+
+    def shutdown(self) -> None:
+        if self.forgotten:
+            raise UnknownNameError("there is no job of that name")
+        self.told = True
+
+    def wait(self, *, raise_on_failure: bool) -> None:
+        self.shutdown()
+
+
+def test_shutdown_ends_and_waits_for_the_others_if_the_controller_has_forgotten_one_that_ended_long_ago() -> None:
+    client = Client.__new__(Client)  # a real one needs Fray and a cluster
+    groups: Any = [Told(forgotten=True), Told(forgotten=False)]
+    jobs: Any = [Told(forgotten=True), Told(forgotten=False)]
+    client._groups, client._jobs = list(groups), list(jobs)
+    client.shutdown()
+    assert groups[1].told
+    assert jobs[1].told
