@@ -7,7 +7,7 @@ from iris_ray.actors.host.output.log_files import AttemptLog
 
 FILE_BYTES = 64 << 20
 FILES_KEPT = 5
-"""How large a file becomes, and how many files of one attempt of one task are kept."""
+"""How large a file becomes, and of how many such files the newest bytes of one attempt of one task are kept."""
 RETRY_BYTES = 1 << 20
 """How many bytes are skipped after a file could not be written, before the next try."""
 
@@ -18,7 +18,7 @@ class LogWriter:
     Args:
         log: the attempt's files.
         file_bytes: how large a file becomes.
-        files_kept: how many of the newest files are kept.
+        files_kept: the newest bytes are kept, as many as are in so many full files.
 
     Attributes:
         end: how many bytes it was given.
@@ -67,7 +67,10 @@ class LogWriter:
             self._give_up(error)
 
     def _begin_file(self) -> None:
-        """Begin a file at this offset, and delete the oldest one if there are too many."""
+        """Begin a file at this offset, and delete those that are too old.
+
+        Files are not counted: a full disk lets new ones begin, and these would push out what was kept before.
+        """
         self.close()
         self._next_file = self.end + self._file_bytes
         try:
@@ -79,7 +82,7 @@ class LogWriter:
             self._give_up(error)
             return
         self._starts.append(self.end)
-        while len(self._starts) > self._files_kept:
+        while self._starts[0] < self._next_file - self._files_kept * self._file_bytes:
             with contextlib.suppress(OSError):
                 self._log.file(self._starts.pop(0)).unlink()
 

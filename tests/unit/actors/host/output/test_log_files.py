@@ -1,6 +1,7 @@
 """How files keep what tasks print: bounded, private, and read while they are written."""
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -11,7 +12,7 @@ import pytest
 
 from iris_ray.actors.host.output.log_files import AttemptLog
 from iris_ray.actors.host.output.log_retention import prune
-from iris_ray.actors.host.output.log_writer import LogWriter
+from iris_ray.actors.host.output.log_writer import RETRY_BYTES, LogWriter
 from tests.support.task_logs import lines
 
 
@@ -128,6 +129,28 @@ def test_full_disk_raises_nothing_and_later_output_is_kept(log: AttemptLog) -> N
     assert piece.offset > 0
     assert piece.data.endswith(b"xkept")
     assert piece.end == 4 + (1 << 20) + 4
+
+
+def test_full_disk_costs_no_line_that_was_kept_before(log: AttemptLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a disk still lets files be created. These are empty, and push out none that has something to say."""
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer = LogWriter(log)
+    writer.write(b"the cause\n")
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", refuse)
+        for _ in range(10):
+            writer.write(b"x" * RETRY_BYTES)
+    writer.write(b"y" * RETRY_BYTES)
+    writer.close()
+    first = log.read(0, 100)
+    assert first is not None
+    assert (first.offset, first.data) == (0, b"the cause\n")
+    then = log.read(10, 100)
+    assert then is not None
+    assert then.data == b"y" * 100
 
 
 def test_hole_that_a_full_disk_left_is_skipped(log: AttemptLog) -> None:
