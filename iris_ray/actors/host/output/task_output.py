@@ -33,7 +33,8 @@ class TaskOutput:
         self._writer = LogWriter(AttemptLog(self._logs, task.job_id, task.task_index, task.attempt))
         self._throttle = LineThrottle.for_task_of(task.num_tasks, f"iris-ray logs {task.job_id} {task.task_index}")
         self._last_lines = LastLinesReport(task, node_id, report)
-        label_output(task.label, stderr=False)
+        with contextlib.suppress(OSError):  # the disk with Ray's logs is full; the host's directory may be on another
+            label_output(task.label, stderr=False)
 
     def take(self, data: bytes, is_stopped: bool) -> None:
         """Take what the task has printed.

@@ -1,5 +1,6 @@
 """Real processes print into a pump's FIFO."""
 
+import contextlib
 import itertools
 import subprocess
 import sys
@@ -141,6 +142,20 @@ def test_task_goes_on_printing_if_its_output_can_not_be_kept(
     monkeypatch.setattr(TaskOutput, "take", fail)
     assert pumped.run("print('x' * 5_000_000)").returncode == 0
     assert "the output of process 7 can no longer be kept" in caplog.text
+
+
+def test_output_is_kept_though_the_disk_with_rays_own_logs_is_full(
+    pumped: Pumped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host's directory may be on another disk, and what the driver's terminal shows goes through Ray's logs."""
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        pumped.run("print('step 1')")
+        pumped.pump.close()
+    piece = pumped.log.read(0, 100)
+    assert piece is not None
+    assert piece.data == b"step 1\n"
+    assert [report.data for report in pumped.reports] == [b"step 1\n"]
 
 
 def test_pump_of_a_task_that_is_stopped_shows_one_line_more_and_keeps_everything(
