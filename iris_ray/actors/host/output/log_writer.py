@@ -39,7 +39,7 @@ class LogWriter:
         """Write some bytes, and return whether a new file was begun."""
         view, turned = memoryview(data), False
         while view:
-            if self.end >= self._next_file:
+            if self.end >= self._next_file or self._is_deleted():
                 turned = True
                 self._begin_file()
             size = min(len(view), self._next_file - self.end)
@@ -58,6 +58,13 @@ class LogWriter:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _is_deleted(self) -> bool:
+        """Return whether nobody could read what is written now: `prune` or a person has deleted the current file."""
+        try:
+            return self._fd is not None and os.fstat(self._fd).st_nlink == 0
+        except OSError:  # a faulty disk can't tell
+            return False
 
     def _append(self, view: memoryview) -> None:
         try:

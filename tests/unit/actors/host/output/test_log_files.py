@@ -153,6 +153,24 @@ def test_full_disk_costs_no_line_that_was_kept_before(log: AttemptLog, monkeypat
     assert then.data == b"y" * 100
 
 
+def test_output_of_a_task_whose_log_was_deleted_is_kept_from_then_on(log: AttemptLog) -> None:
+    """Other tasks of a shared host print so much that the file of a quiet one is the oldest."""
+    quiet = LogWriter(log)
+    quiet.write(b"step 1\n")
+    noisy = LogWriter(AttemptLog(log.root, "job-2", 0, 1))
+    noisy.write(b"x" * 100)
+    os.utime(log.file(0), (0, 0))
+    prune(log.root, time.time(), most_bytes=100)
+    assert log.read(0, 100) is None
+    quiet.write(b"step 2\n")
+    quiet.write(b"step 3\n")
+    for writer in (quiet, noisy):
+        writer.close()
+    piece = log.read(0, 100)
+    assert piece is not None
+    assert (piece.offset, piece.data, piece.end) == (7, b"step 2\nstep 3\n", 21)
+
+
 def test_hole_that_a_full_disk_left_is_skipped(log: AttemptLog) -> None:
     for offset, data in ((0, b"before"), (100, b"behind")):
         writer = LogWriter(log)
