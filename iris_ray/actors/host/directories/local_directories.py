@@ -72,7 +72,7 @@ class LocalDirectories:
             if path.name != but and job_id in (None, path.name):
                 with contextlib.suppress(OSError):
                     if not_taken_since is None or not_taken_since.get(path) == path.stat().st_mtime_ns:
-                        _remove(path, shutil.rmtree)
+                        _remove(path, _remove_all)
 
     def left(self) -> dict[Path, int]:
         """Return the directories in which jobs have left files, and when each was changed last, in ns.
@@ -153,3 +153,17 @@ def _remove(path: Path, by: Callable[[Path], object]) -> None:
         by(path)
     finally:
         os.close(fd)
+
+
+def _remove_all(path: Path) -> None:
+    """Remove a directory with all that is in it, also what its job has made read-only. What can't be removed stays."""
+    try:
+        shutil.rmtree(path)
+    except PermissionError:
+        path.chmod(0o700)
+        for parent, directories, _ in os.walk(path):
+            for each in (os.path.join(parent, name) for name in directories):
+                if not os.path.islink(each):
+                    with contextlib.suppress(OSError):  # another user's, such as of a program in a container
+                        os.chmod(each, 0o700)
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,9 @@
 """The directory that a job has on a host: it outlives attempts, and goes when nobody can want it any more."""
 
 import os
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.host.directories.local_directories import LEAST_MEMORY_BYTES, LocalDirectories
+
+UNPRIVILEGED_USER = 65534
 
 
 def end_of(task: LocalDirectories) -> None:
@@ -108,6 +112,41 @@ def test_place_that_another_user_could_have_prepared_is_not_used(
         root.mkdir()
         root.chmod(0o777)
     assert LocalDirectories(disk, memory).take("a").is_relative_to(disk)
+
+
+@pytest.fixture
+def not_root(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Act as a user without privileges, in a directory of all users: root may write to every directory."""
+    (home := Path(tempfile.mkdtemp())).chmod(0o777)
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(os, "getuid", os.geteuid)
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(UNPRIVILEGED_USER)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+        shutil.rmtree(home)
+
+
+@pytest.mark.usefixtures("not_root")
+def test_directories_that_a_job_has_made_read_only_go_with_the_rest() -> None:
+    """A copy of a data set may have them. They may be in memory, which would not come back for as long as they stay."""
+    disk, kept = Path("disk").absolute(), Path("kept").absolute()
+    for path in (disk, kept):
+        path.mkdir()
+    own = taken(disk, "a")
+    for part in ("data", "data/train", "other"):
+        (own / part).mkdir()
+        (own / part / "file").touch()
+    (own / "data" / "link").symlink_to(kept)
+    (own / "other").chmod(0)
+    for path in (kept, own / "data" / "train", own / "data", own):
+        path.chmod(0o500)
+    LocalDirectories(disk, None).remove()
+    assert not own.exists()
+    assert kept.stat().st_mode & 0o777 == 0o500
 
 
 def test_directory_of_a_living_task_stays_whoever_removes(disk: Path) -> None:
