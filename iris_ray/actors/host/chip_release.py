@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iris_ray.actors.host.chips import Devices, Holder, describe, find_holders
-from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
+from iris_ray.actors.host.libtpu_lock import TO_ASK, blocks, lock_holder
 from iris_ray.actors.host.processes.ledger import ProcessLedger
 
 RELEASE_S = 2.0
@@ -80,7 +80,7 @@ def remove_if_it_blocks(lock: Path, ledger: ProcessLedger) -> NotFree | None:
     # A read lock keeps all processes from taking the file while it goes. Without it, a held file could be removed, and
     # a second process could use the chips beside the first.
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, TO_ASK)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
             os.unlink(lock)

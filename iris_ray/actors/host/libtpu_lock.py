@@ -15,6 +15,9 @@ from pathlib import Path
 # struct flock: short l_type, short l_whence, off_t l_start, off_t l_len, pid_t l_pid.
 _FLOCK = struct.Struct("hhqqi4x")
 
+TO_ASK = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""How to open the file without waiting: any user may have put a FIFO there, and nobody may ever write into it."""
+
 NO_PID = 0
 """The kernel's number for a process that has none in our container."""
 
@@ -25,7 +28,7 @@ def lock_holder(lock: Path) -> int | None:
     Returns None if no process holds the lock, or if the file can't be read.
     """
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(lock, TO_ASK)
     except OSError:
         return None
     try:
@@ -43,7 +46,7 @@ class LockProbe:
     def __init__(self, lock: Path) -> None:
         self._descriptor: int | None = None
         with contextlib.suppress(OSError):
-            self._descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(lock, TO_ASK)
 
     def holder(self) -> int | None:
         """Return the pid of the other process that holds the lock, as `lock_holder` does."""

@@ -14,11 +14,11 @@ import psutil
 import pytest
 from ray import cloudpickle
 
-from iris_ray.actors.host import host_preparation, task_watch
+from iris_ray.actors.host import chip_release, host_preparation, task_watch
 from iris_ray.actors.host.chip_release import remove_if_it_blocks, wait_until_free
 from iris_ray.actors.host.chips import Devices, find_holders, host_devices
 from iris_ray.actors.host.host_actor import TPUHostActor
-from iris_ray.actors.host.libtpu_lock import blocks, lock_holder
+from iris_ray.actors.host.libtpu_lock import LockProbe, blocks, lock_holder
 from iris_ray.actors.host.processes.ledger import ProcessLedger
 from iris_ray.actors.host.processes.tree import ProcessTree, stat_of
 from iris_ray.actors.host.task_process import TaskProcess
@@ -404,6 +404,23 @@ def test_lock_file_that_is_held_is_never_removed_even_if_it_is_taken_at_the_last
             assert lock.exists()
     finally:
         holder.end()
+
+
+def test_pipe_in_the_place_of_the_lock_file_keeps_nobody_waiting(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user of the host can put one into /tmp. To open it for reading would wait for a writer, for ever."""
+    os.mkfifo(host.devices.lock)
+    opened = os.open
+
+    def without_waiting(path: Path, flags: int, *args: int) -> int:
+        assert flags & (os.O_NONBLOCK | os.O_RDWR), f"{path} would be waited for"
+        return opened(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", without_waiting)
+    monkeypatch.setattr(chip_release, "blocks", lambda _: True)  # the pipe is another user's
+    assert lock_holder(host.devices.lock) is None
+    assert LockProbe(host.devices.lock).holder() is None
+    assert remove_if_it_blocks(host.devices.lock, host.ledger) is None
+    assert not host.devices.lock.exists()
 
 
 def test_stale_lock_file_that_can_not_be_removed_is_reported_with_what_to_do(common: Path) -> None:
