@@ -18,8 +18,7 @@ def another_host(known: Worker, now: Worker, jobs: Mapping[str, Job]) -> str | N
         now: the same, as it registers now.
         jobs: the jobs of all occupants, by id.
     """
-    for resource in dict.fromkeys(name for held in known.occupants.values() for name in held):
-        held = sum(amounts.get(resource, 0.0) for amounts in known.occupants.values())
+    for resource, held in known.held.items():  # in whole units: a sum of fractions may exceed what there is
         if held > (has := now.resources.get(resource, 0.0)):
             return f"the host came back with {has:g} of {resource}, of which its tasks hold {held:g}"
     for group_by in {_group_by(jobs[attempt.job_id]) for _, attempt in known.occupants} - {None}:

@@ -106,3 +106,12 @@ def test_drain_of_the_machine_is_not_forgotten(world: World) -> None:
     assert worker.draining == "it goes"
     assert worker.final is not None
     world.check()
+
+
+def test_many_small_tasks_fill_a_host_that_comes_back_as_it_was(world: World) -> None:
+    """Twenty times 0.1 is a little more than 2 for a computer."""
+    world.do(cpu_host("small", 2.0))
+    job = world.start_tasks("many", 20, resources={"CPU": 0.1})
+    world.do(cpu_host("small", 2.0, label="new"))
+    assert job.counts == {S.RUNNING: 20}
+    world.check()
