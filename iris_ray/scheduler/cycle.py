@@ -22,6 +22,7 @@ from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, 
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.remaining_capacity import RemainingCapacity
 from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.scheduler.turns import Turns
 from iris_ray.state.avoided_hosts import avoided_by
 from iris_ray.state.events import GivesWayEvent, SpareGivenBackEvent, TaskUnschedulableEvent
 from iris_ray.state.fleet import Fleet
@@ -45,6 +46,7 @@ class Cycle:
             at the queue's end.
         limits: of the users; None: there are none.
         leaving: ids of jobs that yield and are about to give their hosts to those that wait.
+        turns: for which kinds of jobs earlier plans have looked for victims, and for spares.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Cycle:
         eviction: tuple[Running, EvictionRules] | None = None,
         limits: UserLimits | None = None,
         leaving: Collection[str] = frozenset(),
+        turns: tuple[Turns, Turns] | None = None,
     ) -> None:
         self._fleet = fleet
         self._most = most
@@ -76,9 +79,10 @@ class Cycle:
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
         self._result = SchedulingResult()
-        self._evictor = (
-            None if eviction is None else Evictor(*eviction, fleet, self._plan, self._allowances, deadlines.now)
-        )
+        victims, self._turns = turns or (Turns(), Turns())
+        self._evictor: Evictor | None = None
+        if eviction is not None:
+            self._evictor = Evictor(*eviction, fleet, self._plan, self._allowances, deadlines.now, victims)
         self._leaving = leaving
 
     def run(
@@ -101,6 +105,8 @@ class Cycle:
             if granted is not None:
                 queue.granted(job, granted)
         self._result.given_back = self._given_back()
+        if self._evictor is not None:
+            self._evictor.end_plan(self._result.complete)
         self._explainer.complete()
         self._result.rooms = self._rooms.changes(self._placed)
         self._result.gave_up_room = self._rooms.given_up
@@ -113,7 +119,7 @@ class Cycle:
         going = {attempt.job_id for attempt in self._evictor.going()} if self._evictor is not None else set()
         spares = {spare.spec.job_id: spare for spare in self._spares}
         idle = (spare for job_id, spare in spares.items() if job_id not in going or job_id in self._leaving)
-        parts = self._fleet, self._deadlines, self._allowances, self._plan, self._leaving
+        parts = self._fleet, self._deadlines, self._allowances, self._plan, self._turns, self._leaving
         chosen = GivenBack(idle, *parts).choose(self._unplaced)
         deadline = self._deadlines.now + (self._evictor.grace_s if self._evictor is not None else GRACE_S)
         return [

@@ -28,13 +28,14 @@ from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected
 from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.turns import Turns
 from iris_ray.state.events import EvictionEvent
 from iris_ray.state.fleet import Fleet
 
 GRACE_S = 30.0
 LEAST_RUN_S = {PriorityBand.INTERACTIVE: 600.0, PriorityBand.BATCH: 120.0}
 SEARCHES = 6
-"""A plan looks so often for victims; what it has no time for is left to the next one."""
+"""A plan looks so often for victims; what it has no time for is left to the next one, see `Turns`."""
 ATTEMPTS_LOOKED_AT = 20_000
 """So many attempts of lower bands a plan looks at, in all its searches."""
 GROUPS_COMPARED, MOST_COMPARED = 100, 500
@@ -109,10 +110,18 @@ class Evictor:
         fleet, plan: what the plan is made from, and what it has given away.
         allowances: what each user may still get.
         now: seconds on the clock of the events.
+        turns: for which kinds of jobs earlier plans have looked for victims.
     """
 
     def __init__(
-        self, running: Running, rules: EvictionRules, fleet: Fleet, plan: Plan, allowances: Allowances, now: float
+        self,
+        running: Running,
+        rules: EvictionRules,
+        fleet: Fleet,
+        plan: Plan,
+        allowances: Allowances,
+        now: float,
+        turns: Turns,
     ) -> None:
         self.fleet = fleet
         self.plan = plan
@@ -129,6 +138,8 @@ class Evictor:
         for taker in filter(None, map(running.jobs.get, dict.fromkeys(self._going.values()))):
             self._promise(taker, taker.kept)
         self._hopeless: set[_Key] = set()
+        self._turns = turns
+        self._in_vain: set[_Key] = set()
         self._costs: dict[AttemptId, tuple[PriorityBand, Cost]] = {}
 
     @property
@@ -139,8 +150,18 @@ class Evictor:
     def may_help(self, job: Job) -> bool:
         """Return whether `find` is worth a call for a job."""
         takes = job.spec.may_evict and not job.yields and job.spec.spare_for is None
-        key, searchable = _key(job), self._searches > 0 and takes
-        return searchable and key not in self._hopeless and bool(self._bands_below(job))
+        key, searchable = _key(job), self._has_time and takes
+        if not searchable or key in self._hopeless or self._turns.had(key):
+            return False
+        return bool(self._bands_below(job))
+
+    def end_plan(self, complete: bool) -> None:
+        """Note whose turn it was; ``complete``: whether the plan went through the whole queue."""
+        self._turns.end_plan(self._in_vain, complete and self._has_time)
+
+    @property
+    def _has_time(self) -> bool:
+        return self._searches > 0 and self._looks > 0
 
     def find(self, job: Job, available: Availability, own: Collection[str], placed: int) -> Taking | Protected | None:
         """Return what a job that found too little room is to take; None if nothing would do, or if it only has to wait.
@@ -163,6 +184,7 @@ class Evictor:
             return None
         found = self._complete(search, room)
         if found is None:
+            self._in_vain.add(_key(job))
             if not available.impaired:
                 self._hopeless.add(_key(job))  # a plan takes nothing back
             return self._protected(search, room, available)

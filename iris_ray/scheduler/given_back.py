@@ -14,10 +14,11 @@ from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import Allowances, most_chips_of
 from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.turns import Turns
 from iris_ray.state.fleet import Fleet
 
 KINDS_LOOKED_AT = 64
-"""For so many kinds of jobs that wait, the first in the queue, a plan looks for spares."""
+"""For so many kinds of jobs that wait, a plan looks for spares in vain; the others are left to the next one."""
 
 _Kind = tuple[object, ...]
 
@@ -31,6 +32,7 @@ class GivenBack:
         leaving: ids of those that give their hosts back already.
         fleet, deadlines, plan: what the plan was made from, and the plan.
         allowances: what each user may still get.
+        turns: for which kinds of jobs earlier plans have looked for spares.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class GivenBack:
         deadlines: Deadlines,
         allowances: Allowances,
         plan: Plan,
+        turns: Turns,
         leaving: Collection[str] = (),
     ) -> None:
         self._fleet = fleet
         self._deadlines = deadlines
         self._allowances = allowances
         self._plan = plan
+        self._turns = turns
         self._leaving = leaving
         self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
         self._yielding: set[str] = set()
@@ -68,7 +72,8 @@ class GivenBack:
         hopeless: set[_Kind] = set()
         for one in unplaced if self._on else ():
             kind = self._kind(one)
-            if comes_last(one.job) or one.reason.taken_from or (kind in hopeless and not one.reason.kept):
+            is_hopeless = kind in hopeless or self._turns.had(kind)
+            if comes_last(one.job) or one.reason.taken_from or (is_hopeless and not one.reason.kept):
                 continue
             found = self._for(one)
             if found is None:
@@ -79,6 +84,7 @@ class GivenBack:
             self._on = {node_id: spare for node_id, spare in self._on.items() if spare not in found}
             if not self._on or len(hopeless) == KINDS_LOOKED_AT:
                 break
+        self._turns.end_plan(hopeless, had_time=len(hopeless) < KINDS_LOOKED_AT)
         return list(chosen)
 
     def _kind(self, one: Unplaced) -> _Kind:

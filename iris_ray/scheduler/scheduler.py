@@ -25,6 +25,7 @@ from iris_ray.scheduler.evictions import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
+from iris_ray.scheduler.turns import Turns
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.user_limits import UserLimits
@@ -33,7 +34,7 @@ BACKFILL_BOUND_S = 600.0
 
 
 class Scheduler:
-    """Makes plans. It keeps nothing but a cache of its evaluations of the fleet.
+    """Makes plans. It keeps a cache of its evaluations, and for whom plans have looked in vain (`Turns`); no more.
 
     A job that does not fit lets those behind it pass, but not for ever. Once it has waited for ``backfill_bound_s``
     seconds, room is kept for it, for one job at a time among those that compete: the first in the fair order. It stays
@@ -51,6 +52,7 @@ class Scheduler:
         self._backfill_bound_s = backfill_bound_s
         self._evictions = evictions
         self._cache = CandidateCache()
+        self._turns = Turns(), Turns()
 
     def find_assignments(
         self,
@@ -89,7 +91,7 @@ class Scheduler:
         if result is None:
             eviction = (running, self._evictions) if running is not None and self._evictions is not None else None
             leaving = frozenset() if running is None else running.leaving()
-            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving)
+            cycle = Cycle(fleet, self._cache, deadlines, most, eviction, limits, leaving, self._turns)
             result = cycle.run(pending, usage, past, spares)
         self._cache.trim()
         return result

@@ -384,6 +384,21 @@ def test_in_any_world_victims_are_necessary_and_sufficient(seed: int) -> None:
     world.check()
 
 
+def test_jobs_that_can_take_nothing_keep_nobody_behind_them_from_taking_hosts(world: World) -> None:
+    """There are more of them than a plan has searches."""
+    world.add_slice("a")
+    world.now = 10_000.0
+    victim = run(world, "batch", ran_s=1000.0)
+    for number in range(3 * SEARCHES):
+        world.submit(f"odd-{number}", user="odd", priority=PRODUCTION, slices=(2 + number,))
+    world.submit("last", user="other", priority=PRODUCTION)
+    for _ in range(4):
+        world.schedule()
+    assert victim.gang.eviction is not None
+    assert victim.gang.eviction.job_id == "last"
+    world.check()
+
+
 def test_search_costs_no_more_in_a_larger_fleet() -> None:
     """It looks at the newest attempts, and at so many groups only."""
     costs = []

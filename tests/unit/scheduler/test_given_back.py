@@ -9,7 +9,7 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.explanation import Unplaced
-from iris_ray.scheduler.given_back import GivenBack
+from iris_ray.scheduler.given_back import KINDS_LOOKED_AT, GivenBack
 from iris_ray.scheduler.planner import Planner
 from iris_ray.state.events import LimitsSetEvent, SpareGivenBackEvent, TaskDispatchFailedEvent, WorkerDrainedEvent
 from iris_ray.state.instructions import Instructions
@@ -121,6 +121,16 @@ def test_gang_that_may_hope_for_more_slices_gets_a_spare_only_once_it_would_take
     world.now += HOPES_FOR_MORE_S + 1
     assert plan(world)[0] == ["flexible"]
     world.check()
+
+
+def test_jobs_that_nothing_helps_keep_nobody_behind_them_from_getting_a_spare(world: World) -> None:
+    """They are of more kinds than a plan looks at."""
+    for number in range(2 * KINDS_LOOKED_AT):
+        world.submit(f"odd-{number}", user="odd", slices=(9 + number,))
+    wants = world.submit("last", user="other")
+    for _ in range(4):
+        world.schedule()
+    assert wants.gang.placed
 
 
 def test_spares_give_nothing_back_to_spares(world: World) -> None:
