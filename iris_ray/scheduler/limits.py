@@ -39,6 +39,15 @@ class _Allowance:
         job_id = job.spec.job_id
         return job.spec.spare_for is None and job_id not in self.running and job_id not in self.started
 
+    def chips_beside(self, job: Job) -> float:
+        """Return how many chips the user has, with those that others of the user's jobs are about to take."""
+        return self.chips + sum(more for job_id, more in self.promised.items() if job_id != job.spec.job_id)
+
+    def jobs_beside(self, job: Job) -> int:
+        """Return how many jobs have hosts, with the others that are about to take some."""
+        others = self.promised.keys() - {job.spec.job_id} - self.started
+        return len(self.running) + len(self.started) + sum(job_id not in self.running for job_id in others)
+
 
 class Allowances:
     """What each user may still get in one plan, by band.
@@ -58,11 +67,12 @@ class Allowances:
         mine = self._allowance(job)
         if mine is None:
             return None
-        jobs = len(mine.running) + len(mine.started)
+        jobs = mine.jobs_beside(job)
         if mine.is_new(job) and jobs >= mine.most_jobs:
             return ReachedLimit(*_account(job), "running jobs", mine.most_jobs, jobs, 1)
         needed = num_groups(job)[0] * chips_per_group(job) if mine.most_chips < math.inf else 0.0
-        if needed and (mine.kept_for or rounded(mine.chips + needed) > mine.most_chips):
+        is_kept = mine.kept_for is not None and not mine.promised.get(job.spec.job_id)
+        if needed and (is_kept or rounded(mine.chips_beside(job) + needed) > mine.most_chips):
             return self.short_of_chips(job, needed)
         return None
 
@@ -70,7 +80,7 @@ class Allowances:
         """Return the limit on chips as the one that a job has reached."""
         mine = self._allowance(job)
         assert mine is not None
-        return ReachedLimit(*_account(job), "chips", mine.most_chips, mine.chips, needed, mine.kept_for)
+        return ReachedLimit(*_account(job), "chips", mine.most_chips, mine.chips_beside(job), needed, mine.kept_for)
 
     def num_groups(self, job: Job) -> tuple[int, ...]:
         """Return the numbers of groups that a gang of the job can use and its user may have, ascending."""
@@ -79,7 +89,8 @@ class Allowances:
             return wanted
         if not (each := chips_per_group(job)):
             return wanted
-        return tuple(count for count in wanted if rounded(mine.chips + count * each) <= mine.most_chips)
+        chips = mine.chips_beside(job)
+        return tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
 
     def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:
         """Return as many of the groups, the first ones, as the user may have: hosts may have more chips than expected.
@@ -94,7 +105,7 @@ class Allowances:
         if mine is None or mine.most_chips == math.inf or not chips_per_group(job):
             return names
         for count in (count for count in reversed(wanted) if count <= len(names)):
-            if rounded(mine.chips + chips_of(names[:count], available)) <= mine.most_chips:
+            if rounded(mine.chips_beside(job) + chips_of(names[:count], available)) <= mine.most_chips:
                 return names[:count]
         return []
 
@@ -114,11 +125,9 @@ class Allowances:
         mine = self._allowance(job)
         if mine is None:
             return True
-        others = {job_id: more for job_id, more in mine.promised.items() if job_id != job.spec.job_id}
-        jobs = len(mine.running) + len(mine.started) + len(others.keys() - mine.running - mine.started)
-        if mine.is_new(job) and jobs >= mine.most_jobs:
+        if mine.is_new(job) and mine.jobs_beside(job) >= mine.most_jobs:
             return False
-        return not chips or rounded(mine.chips + sum(others.values()) + chips) <= mine.most_chips
+        return not chips or rounded(mine.chips_beside(job) + chips) <= mine.most_chips
 
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips of the hosts that a job is about to take from lower bands."""

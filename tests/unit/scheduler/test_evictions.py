@@ -12,6 +12,7 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.scheduler import SchedulingResult
 from iris_ray.scheduler.evictions import LEAST_RUN_S, SEARCHES
+from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
 from iris_ray.state.events import Event, LimitsSetEvent, TaintedEvent, TimePassedEvent
 from tests.support.costs import calls
@@ -231,6 +232,28 @@ def test_jobs_that_exceed_the_limit_only_together_evict_for_the_first_of_them(
     for _ in range(2):
         world.schedule()
     assert len(world.state.evicted) == 1
+    world.check()
+
+
+@pytest.mark.parametrize("limits", [{"chips": 8}, {"running_jobs": 1}], ids=str)
+def test_what_a_job_is_about_to_take_counts_against_the_limit_of_its_user(
+    world: World, limits: dict[str, float]
+) -> None:
+    """Else another job of the user would use the limit up meanwhile, and the eviction would be in vain."""
+    world.add_slice("a")
+    world.now = 10_000.0
+    victim = run(world, "batch")
+    world.add_slice("b", "v5p-16")
+    limit(world, **limits)
+    world.submit("takes", priority=PRODUCTION, user="ann")
+    world.submit("other", priority=PRODUCTION, user="ann", tpu_type="v5p-16")
+    for _ in range(2):
+        assert not world.schedule()
+        assert victim.gang.eviction is not None
+    assert world.plan().pending_reasons["other"].kind is PendingKind.LIMITED
+    world.do(TimePassedEvent(world.now + 60.0))
+    world.confirm(victim, 1)
+    assert world.schedule().keys() == {"takes"}
     world.check()
 
 
