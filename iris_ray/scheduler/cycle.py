@@ -166,12 +166,15 @@ class Cycle:
         if (reached := self._allowances.reached(job)) is not None:
             self._limit(job, gang, reached, lifted)
             return None
-        available, wanted = self._available_to(job), self._allowances.num_groups(job)
+        hopes = self._deadlines.hopes_for_more(gang)
+        ending = self._own_chips_ending(job, gang) if hopes else 0.0
+        available, wanted = self._available_to(job), self._allowances.num_groups(job, ending)
         free = None if lifted else available.failed_placements.get(wanted)
         if free is None:
-            own, hopes = self._fleet.held_by(job.spec.owner), self._deadlines.hopes_for_more(gang)
-            found, free = choose(job, available, own, wanted, hopes)
-            if names := self._allowances.within(job, found, wanted, available):
+            found, free = choose(job, available, self._fleet.held_by(job.spec.owner), wanted, hopes)
+            names = self._allowances.within(job, found, wanted, available)
+            waits = ending > 0 and len(names) < len(found)  # for its own chips, with which it may have more groups
+            if names and not waits:
                 assignment, granted = assign(job, gang, available, names, self._plan)
                 self._allowances.granted(job, granted)
                 self._in_vain.clear()  # the user may have reached a limit
@@ -180,13 +183,22 @@ class Cycle:
                 self._let_go(job, lifted, hosts_of(assignment))
                 return granted
             if found:
-                needed = chips_of(found[: wanted[0]], available)
+                needed = chips_of(found if waits else found[: wanted[0]], available)
                 self._limit(job, gang, self._allowances.short_of_chips(job, needed), lifted)
                 return None
             if free < wanted[0] and not lifted:
                 available.failed_placements[wanted] = free
         self._wait(job, gang, available, free, lifted)
         return None
+
+    def _own_chips_ending(self, job: Job, gang: Gang) -> float:
+        """Return how many chips the last attempt of a gang holds that can use several numbers of groups."""
+        if job.spec.coscheduling is None or len(num_groups(job)) == 1:
+            return 0.0
+        grouping, job_id = self._fleet.grouping(job.spec.coscheduling.group_by), job.spec.job_id
+        workers = (worker for name in gang.groups for worker in grouping.members(name))
+        own = (held for worker in workers for who, held in worker.occupants.items() if who[1].job_id == job_id)
+        return sum(map(accelerators, own))
 
     def _take_from_lower_bands(
         self, evictor: Evictor, job: Job, available: Availability

@@ -82,14 +82,19 @@ class Allowances:
         assert mine is not None
         return ReachedLimit(*_account(job), "chips", mine.most_chips, mine.chips_beside(job), needed, mine.kept_for)
 
-    def num_groups(self, job: Job) -> tuple[int, ...]:
-        """Return the numbers of groups that a gang of the job can use and its user may have, ascending."""
+    def num_groups(self, job: Job, ending: float = 0.0) -> tuple[int, ...]:
+        """Return the numbers of groups that a gang of the job can use and its user may have, ascending.
+
+        Args:
+            job: which.
+            ending: chips of its last attempt, which is over, that the user may have again in a moment.
+        """
         mine, wanted = self._allowance(job), num_groups(job)
         if mine is None or mine.most_chips == math.inf:
             return wanted
         if not (each := chips_per_group(job)):
             return wanted
-        chips = mine.chips_beside(job)
+        chips = mine.chips_beside(job) - ending
         return tuple(count for count in wanted if rounded(chips + count * each) <= mine.most_chips)
 
     def within(self, job: Job, names: list[str], wanted: Sequence[int], available: Availability) -> list[str]:

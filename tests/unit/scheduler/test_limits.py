@@ -10,7 +10,7 @@ from iris_ray.model.limits import EVERYBODY, Limits
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import AttemptEndConfirmedEvent, LimitsSetEvent
+from iris_ray.state.events import AttemptEndConfirmedEvent, GangMovedEvent, LimitsSetEvent
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import S, World, cpu_host, host
 
@@ -188,6 +188,22 @@ def test_gang_that_returns_keeps_its_place_while_its_own_attempt_ends(world: Wor
     assert plan.pending_reasons["job"].kept
     world.do(AttemptEndConfirmedEvent(AttemptId("job", 1)))
     assert placed(world) == ["job"]
+
+
+def test_gang_grows_to_as_many_slices_as_its_user_may_have(world: World) -> None:
+    """While it moves, its old attempt holds a part of that still."""
+    limit(world, chips=16)
+    others = world.start("others", user="bob", slices=(3,))
+    job = world.start("job", user="ann", slices=(1, 2), grow_after=0.0, max_retries_preemption=5)
+    world.finish(others)
+    assert placed(world) == ["job/growth-1"]
+    world.report_all(world.state.jobs["job/growth-1"], S.RUNNING)
+    assert job.gang.is_to_grow
+    world.do(GangMovedEvent(job.current_attempt(job.gang), "it has saved its state"))
+    assert placed(world) == []
+    world.do(AttemptEndConfirmedEvent(AttemptId("job", 1)))
+    assert placed(world) == ["job"]
+    assert len(job.gang.groups) == 2
 
 
 def test_user_over_a_new_limit_keeps_what_runs_and_gets_nothing_new(world: World) -> None:
