@@ -236,10 +236,16 @@ class Cycle:
             kept = self._rooms.keep(job, gang, self._available_to(job), lifted)
         else:
             self._let_go(job, lifted, ())
-            if self._deadlines.is_starving(gang) and not comes_last(job):
+            if self._deadlines.is_starving(gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
         self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+
+    def _has_hosts_for(self, job: Job) -> bool:
+        """Return whether the cluster has enough groups that suit a job, used or not."""
+        available = self._available_to(job)
+        exist = sum(available.suitable(bucket, later=True) for bucket in buckets_for(job, available))
+        return exist >= num_groups(job)[0]
 
     def _wait(self, job: Job, gang: Gang, available: Availability, free: int, lifted: Lifted) -> None:
         job_id = job.spec.job_id

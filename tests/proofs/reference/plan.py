@@ -211,8 +211,10 @@ class ReferencePlan:
         return limit is None or limit >= in_all or self.chips.get(account, 0.0) + chips <= limit
 
     def keep_chips(self, job: Job, gang: Gang, found: list[Option]) -> None:
-        """If the gang has waited too long for a limit on chips, its user's chips are kept for it."""
-        if self.waited_long(gang) and not (job.spec.spare_for or job.yields):
+        """If the gang has waited too long for a limit on chips, its user's chips are kept for it, if it has hosts."""
+        anywhere = self.options_anywhere(job, self.avoided(job), later=True)
+        there = self.in_time(job, self.options(job)) if job.spec.coscheduling else len(anywhere)
+        if self.waited_long(gang) and there >= counts(job)[0] and not (job.spec.spare_for or job.yields):
             account = job.spec.user, job.spec.priority
             of_jobs = not found and not self.may_have(job, [0])  # nothing would be too much, too
             hosts = job.spec.replicas if job.spec.coscheduling else 1

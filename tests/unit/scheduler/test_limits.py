@@ -238,6 +238,15 @@ def test_nothing_is_kept_for_a_job_that_is_larger_than_the_limit(world: World) -
     assert placed(world) == ["small"]
 
 
+def test_nothing_is_kept_for_a_job_for_which_the_cluster_has_no_hosts(world: World) -> None:
+    limit(world, chips=16)
+    world.start("running", user="ann")
+    world.submit("nowhere", user="ann", tpu_type="v5p-32")
+    world.now += LONG
+    world.submit("small", user="ann")
+    assert placed(world) == ["small"]
+
+
 def test_new_job_does_not_take_what_is_kept_even_if_only_new_jobs_are_tried(world: World) -> None:
     limit(world, chips=16)
     world.start("small", user="ann")
