@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray._private.internal_api import get_memory_info_reply, get_state_from_address
+from ray.exceptions import RayTaskError
 
 from iris_ray import IrisClient, ResourceSpec, run_on_pod
 from iris_ray.actors.wire.ray_internals import ClusterStore
@@ -62,7 +63,8 @@ def test_users_exception_of_200_kb_arrives_as_itself(cluster: SimulatedCluster) 
 
     with pytest.raises(ValueError, match="bad batch") as told:
         run_on_pod(fail, "v4-16", max_retries_failure=0, keep_warm=600)
-    assert told.value.args == details
+    assert isinstance(told.value, RayTaskError)  # as Ray has it: of both classes
+    assert told.value.cause.args == details
 
 
 @pytest.mark.proof

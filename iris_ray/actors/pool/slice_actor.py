@@ -20,6 +20,7 @@ from iris_ray.actors.wire.failure_detector import FailureDetector, answers_unles
 from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.host_watch import HostWatch
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch
+from iris_ray.actors.wire.payloads import with_fetched_payload
 from iris_ray.actors.wire.standby_stub import StandbyStub
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.notices import Notice
@@ -33,6 +34,8 @@ LAST_WORD_S = 1.0
 """How long Ray has to tell of the end of a process that is gone."""
 ANSWER_S = 1.0
 """How long tasks have to say that they have saved, when they are asked after the deadline."""
+FETCH_S = 2.0
+"""How long an exception may take from its task's process, which is ended then."""
 
 
 @dataclass(slots=True)
@@ -45,6 +48,20 @@ class HostTask:
     def known_end(self) -> TaskEnd | None:
         """What is known about its end by now."""
         return self.end.result() if self.end.done() and not self.end.cancelled() else None
+
+
+async def _raised(tasks: Mapping[int, HostTask]) -> dict[int, TaskEnd | None]:
+    """Return the ends by an exception that are known by now, with the exceptions: these go with the processes."""
+    known = {i: end for i, task in tasks.items() if (end := task.known_end()) and end.kind is EndKind.RAISED}
+    return dict(zip(known, await asyncio.gather(*map(_fetched, known.values())), strict=True))
+
+
+async def _fetched(end: TaskEnd) -> TaskEnd | None:
+    try:
+        async with asyncio.timeout(FETCH_S):  # its host may hang
+            return await with_fetched_payload(end)
+    except TimeoutError:
+        return None
 
 
 class SliceActor(ResourcePoolManager[int, HostStub]):
@@ -226,9 +243,12 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
             self._refused = attempt, reason or "it is over"
             return {}
         tasks = self._stopping[attempt]
+        raised = await _raised(tasks)
         facts = await self._stop_all({i: task.pid for i, task in tasks.items()}, reason, exit_grace)
         self._stopping.pop(attempt, None)
-        ends = {i: None if facts[i] is None else task.known_end() or facts[i] for i, task in tasks.items()}
+        ends = {
+            i: None if facts[i] is None else raised.get(i) or task.known_end() or facts[i] for i, task in tasks.items()
+        }
         for task in tasks.values():
             task.end.cancel()
         return ends

@@ -115,3 +115,17 @@ def test_results_that_come_while_a_hang_is_looked_into_are_made_again(
         assert await results == ["large", "large"]
 
     stage.play(story)
+
+
+def test_users_exception_arrives_as_itself_if_all_tasks_raise_at_once(stage: Stage, store: Any) -> None:
+    store(lambda _, end: len(end.payload or b"") > INLINE_BYTES)
+
+    async def work(task: Task) -> None:
+        await asyncio.sleep(2.0)
+        raise DetailedError("bad batch", 2 * INLINE_BYTES * "x")
+
+    async def story(cluster: VirtualCluster) -> None:
+        with pytest.raises(DetailedError):
+            await cluster.run("job", work=work)
+
+    stage.play(story)
