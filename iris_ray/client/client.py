@@ -241,7 +241,7 @@ def require_may_detach() -> None:
 
 
 def launch(request: RunRequest, detached: bool) -> JobHandle:
-    """Hand a job over; returns when the Controller has it. If that is interrupted, the job ends: nobody has its handle.
+    """Hand a job over; return when the Controller has it. An interruption ends the job, as the caller has no handle.
 
     Raises:
         IrisError: it does not get there.

@@ -16,7 +16,7 @@ from pathlib import Path
 _FLOCK = struct.Struct("hhqqi4x")
 
 TO_ASK = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-"""How to open the file without waiting: any user may have put a FIFO there, and nobody may ever write into it."""
+"""Flags that open the file without waiting. Another user may have put a FIFO there, and a FIFO waits for a writer."""
 
 NO_PID = 0
 """The kernel's number for a process that has none in our container."""

@@ -93,8 +93,8 @@ def with_late_ends(ends: Ends, late: Mapping[TaskKey, TaskEnd], was_asked: bool)
     """Return how each task ended.
 
     Args:
-        ends: what was known before the tasks were stopped. It counts: their processes are gone by now, and with them
-            every payload that nobody has fetched.
+        ends: what was known before the tasks were stopped. It takes precedence: a task's process has ended by now, and
+            a payload that the pool has not fetched ended with it.
         late: what was known after that.
         was_asked: whether iris_ray wanted the attempt to end. Then a task counts as stopped if it has returned
             meanwhile and its result is lost.

@@ -288,7 +288,7 @@ class GangRun:
     def _free(self, attempt: Attempt, lost: Sequence[str]) -> list[SliceReleasedEvent]:
         """Give lost slices back, and let the next attempt use the others. Return the events that say so.
 
-        Both the attempt's own course and whoever abandons it may come here; the first one counts.
+        The attempt itself and `abandon` may both call this. The second call does nothing.
         """
         if attempt.phase is Phase.TIDY:
             return []

@@ -108,7 +108,7 @@ def meet_at(address: str) -> None:
 
 
 class Reader:
-    """Whoever reads the pieces of an answer. While it has one, the leader stands still, and no clock runs."""
+    """The reader of an answer's pieces. While it holds a piece, the leader waits for it, and no time limit runs."""
 
     def __init__(self) -> None:
         self._has_piece = False

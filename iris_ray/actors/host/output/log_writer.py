@@ -60,7 +60,7 @@ class LogWriter:
             self._fd = None
 
     def _is_deleted(self) -> bool:
-        """Return whether nobody could read what is written now: `prune` or a person has deleted the current file."""
+        """Return whether `prune` or a person has deleted the current file, so that nothing in it can be read."""
         try:
             return self._fd is not None and os.fstat(self._fd).st_nlink == 0
         except OSError:  # a faulty disk can't tell
