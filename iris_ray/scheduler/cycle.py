@@ -10,7 +10,8 @@ from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
-from iris_ray.scheduler.evictions import GRACE_S, EvictionRules, Evictor, Running, Taking
+from iris_ray.scheduler.eviction_costs import GRACE_S, EvictionRules, Running
+from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import Explainer, Unplaced, limited, not_looked_at, paused
 from iris_ray.scheduler.fair_queue import FairQueue, Usage, comes_last
 from iris_ray.scheduler.given_back import GivenBack
@@ -116,7 +117,7 @@ class Cycle:
         """Return which spares and jobs that yield give their hosts back to jobs that found too few groups."""
         if not self._unplaced:
             return []
-        going = {attempt.job_id for attempt in self._evictor.going()} if self._evictor is not None else set()
+        going = self._evictor.giving() if self._evictor is not None else set()
         spares = {spare.spec.job_id: spare for spare in self._spares}
         idle = (spare for job_id, spare in spares.items() if job_id not in going or job_id in self._leaving)
         parts = self._fleet, self._deadlines, self._allowances, self._plan, self._turns, self._leaving

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.jobs import Gang, Job
-from iris_ray.scheduler.evictions import Running
+from iris_ray.scheduler.eviction_costs import Running
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.scheduler import Scheduler

@@ -21,7 +21,7 @@ from iris_ray.model.jobs import Job
 from iris_ray.scheduler.candidate_cache import CandidateCache
 from iris_ray.scheduler.cycle import Cycle
 from iris_ray.scheduler.deadlines import Deadlines
-from iris_ray.scheduler.evictions import DEFAULT_RULES, EvictionRules, Running
+from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, EvictionRules, Running
 from iris_ray.scheduler.fair_queue import Usage
 from iris_ray.scheduler.pending_reason import PendingReason
 from iris_ray.scheduler.result import SchedulingResult

@@ -9,7 +9,7 @@ import pytest
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
-from iris_ray.scheduler.evictions import GRACE_S, LEAST_RUN_S
+from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.simulation import SimulatedJob, Simulation
 from iris_ray.simulation.jobs import slice_spec

@@ -11,7 +11,8 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.scheduler import SchedulingResult
-from iris_ray.scheduler.evictions import LEAST_RUN_S, SEARCHES
+from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
+from iris_ray.scheduler.evictions import SEARCHES
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
 from iris_ray.state.events import Event, LimitsSetEvent, TaintedEvent, TimePassedEvent
