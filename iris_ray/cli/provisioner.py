@@ -54,7 +54,7 @@ def joined_slices(workers: Sequence[WorkerStatus]) -> dict[str, Joined]:
     return {
         view.slice: Joined(
             whole=view.state is not SliceState.INCOMPLETE,
-            in_use=bool(view.jobs) or any(host.holder for host in view.hosts),
+            in_use=bool(view.jobs) or any(host.holder or host.foreign for host in view.hosts),
             closed=any(TAINT_PREFIX + GIVEN_BACK in host.attributes for host in view.hosts),
         )
         for view in slices_of([worker for worker in workers if worker.attributes])  # no job gets the others
@@ -130,9 +130,7 @@ class Provisioner:
 
     def _delete(self, action: Delete) -> None:
         if action.if_unused and not self._close(action.name):
-            self._say(
-                f"{action.name} stays: a job has started on it meanwhile, or the Controller does not answer any more"
-            )
+            self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")
             return
         refused = self._cloud.delete(action.name, request_id("delete", action.name))
         if refused is not None:  # it counts towards the cap as long as it is there; the next turn tries again

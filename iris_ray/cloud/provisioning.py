@@ -50,7 +50,7 @@ class Joined:
 
     Attributes:
         whole: whether all of its hosts are in the cluster.
-        in_use: whether a job runs on it, or a process keeps it warm.
+        in_use: whether a job runs on it, a process keeps it warm, or other Ray work uses its chips.
         closed: whether a provisioner has closed it to new jobs, to give it back.
     """
 

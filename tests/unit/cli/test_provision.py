@@ -178,6 +178,12 @@ def test_slice_says_that_it_was_closed_to_be_given_back_and_not_that_people_did_
     assert {name: one.closed for name, one in joined_slices(hosts).items()} == {"s-0": True, "s-1": False}
 
 
+def test_slice_whose_chips_other_ray_work_uses_is_in_use() -> None:
+    hosts = [host("s-0", 0), host("s-0", 1, foreign="4 chips of host 1 are in use outside iris_ray")]
+    hosts += [host("s-1", 0), host("s-1", 1)]
+    assert {name: one.in_use for name, one in joined_slices(hosts).items()} == {"s-0": True, "s-1": False}
+
+
 def idle_slice(server: CloudTpuServer, jobs: PaperJobs, **settings: int) -> tuple[Provisioner, str]:
     """A provisioner whose only slice is no longer needed."""
     provisioner, jobs.demand = make(server, jobs, **settings), (1,)
