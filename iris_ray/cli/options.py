@@ -1,6 +1,7 @@
 """The options that several commands share."""
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -26,6 +27,16 @@ def yes_option(command: Command) -> Command:
 
 def reason_option(command: Command) -> Command:
     return click.option("--reason", help="Why, for those who ask.")(command)
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers without infinity, and without NaN, which click finds in every range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not finite.", param, ctx)
+        return number
 
 
 # -- what describes a job ----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from iris_ray.cli.address import address_option, chosen_address, cluster
+from iris_ray.cli.options import FiniteRange
 from iris_ray.client.connection import AUTO
 from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.cloud.provisioning import Settings
@@ -16,6 +17,7 @@ from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.topology import get_tpu_config
 
+DAY_S = 86_400.0
 _NAME = re.compile(r"[a-z][a-z0-9]{0,15}")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}")
 
@@ -40,7 +42,7 @@ _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}")
 @click.option(
     "--idle",
     "idle_s",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -49,7 +51,7 @@ _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:\d{1,5}")
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(1),
+    type=FiniteRange(1, DAY_S),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

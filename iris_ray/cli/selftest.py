@@ -15,7 +15,7 @@ from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.checks.findings import Finding, Level, print_finding
 from iris_ray.cli.completion import tpu_types
 from iris_ray.cli.exits import FAILED
-from iris_ray.cli.options import json_option
+from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing.json_output import print_json
 from iris_ray.cli.printing.words import counted, one_line
 from iris_ray.errors import IrisError, TaskCrashedError
@@ -38,9 +38,9 @@ class NotAsExpected(Exception):
               help="On slices of this type.")  # fmt: skip
 @click.option("--slices", type=click.IntRange(1), default=1, show_default=True, metavar="N",
               help="2 or more also tries a program across slices.")  # fmt: skip
-@click.option("--await-notice", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
+@click.option("--await-notice", type=FiniteRange(0), default=0.0, metavar="SECONDS",
               help="Wait for a notice of Google's for so long, while you have one sent.")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
+@click.option("--timeout", type=FiniteRange(0, min_open=True), default=600.0, show_default=True, metavar="SECONDS",
               help="How long a step may wait for its slices.")  # fmt: skip
 @json_option
 @address_option

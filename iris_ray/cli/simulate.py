@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from iris_ray.actors.wire.json_values import plain
-from iris_ray.cli.options import json_option
+from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing.json_output import print_json
 from iris_ray.cli.simulation.tables import print_reports
 from iris_ray.errors import InvalidSimulationError
@@ -47,7 +47,7 @@ class Outcome:
 
 @click.command()
 @click.argument("fleet", metavar="FLEET.toml", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--days", type=click.FloatRange(0, min_open=True), help="So many days instead of those in FLEET.toml.")
+@click.option("--days", type=FiniteRange(0, min_open=True), help="So many days instead of those in FLEET.toml.")
 @click.option("--seed", type=click.IntRange(0), help="Another seed: other jobs and losses of the same kind.")
 @click.option("--policy", "chosen", multiple=True, metavar="NAME", help="Only this policy; may be repeated.")
 @click.option(

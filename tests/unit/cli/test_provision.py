@@ -274,3 +274,17 @@ def test_command_refuses_what_cannot_work_before_it_asks_anybody(changes: list[s
     done = invoke(*changes)
     assert done.exit_code == 2
     assert re.search(re.escape(said), done.stderr)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-inf", "-1", "0", "1e10"])
+def test_time_between_two_looks_for_which_nobody_can_wait_is_refused(seconds: str) -> None:
+    done = invoke("--every", seconds)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("iris-ray: Invalid value for '--every': ")
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1"])
+def test_idle_time_that_is_none_is_refused(seconds: str) -> None:
+    done = invoke("--idle", seconds)
+    assert done.exit_code == 2
+    assert done.stderr.startswith("iris-ray: Invalid value for '--idle': ")

@@ -94,6 +94,13 @@ def test_what_cannot_be_simulated_is_refused_in_one_line(fleet: Path, text: str,
     assert says in line
 
 
+@pytest.mark.parametrize("days", ["nan", "inf", "0"])
+def test_days_that_never_end_or_are_none_are_refused(fleet: Path, days: str) -> None:
+    result = simulate(fleet, "--days", days)
+    assert result.exit_code == USAGE
+    assert result.stderr.startswith("iris-ray: Invalid value for '--days': ")
+
+
 def test_unknown_files_and_policies_are_refused(fleet: Path) -> None:
     assert "no such policy" not in simulate(fleet, "--policy", "usuall").stderr
     assert "did you mean usual?" in simulate(fleet, "--policy", "usuall").stderr
