@@ -111,7 +111,8 @@ class Provisioner:
             if not actions:
                 self._say(f"would do nothing; waiting jobs miss {sum(demand or ())} {self._settings.config.name}")
             return
-        self._reopen(found, joined, actions)
+        if demand is not None:
+            self._reopen(found, joined, actions)
         for action in actions:
             if isinstance(action, Delete):
                 self._delete(action)

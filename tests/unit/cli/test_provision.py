@@ -16,7 +16,7 @@ from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.provisioning import Joined, Settings
 from iris_ray.cloud.queued_slices import OWNER_LABEL, NewSlice
 from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
-from iris_ray.errors import InvalidRequestError, ProviderError
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, ProviderError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.unit.actors.wire.test_slices import host
@@ -50,6 +50,8 @@ class PaperJobs(Jobs):
             self.joined[name] = Joined(True, in_use=True)
 
     def reopen(self, name: str) -> None:
+        if self.demand is None:
+            raise ControllerUnavailableError("no Controller runs")
         self.closed.remove(name)
 
 
@@ -202,6 +204,25 @@ def test_slice_is_not_deleted_if_the_controller_goes_before_it_could_be_asked_ag
     jobs.goes_when_closed = True
     provisioner.turn()
     assert server.queued_states() == {name: "ACTIVE"}
+
+
+def test_slices_that_cannot_be_opened_without_a_controller_keep_no_failed_one_from_being_deleted(
+    server: CloudTpuServer, jobs: PaperJobs
+) -> None:
+    provisioner, jobs.demand = make(server, jobs), (2,)
+    provisioner.turn()
+    server.advance(2)
+    names = sorted(server.queued_states())
+    jobs.demand, jobs.joined = (), joined_ones(server, in_use=False)
+    jobs.goes_when_closed = True
+    provisioner.turn()
+    assert sorted(jobs.closed) == names
+    server.set_queued(names[0], Queued.FAILED)
+    provisioner.turn()
+    assert server.queued_states() == {names[0]: "DELETING", names[1]: "ACTIVE"}
+    jobs.demand, jobs.joined = (1,), {names[1]: Joined(True, False, closed=True)}
+    provisioner.turn()
+    assert jobs.closed == names[:1]
 
 
 def test_slice_that_an_earlier_provisioner_closed_and_could_not_delete_is_opened_for_a_job(
