@@ -15,7 +15,13 @@ from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.history import History
 from iris_ray.cloud.provisioning import Action, Create, Delete, Joined, Settings, plan
 from iris_ray.cloud.queued_slices import NewSlice, QueuedSlice, QueuedState, request_id
-from iris_ray.errors import ControllerUnavailableError, ProviderError, UnknownNameError, VersionMismatchError
+from iris_ray.errors import (
+    ControllerUnavailableError,
+    NotPermittedError,
+    ProviderError,
+    UnknownNameError,
+    VersionMismatchError,
+)
 from iris_ray.model.constraints import TAINT_PREFIX
 
 GIVEN_BACK = "given-back"
@@ -130,8 +136,12 @@ class Provisioner:
         return refused is None
 
     def _delete(self, action: Delete) -> None:
-        if action.if_unused and not self._close(action.name):
-            self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")
+        try:
+            if action.if_unused and not self._close(action.name):
+                self._say(f"{action.name} stays: it is in use meanwhile, or the Controller does not answer any more")
+                return
+        except NotPermittedError as error:
+            self._say(f"{action.name} stays: it can't be closed to jobs: {error}", problem=True)
             return
         refused = self._cloud.delete(action.name, request_id("delete", action.name))
         if refused is not None:  # it counts towards the cap as long as it is there; the next turn tries again
@@ -153,9 +163,13 @@ class Provisioner:
             name for name, one in joined.items() if one.closed and name in ours
         }  # by a provisioner that has died
         for name in (self._closed | closed_before) - given_back:
-            if states.get(name) in (None, QueuedState.ACTIVE):
+            if states.get(name) not in (None, QueuedState.ACTIVE):
+                continue
+            try:
                 self._jobs.reopen(name)
                 self._closed.discard(name)
+            except NotPermittedError as error:
+                self._say(f"{name} can't be opened to jobs: {error}", problem=True)
 
     def _say(self, line: str, problem: bool = False) -> None:
         """Print a line, unless the turn before printed it too."""

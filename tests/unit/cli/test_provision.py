@@ -16,7 +16,7 @@ from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.cloud.provisioning import Joined, Settings
 from iris_ray.cloud.queued_slices import OWNER_LABEL, NewSlice
 from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
-from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, ProviderError
+from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.unit.actors.wire.test_slices import host
@@ -34,6 +34,7 @@ class PaperJobs(Jobs):
         self.closed: list[str] = []
         self.comes_when_closed: str | None = None
         self.goes_when_closed = False
+        self.is_permitted = True
         self.error: Exception | None = None
 
     def look(self, tpu_type: str) -> tuple[Sequence[int] | None, Mapping[str, Joined]]:
@@ -43,6 +44,7 @@ class PaperJobs(Jobs):
         return self.demand, self.joined
 
     def close(self, name: str) -> None:
+        self._require_permission()
         self.closed.append(name)
         if self.goes_when_closed:
             self.demand, self.joined = None, {}
@@ -52,7 +54,12 @@ class PaperJobs(Jobs):
     def reopen(self, name: str) -> None:
         if self.demand is None:
             raise ControllerUnavailableError("no Controller runs")
+        self._require_permission()
         self.closed.remove(name)
+
+    def _require_permission(self) -> None:
+        if not self.is_permitted:
+            raise NotPermittedError("only operators may drain and taint hosts")
 
 
 @pytest.fixture
@@ -204,6 +211,22 @@ def test_slice_is_not_deleted_if_the_controller_goes_before_it_could_be_asked_ag
     jobs.goes_when_closed = True
     provisioner.turn()
     assert server.queued_states() == {name: "ACTIVE"}
+
+
+def test_provisioner_that_may_not_close_slices_goes_on_with_the_rest(
+    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provisioner, name = idle_slice(server, jobs, least=0)
+    jobs.is_permitted = False
+    provisioner.turn()
+    assert server.queued_states() == {name: "ACTIVE"}
+    assert f"{name} stays: it can't be closed to jobs: only operators" in capsys.readouterr().err
+    jobs.is_permitted, jobs.goes_when_closed = True, True
+    provisioner.turn()
+    jobs.is_permitted, jobs.demand, jobs.joined = False, (1,), {name: Joined(True, False, closed=True)}
+    provisioner.turn()
+    assert f"{name} can't be opened to jobs: only operators" in capsys.readouterr().err
+    assert len(server.queued_states()) == 2, "the job that waits gets another one"
 
 
 def test_slices_that_cannot_be_opened_without_a_controller_keep_no_failed_one_from_being_deleted(
