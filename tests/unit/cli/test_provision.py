@@ -137,6 +137,26 @@ def test_slice_that_the_api_refuses_to_delete_keeps_neither_other_deletions_nor_
     assert server.queued_states()[first] == "DELETING", "it is tried again"
 
 
+def test_slice_at_whose_deletion_the_api_fails_keeps_neither_other_deletions_nor_requests_from_being_made(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from iris_ray.cloud import cloud_tpu
+
+    monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
+    provisioner, jobs.demand = make(server, jobs), (2,)
+    provisioner.turn()
+    server.advance(2)
+    first, second = server.queued_states()
+    for name in (first, second):
+        server.set_queued(name, Queued.SUSPENDED)
+    server.fail(grpc.StatusCode.INTERNAL, "DeleteQueuedResource")
+    provisioner.turn()
+    states = server.queued_states()
+    assert (states.pop(first), states.pop(second)) == ("SUSPENDED", "DELETING")
+    assert len(states) == 2, "the jobs that wait get theirs"
+    assert f"{first} can't be deleted: the Cloud TPU API can't be asked: Internal" in capsys.readouterr().err
+
+
 def test_refused_requests_stop_at_the_first_and_pause(
     server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
 ) -> None:
