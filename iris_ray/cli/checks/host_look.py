@@ -86,7 +86,7 @@ def find_holders(files: Iterable[Path]) -> tuple[list[str], int]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if any(path in paths for path in _open_files(process)):
-                holders.append(f"pid {process.name} ({(process / 'comm').read_text().strip()})")
+                holders.append(f"pid {process.name} ({(process / 'comm').read_text(errors='replace').strip()})")
         except PermissionError:
             hidden += 1
         except OSError:

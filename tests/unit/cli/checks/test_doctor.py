@@ -320,6 +320,24 @@ def test_devices_of_a_simulated_host_are_its_own(tmp_path: Path) -> None:
     )
 
 
+def test_holder_whose_name_is_no_text_is_named_as_well_as_it_goes(tmp_path: Path) -> None:
+    """The kernel cuts names off after 15 bytes, which may be in the middle of a character."""
+    chip = tmp_path / "accel0"
+    chip.touch()
+    code = (
+        "import sys; chip = open(sys.argv[1]); open('/proc/self/comm', 'wb').write('обучение.py'.encode())\n"
+        "print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(chip)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        found, _ = host_look.find_holders([chip])
+        holder.communicate()
+    assert found == [f"pid {holder.pid} (обучени\ufffd)"]
+
+
 def test_lock_file_that_cannot_be_opened_is_noticed() -> None:
     with tempfile.NamedTemporaryFile(dir="/tmp") as lock:
         assert foreign_lock(Path(lock.name)) is None
