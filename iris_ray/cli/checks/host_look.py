@@ -4,6 +4,7 @@ On the hosts of a cluster this module runs as a plain Ray task and travels by va
 iris_ray, or without one, answers as well. So it uses the standard library only, and answers in built-in types.
 """
 
+import http.client
 import os
 import platform
 import pwd
@@ -141,7 +142,7 @@ def _status(url: str) -> int | None:
     except urllib.error.HTTPError as error:
         answer = error
         error.close()
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return None
     is_googles = answer.headers.get("Metadata-Flavor") == "Google"
     return int(answer.status) if is_googles else None

@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 import tempfile
@@ -70,6 +71,28 @@ def test_doctor_asks_the_metadata_server_whether_it_announces_preemptions(
         server.shutdown()
     assert finding.level is level
     assert found in finding.found
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:none", "no host"])
+def test_doctor_finds_no_metadata_server_at_an_address_that_is_none(
+    host: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_metadata({"GCE_METADATA_HOST": host}).level is Level.WARNING
+    assert capsys.readouterr().err == ""
+
+
+def test_doctor_finds_no_metadata_server_where_something_else_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    def answer(listener: socket.socket) -> None:
+        with listener.accept()[0] as connection:
+            connection.recv(4096)
+            connection.sendall(b"220 mail.example.com\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(target=answer, args=[listener])
+        answering.start()
+        finding = check_metadata({"GCE_METADATA_HOST": f"127.0.0.1:{listener.getsockname()[1]}"})
+        answering.join()
+    assert (finding.level, capsys.readouterr().err) == (Level.WARNING, "")
 
 
 def test_doctor_warns_of_ports_that_the_kernel_gives_away() -> None:
