@@ -80,16 +80,16 @@ def simulate(
 
         require_matplotlib()
     outcomes = [_simulate(study, policy) for policy in study.policies]
-    if picture is not None:
-        from iris_ray.cli.simulation.pictures import draw
-
-        draw(picture, {outcome.policy: (outcome.history, outcome.report) for outcome in outcomes})
     if as_json:
         print_json([_as_json(outcome) for outcome in outcomes])
     else:
         print_reports({outcome.policy: outcome.report for outcome in outcomes})
         for outcome in outcomes:
             click.echo(_speed(outcome), err=True)
+    if picture is not None:
+        from iris_ray.cli.simulation.pictures import draw
+
+        draw(picture, {outcome.policy: (outcome.history, outcome.report) for outcome in outcomes})
 
 
 def _read(path: Path) -> Study:

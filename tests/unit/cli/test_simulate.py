@@ -118,3 +118,10 @@ def test_a_picture_is_drawn(fleet: Path) -> None:
     picture = fleet.with_suffix(".png")
     assert simulate(fleet, "--days", "0.2", "--picture", picture).exit_code == OK
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_was_simulated_is_shown_though_the_picture_cannot_be_written(fleet: Path) -> None:
+    result = simulate(fleet, "--days", "0.2", "--picture", fleet.with_suffix(".nonsense"))
+    assert result.exit_code == USAGE
+    assert "can't be written" in result.stderr
+    assert result.stdout.startswith("POLICY")
