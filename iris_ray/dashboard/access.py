@@ -76,7 +76,11 @@ async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def is_right(given: str | None, token: str) -> bool:
-    return given is not None and hmac.compare_digest(given.encode(), token.encode())
+    return given is not None and hmac.compare_digest(_bytes(given), _bytes(token))
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")  # bytes of a header that are not UTF-8 become surrogates
 
 
 def _refusal(request: web.Request, token: str | None) -> web.StreamResponse | None:

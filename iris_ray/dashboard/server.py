@@ -29,6 +29,8 @@ from iris_ray.errors import InvalidRequestError, IrisError, UnknownNameError
 
 STATIC = Path(__file__).parent / "static"
 KEEP_ALIVE_S = 10.0
+MOST_OF_A_VERSION = 50
+"""Characters. Those of the channel have about twelve."""
 LOGIN = (STATIC / "login.html").read_text()
 
 
@@ -101,7 +103,10 @@ class _Routes:
         return web.Response(text=LOGIN, content_type="text/html")
 
     async def login(self, request: web.Request) -> web.StreamResponse:
-        given = (await request.post()).get("token")
+        try:
+            given = (await request.post()).get("token")
+        except (ValueError, LookupError) as error:  # not text of its charset, or no such charset
+            raise InvalidRequestError(f"the form can't be read ({error}); send it from the page /login") from None
         if self._token is None or not isinstance(given, str) or not is_right(given.strip(), self._token):
             return web.Response(status=403, text=LOGIN.replace("hidden", ""), content_type="text/html")
         response = web.Response(status=303, headers={"Location": "/"})
@@ -124,9 +129,12 @@ class _Routes:
         return web.Response(body=self._channel.snapshot(), content_type="application/json", headers=headers)
 
     async def changes(self, request: web.Request) -> web.StreamResponse:
+        version = request.headers.get("Last-Event-ID") or request.query.get("since", "")
+        if len(version) > MOST_OF_A_VERSION:
+            raise InvalidRequestError("since is no version; give the one that /api/snapshot has")
         response = web.StreamResponse(headers={"Cache-Control": "no-store", "Content-Type": "text/event-stream"})
         await response.prepare(request)
-        reader = self._channel.open(request.headers.get("Last-Event-ID") or request.query.get("since", ""))
+        reader = self._channel.open(version)
         try:
             await self._send(response, reader.queue)
         except ConnectionError:

@@ -16,7 +16,7 @@ import pytest
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog
-from iris_ray.dashboard.access import is_loopback, require_token
+from iris_ray.dashboard.access import COOKIE, is_loopback, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
 from tests.support.controller_in_process import ControllerInProcess
@@ -108,6 +108,7 @@ def test_job_in_full_and_its_logs(world: ControllerInProcess, url: str) -> None:
         ("/api/jobs/train/logs?task=7", 404),
         ("/api/jobs/train/logs?task=first", 400),
         ("/api/secrets", 404),
+        (f"/api/changes?since=other-{'9' * 5000}", 400),
         ("/healthz", 200),
     ],
 )
@@ -198,6 +199,19 @@ def test_with_a_token_only_who_has_it_may_read(world: ControllerInProcess) -> No
             assert refused.value.code == 403
         with keeps_cookies.open(f"{url}/login", b"token=open+sesame") as page:
             assert b'<nav aria-label="Pages">' in page.read()
+
+
+def test_bytes_that_are_no_text_are_no_token(world: ControllerInProcess) -> None:
+    with served(token="open sesame") as url:
+        assert status_of(f"{url}/api/jobs", Authorization="Bearer \xff") == 401
+        assert status_of(f"{url}/api/jobs", Cookie=f"{COOKIE}=\xff") == 401
+        for charset in ("utf-8", "klingon"):
+            headers = {"Content-Type": f"application/x-www-form-urlencoded; charset={charset}"}
+            login = urllib.request.Request(f"{url}/login", b"token=\xff", headers)
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(login, timeout=30)
+            with refused.value:
+                assert refused.value.code == 400
 
 
 def test_wider_than_this_machine_needs_a_token(tmp_path: Any) -> None:
