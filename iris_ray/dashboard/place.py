@@ -3,6 +3,7 @@
 import json
 import socket
 from dataclasses import asdict, dataclass
+from urllib.parse import quote
 
 import ray
 
@@ -43,7 +44,7 @@ def link_to(page: str = "") -> str | None:
     found = _announced()
     if found is None or not driver_lives(found.ray_job):
         return None
-    return f"{found.url}/#/{page}" + ("" if found.machine == socket.gethostname() else f" (on {found.machine})")
+    return f"{found.url}/#/{quote(page)}" + ("" if found.machine == socket.gethostname() else f" (on {found.machine})")
 
 
 def _announced() -> _Place | None:

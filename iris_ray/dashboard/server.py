@@ -31,6 +31,8 @@ STATIC = Path(__file__).parent / "static"
 KEEP_ALIVE_S = 10.0
 MOST_OF_A_VERSION = 50
 """Characters. Those of the channel have about twelve."""
+JOB = "{job:[^/]+}"
+"""Any id. What aiohttp takes for a part of a path by itself has no braces."""
 LOGIN = (STATIC / "login.html").read_text()
 
 
@@ -59,8 +61,8 @@ def application(connect: Callable[[], JobSource], address: str, token: str | Non
             web.get("/api/snapshot", routes.snapshot),
             web.get("/api/changes", routes.changes),
             web.get("/api/goodput", routes.goodput),
-            web.get("/api/jobs/{job}", routes.job),
-            web.get("/api/jobs/{job}/logs", routes.logs),
+            web.get(f"/api/jobs/{JOB}", routes.job),
+            web.get(f"/api/jobs/{JOB}/logs", routes.logs),
             web.get(f"/api/{{table:{'|'.join(TABLES)}}}", routes.table),
             web.static("/static", STATIC),
         ]

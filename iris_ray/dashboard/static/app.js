@@ -23,7 +23,7 @@ let loaded = false;
 function route() {
   page?.end?.();
   const [name, ...rest] = location.hash.replace(/^#\//, "").split("/");
-  const argument = rest.length ? decodeURIComponent(rest.join("/")) : null;
+  const argument = rest.length ? decoded(rest.join("/")) : null;
   const make = PAGES[argument === null ? name : `${name}/`] ?? PAGES.fleet;
   const root = h("div", { class: "page" });
   page = make(root, argument);
@@ -33,6 +33,15 @@ function route() {
   document.title = `${heading?.textContent ?? "iris_ray"} · iris_ray`;
   markCurrent(argument === null ? name || "fleet" : name === "slices" ? "fleet" : name);
   window.scrollTo(0, 0);
+}
+
+// A name that somebody has typed may have a "%" of its own.
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function markCurrent(name) {

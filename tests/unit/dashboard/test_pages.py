@@ -146,6 +146,23 @@ def test_logs_come_as_they_are_printed_and_as_text(chromium: Browser, world: Con
     assert chromium.see(story) == "train-llama · iris_ray"
 
 
+@pytest.mark.parametrize("address", ["lr={1e-3}%2050%25", "lr={1e-3} 50%"], ids=["linked", "typed"])
+def test_job_page_of_a_job_with_an_odd_name(
+    chromium: Browser, world: ControllerInProcess, url: str, address: str
+) -> None:
+    world.start("lr={1e-3} 50%", slices=(1,), tpu_type="v4-32")
+    world.prints("lr={1e-3} 50%", 0, "step 1\n")
+
+    def story(page: "Page") -> None:
+        page.goto(f"{url}/#/jobs/{address}")
+        waits_for(page, "step 1")
+        page.get_by_role("link", name="Jobs").first.click()
+        page.get_by_role("link", name="lr={1e-3} 50%").click()
+        waits_for(page, "step 1")
+
+    chromium.see(story)
+
+
 def test_job_page_shows_attempts_and_their_causes(chromium: Browser, world: ControllerInProcess, url: str) -> None:
     world.fail("train-llama", 1)
     world.wait_for_attempt("train-llama", 2)

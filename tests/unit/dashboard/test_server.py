@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -10,12 +11,13 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog
+from iris_ray.dashboard import place
 from iris_ray.dashboard.access import COOKIE, is_loopback, require_token
 from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
@@ -96,6 +98,22 @@ def test_job_in_full_and_its_logs(world: ControllerInProcess, url: str) -> None:
     waits = world.submit("waits", slices=(3,))
     assert "waiting for 3 slices" in get(f"{url}/api/jobs/{waits}")["explanation"]
     wait_until(lambda: get(f"{url}/api/slices")["v4-16-0"]["jobs"] == ["train"])
+
+
+@pytest.mark.parametrize("job_id", ["lr={1e-3} 50%", "driver-1/eval-2", "a%2Fb?c#d", "größe"])
+def test_job_may_be_called_anything(world: ControllerInProcess, url: str, job_id: str) -> None:
+    world.start(job_id)
+    world.prints(job_id, 0, "step 1\n")
+    path = f"{url}/api/jobs/{quote(job_id, safe='')}"
+    assert get(path)["job_id"] == job_id
+    assert get(f"{path}/logs?offset=0")["text"] == "step 1\n"
+
+
+def test_link_leads_to_a_job_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = {place._KEY: json.dumps({"machine": socket.gethostname(), "url": "http://here", "ray_job": "01"}).encode()}
+    monkeypatch.setattr(place, "ClusterStore", lambda: store)
+    monkeypatch.setattr(place, "driver_lives", lambda ray_job: ray_job == "01")
+    assert place.link_to("jobs/driver-1/lr 50%") == "http://here/#/jobs/driver-1/lr%2050%25"
 
 
 @pytest.mark.parametrize(
