@@ -139,7 +139,8 @@ def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: floa
     end = _end(attempt, now)
     began = end if attempt.began_at is None else attempt.began_at
     yield Span(_recovery(has_run, _K.LAUNCH), max(0.0, began - attempt.assigned_at), attempt.chips)
-    is_last = index == len(times.attempts) - 1
+    goes_on = attempt.ended_at is not None and times.ended_at is None
+    is_last = index == len(times.attempts) - 1 and not goes_on
     resumed = next((later.marks.steps[0][0] for later in times.attempts[index + 1 :] if later.marks.steps), None)
     run = _Run(max(0.0, end - began), resumed, is_last, is_last and times.succeeded)
     parts = _with_steps(attempt.marks, run) if attempt.marks.steps else _without_steps(attempt.marks, run, times)
@@ -154,7 +155,7 @@ class _Run:
     Attributes:
         seconds: how long user code ran.
         resumed: the first step of the next attempt that made one; None if there is none.
-        is_last: whether no attempt has come after it.
+        is_last: whether no attempt has come after it, or will.
         succeeded: whether the job ended with it, with success.
     """
 

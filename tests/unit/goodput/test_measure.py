@@ -165,6 +165,16 @@ def test_disruption_goes_on_costing_until_user_code_runs_again() -> None:
     assert found == Disruption(1, wasted_s=0.0, recovery_s=2.0 + 20.0, chip_seconds=8 * (2.0 + 3.0 + 10.0), over=False)
 
 
+def test_step_that_broke_off_counts_as_recovery_also_while_the_job_still_waits() -> None:
+    """It hung in its last step for 600 s."""
+    first = AttemptTimes(1, 8.0, 100.0, 100.0, 718.0, Marks(steps(0, 10, 0.0, 2.0)))
+    waits = JobTimes([first])
+    assert seconds(measure(waits, 100.0, 740.0)) == {K.PRODUCTIVE: 18.0, RECOVERY: 600.0 + 22.0}
+    assert last_disruption(waits, 740.0) == Disruption(1, 0.0, 600.0 + 22.0, chip_seconds=8 * 600.0, over=False)
+    gives_up = JobTimes([first], ended_at=740.0)
+    assert seconds(measure(gives_up, 100.0, 740.0))[K.OTHER] == 600.0
+
+
 def test_end_of_a_job_is_no_disruption() -> None:
     only = AttemptTimes(1, 8.0, 100.0, 100.0, 120.0, Marks(steps(0, 10, 0.0, 2.0)))
     assert last_disruption(JobTimes([only], ended_at=120.0, succeeded=True), 999.0) is None
