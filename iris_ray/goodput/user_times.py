@@ -18,7 +18,7 @@ class ForgottenJob:
 
     Attributes:
         user: whose it was.
-        ended_at: when it ended; seconds since the epoch.
+        ended_at: when it ended; by the clock of the events in the state, by the wall clock in sums.
         totals: what its time went into.
     """
 

@@ -85,7 +85,8 @@ class Journal:
         self._collector = self._new_collector()
 
     def _new_collector(self) -> RecordCollector:
-        return RecordCollector(self.epoch, self._store, self.clock, SharedRecords(self.fleet_times, self.user_times))
+        shared = SharedRecords(self.fleet_times, self.user_times, self.clock)
+        return RecordCollector(self.epoch, self._store, self.clock, shared)
 
     def begin(self) -> tuple[list[JobRecord], list[Event]]:
         """Take an epoch, and only then read what is left: from now on an earlier Controller acknowledges nothing.

@@ -3,7 +3,9 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
+from iris_ray.actors.controller.clock import Clock
 from iris_ray.goodput.fleet_times import FleetTimes
 from iris_ray.goodput.user_times import UserTimes
 from iris_ray.state import ControllerState
@@ -19,11 +21,13 @@ class SharedRecords:
     Args:
         fleet_times: what the chips of the cluster were in.
         user_times: what the time of forgotten jobs went into.
+        clock: the Controller's.
     """
 
-    def __init__(self, fleet_times: FleetTimes, user_times: UserTimes) -> None:
+    def __init__(self, fleet_times: FleetTimes, user_times: UserTimes, clock: Clock) -> None:
         self._fleet_times = fleet_times
         self._user_times = user_times
+        self._clock = clock
         self._taints: dict[str, dict[str, Taint]] = {}
         self._limits = 0  # the version of the users' limits that is recorded
         self._users = 0  # the version of `user_times` that is recorded
@@ -50,10 +54,15 @@ class SharedRecords:
         """Yield what grows all the time: what the chips were in, and what users have held."""
         if not self._fleet_times.is_empty:
             yield "fleet", self._fleet_times.to_json()
-        for job in state.take_forgotten():
-            self._user_times.add(job)
+        add_forgotten(state, self._user_times, self._clock)
         if self._user_times.version != self._users:
             self._users = self._user_times.version
             yield "users", self._user_times.to_json()
         if hours := state.past_usage.snapshot():
             yield "usage", json.dumps([state.past_usage.now, hours]).encode()
+
+
+def add_forgotten(state: ControllerState, user_times: UserTimes, clock: Clock) -> None:
+    """Add up what the time of jobs that were just forgotten went into, by the wall clock of their end."""
+    for job in state.take_forgotten():
+        user_times.add(replace(job, ended_at=clock.wall(job.ended_at)))

@@ -15,6 +15,7 @@ from iris_ray.actors.controller.door import checked
 from iris_ray.actors.controller.goodput_views import job_goodput
 from iris_ray.actors.controller.job_events import job_events
 from iris_ray.actors.controller.log_service import log_standing
+from iris_ray.actors.controller.shared_records import add_forgotten
 from iris_ray.actors.controller.status_views import (
     job_status,
     limit_statuses,
@@ -102,8 +103,7 @@ class UserCalls(ControllerProcess):
     async def user_times(self, since: float) -> list[UserDay]:
         """Return what the time of forgotten jobs went into, by the day of their end and user, since a time."""
         await self.ping()
-        for job in self._state.take_forgotten():
-            self._journal.user_times.add(job)
+        add_forgotten(self._state, self._journal.user_times, self._clock)
         return self._journal.user_times.since(since)
 
     @checked

@@ -10,8 +10,11 @@ import pytest
 from iris_ray.actors.controller import journal as module
 from iris_ray.actors.controller import record_collector, write_ahead_log
 from iris_ray.actors.controller.journal import EPOCHS_KEPT, Journal
+from iris_ray.actors.controller.shared_records import USAGE_EVERY_S
 from iris_ray.errors import DeposedError
+from iris_ray.goodput.user_times import DAY_S
 from iris_ray.model.lifecycle import JobState
+from iris_ray.state import job_table
 from iris_ray.state.events import PastUsageEvent, TimePassedEvent
 from iris_ray.state.records import JobRecord
 from tests.support.worlds import World
@@ -137,6 +140,21 @@ def test_writing_is_of_one_moment_though_the_records_of_many_are_made_in_pieces(
     held = [node_id for record in found.values() for held in record.allocations.values() for node_id, _, _ in held]
     assert len(held) == len(set(held)) == 2
     world.state.check()
+
+
+def test_forgotten_jobs_add_up_by_the_day_of_their_end_by_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch, world: World
+) -> None:
+    """The Controller's own clock stands still while there is none: a cluster's may be days behind."""
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
+    journal = begun_on(SharedStore(), monkeypatch)
+    monkeypatch.setattr(journal.clock, "wall", lambda at: at + 3 * DAY_S)
+    for name in ("first", "second"):
+        world.finish(world.start(name))
+    world.now += USAGE_EVERY_S
+    world.do(TimePassedEvent(world.now))
+    asyncio.run(journal.write(world.state))
+    assert [(sums.day, sums.jobs) for sums in journal.user_times.since(0.0)] == [(3, 1)]
 
 
 def test_endpoints_of_forgotten_jobs_are_deleted_many_together(monkeypatch: pytest.MonkeyPatch) -> None:
