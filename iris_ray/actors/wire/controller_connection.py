@@ -89,9 +89,13 @@ class ControllerConnection:
         """Return whether one runs; it may be another one than before, of another version."""
         handle = find_controller()
         if handle is not None and handle != self._handle:
-            self._handle = handle
-            if not self._any_version:
-                require_same_protocol(*self.versions(), iris_ray.__version__)
+            before, self._handle = self._handle, handle
+            try:
+                if not self._any_version:
+                    require_same_protocol(*self.versions(), iris_ray.__version__)
+            except IrisError:
+                self._handle = before  # so that the next question is not put to it unchecked
+                raise
         return handle is not None
 
     def _look_up_again(self, state: "RetryCallState") -> None:

@@ -10,9 +10,10 @@ import iris_ray
 from iris_ray.actors.controller import bootstrap
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.cli.exits import FAILED, NO_CLUSTER
-from iris_ray.errors import ControllerUnavailableError
+from iris_ray.errors import ControllerUnavailableError, VersionMismatchError
 from iris_ray.model.lifecycle import JobState
 from tests.support.controller_in_process import ControllerInProcess
 
@@ -193,6 +194,17 @@ def test_other_protocol_is_refused_with_both_versions_and_what_to_do(
     refused = world.iris("ls", code=FAILED).stderr
     assert f"iris_ray 7.0 (protocol {protocol}), and this is iris_ray 0.1.0 (protocol {PROTOCOL_VERSION})" in refused
     assert advice in refused
+
+
+def test_successor_of_another_protocol_is_refused_whenever_it_is_asked(world: ControllerInProcess) -> None:
+    """A dashboard asks on and on while the Controller is replaced."""
+    connection = ControllerConnection()
+    ControllerConnection(any_version=True).end()
+    world.makes_controller = lambda: world.controller_of("7.0", PROTOCOL_VERSION + 1)
+    world.start_controller()
+    for _ in range(2):
+        with pytest.raises(VersionMismatchError, match=r"install iris_ray 7\.0 here"):
+            connection.list_jobs()
 
 
 def test_upgrade_across_protocols_waits_for_the_jobs_that_are_there(world: ControllerInProcess) -> None:
