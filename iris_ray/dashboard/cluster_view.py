@@ -4,8 +4,9 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
+from iris_ray.actors.wire.host_condition import HostCondition, condition_of
 from iris_ray.actors.wire.overview import Changes
-from iris_ray.actors.wire.status import JobStatus, WorkerStatus
+from iris_ray.actors.wire.status import PAGE, JobStatus, WorkerStatus
 from iris_ray.dashboard.happenings import Happening, as_row, of_job, of_slice
 from iris_ray.dashboard.host_rows import slice_row
 from iris_ray.dashboard.job_rows import job_row, queue_row
@@ -27,6 +28,7 @@ class ClusterView:
         self.tables = {name: Table() for name in TABLES}
         self._clock = clock
         self._hosts: dict[str, WorkerStatus] = {}
+        self._unusable: set[str] = set()  # node ids of hosts that no job can get
         self._members: dict[str, dict[str, None]] = {}  # slice → node ids
         self._spares: dict[str, str] = {}  # job that only holds slices ready → the job for which it does
         self._happened: deque[int] = deque()
@@ -44,7 +46,9 @@ class ClusterView:
     def apply(self, changes: Changes) -> None:
         """Take up what has changed."""
         self._take_jobs(changes.jobs, changes.forgotten)
-        self._take_hosts(changes.workers, changes.lost)
+        unusable = _unusable(changes.workers)  # all that are there, unless they are more than a page
+        gone = self._unusable - unusable if len(unusable) < PAGE else set()
+        self._take_hosts(changes.workers, [*changes.lost, *gone])
         self.tables["queue"].replace({one.job_id: queue_row(one) for one in changes.queue})
         self.tables["users"].replace(user_rows(changes.limits, changes.shares))
         self._order, self._waiting = [one.job_id for one in changes.queue], changes.waiting
@@ -76,8 +80,9 @@ class ClusterView:
             self.tables["jobs"].drop(job_id)
             self._spares.pop(job_id, None)
 
-    def _take_hosts(self, hosts: Iterable[WorkerStatus], lost: Sequence[str], silent: bool = False) -> None:
+    def _take_hosts(self, hosts: Sequence[WorkerStatus], lost: Sequence[str], silent: bool = False) -> None:
         touched: dict[str, None] = {}
+        self._unusable = _unusable(hosts)
         for node_id in lost:
             self._forget_host(node_id, touched)
         for host in hosts:
@@ -132,6 +137,10 @@ class ClusterView:
 def _part_in_use(row: Row) -> float:
     there = [host for host in row["hosts"] if host[4] is not None]
     return sum(host[2] is not None for host in there) / len(there) if there else 0.0
+
+
+def _unusable(hosts: Iterable[WorkerStatus]) -> set[str]:
+    return {host.node_id for host in hosts if condition_of(host, lambda _: False) is HostCondition.UNUSABLE}
 
 
 def _group(host: WorkerStatus) -> str:

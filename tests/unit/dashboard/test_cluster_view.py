@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from iris_ray.actors.controller.node_table import POD_TYPE_LABEL, SLICE_NAME_LABEL, WORKER_ID_LABEL
 from iris_ray.actors.pool import attempt
 from iris_ray.actors.wire.messages import GangProgress, PoolProcess
 from iris_ray.model.ids import AttemptId
@@ -68,6 +69,21 @@ def test_rows_say_who_has_what_and_who_waits_for_what(world: ControllerInProcess
     assert (users["ann"]["chips"], users["ann"]["running"], users["bob"]["queued"]) == (16, 1, 2)
     assert users["ann"]["share"] == 0.6667
     assert {band["band"]: band["queued"] for band in users["bob"]["bands"]} == {"interactive": 1, "batch": 1}
+
+
+def test_host_that_no_job_can_get_is_shown_until_it_is_gone_or_of_use(world: ControllerInProcess) -> None:
+    page = Followed()
+    page.follow()
+    world.add_node("unlabelled", "10.9.0.0", {"TPU": 4.0}, {})
+    world.add_node("incomplete", "10.9.0.1", {"TPU": 4.0}, {})
+    tables = page.until(lambda tables: {"10.9.0.0", "10.9.0.1"} <= tables["slices"].keys())
+    assert conditions(tables["slices"]["10.9.0.0"]) == ["unusable"]
+    world.remove_node("unlabelled")
+    place = {SLICE_NAME_LABEL: "v4-8-0", WORKER_ID_LABEL: "0", POD_TYPE_LABEL: "v4-8"}
+    world.add_node("incomplete", "10.9.0.1", {"TPU": 4.0}, place)
+    tables = page.until(lambda tables: not {"10.9.0.0", "10.9.0.1"} & tables["slices"].keys())
+    assert conditions(tables["slices"]["v4-8-0"]) == ["free"]
+    assert "10.9.0.0: all its hosts are gone (1)" in page.events()
 
 
 def test_events_tell_the_story_of_a_job_and_of_hosts(
