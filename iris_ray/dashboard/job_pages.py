@@ -20,7 +20,6 @@ GOODPUT_S = 10.0
 MOST_ANSWERS = 200
 PIECE_BYTES = 256 << 10
 TAIL_LINES = 500
-TASKS_SHOWN = 500
 THREADS = 16
 """In which questions are asked. A host that is silent holds one for 20 s; all else that the server does has others."""
 
@@ -32,7 +31,7 @@ class JobSource(Source, Protocol):
 
     def job_status(self, job_id: str) -> JobStatus: ...
 
-    def list_tasks(self, job_id: str) -> list[TaskStatus]: ...
+    def first_tasks(self, job_id: str) -> list[TaskStatus]: ...
 
     def job_events(self, job_id: str) -> list[JobEvent]: ...
 
@@ -107,14 +106,13 @@ class JobPages:
 def _job(source: JobSource, job_id: str) -> dict[str, Any]:
     status = source.job_status(job_id)
     found: dict[str, Any] = plain(status)
-    tasks = source.list_tasks(job_id)
     return found | {
         "explanation": status.explanation,
         "priority": status.priority.name.lower(),
         "state": "starting" if status.starting else status.state.value,
         "over": status.state.finished,
-        "tasks": [_task(task) for task in tasks[:TASKS_SHOWN]],
-        "size": len(tasks),
+        "tasks": [_task(task) for task in source.first_tasks(job_id)],
+        "size": sum(status.tasks.values()),
         "events": plain(source.job_events(job_id)),
         "goodput": plain(source.job_goodput(job_id)) if status.num_groups and not status.spare_for else None,
     }

@@ -176,6 +176,11 @@ class ControllerConnection:
             lambda after, controller: controller.list_tasks.remote(job_id, after), -1, lambda task: task.task_index
         )
 
+    def first_tasks(self, job_id: str) -> list[TaskStatus]:
+        """Return the first `PAGE` tasks of a job, by index; raises like `job_status`."""
+        tasks: list[TaskStatus] = self._ask(lambda controller: controller.list_tasks.remote(job_id))
+        return tasks
+
     def task_status(self, job_id: str, index: int) -> TaskStatus:
         """Return how one task stands.
 

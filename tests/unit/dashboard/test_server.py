@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 import pytest
 
 from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.status import PAGE
 from iris_ray.actors.wire.task_log import LogPosition, TaskLog
 from iris_ray.dashboard import place
 from iris_ray.dashboard.access import COOKIE, is_loopback, require_token
@@ -107,6 +108,14 @@ def test_job_may_be_called_anything(world: ControllerInProcess, url: str, job_id
     path = f"{url}/api/jobs/{quote(job_id, safe='')}"
     assert get(path)["job_id"] == job_id
     assert get(f"{path}/logs?offset=0")["text"] == "step 1\n"
+
+
+def test_page_of_a_large_job_asks_for_no_more_tasks_than_it_shows(
+    world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(ControllerConnection, "list_tasks")
+    job = get(f"{url}/api/jobs/{world.submit('large', slices=(300,))}")
+    assert (job["size"], len(job["tasks"])) == (600, PAGE)
 
 
 def test_link_leads_to_a_job_whatever_it_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ import pytest
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 
-OF_THE_CONNECTION = {"versions", "end"}
-"""Those that do more than ask."""
+OF_THE_CONNECTION = {"versions", "first_tasks", "end"}
+"""Those that do more, or less, than ask."""
 OF_PAGES = "after"
 """The connection puts the pages of a list together."""
 ASKED = sorted(
