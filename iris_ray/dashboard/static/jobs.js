@@ -37,14 +37,14 @@ export function jobsPage(root) {
   return { update: (changed) => { if (changed.has("jobs") || changed.has("queue")) show(); } };
 }
 
-// The same object as long as nothing about the job, or why it waits, has changed.
-const entries = new Map();
+// The same object as long as nothing about the job, or why it waits, has changed. It goes with the job.
+const entries = new WeakMap();
 function entry(job) {
-  const known = entries.get(job.id);
+  const known = entries.get(job);
   const queued = tables.queue[job.id];
-  if (known && known.job === job && known.queued === queued) return known;
-  entries.set(job.id, { job, queued });
-  return entries.get(job.id);
+  if (known && known.queued === queued) return known;
+  entries.set(job, { job, queued });
+  return entries.get(job);
 }
 
 function choice(item, show) {

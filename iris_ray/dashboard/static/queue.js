@@ -30,15 +30,15 @@ export function queuePage(root) {
     keyed(body, rows.map((item) => entry(item)), (one) => one.id, row);
   }
 
-  // The same object as long as nothing about the job has changed.
-  const entries = new Map();
+  // The same object as long as nothing about the job has changed. It goes with the job.
+  const entries = new WeakMap();
   function entry(item) {
     const id = idOf(item);
     const parts = [item, tables.queue[id], tables.jobs[id]];
-    const known = entries.get(id);
+    const known = entries.get(tables.jobs[id]);
     if (known && known.parts.every((part, at) => part === parts[at])) return known;
     const made = { id, place: Number.parseInt(item), parts };
-    entries.set(id, made);
+    entries.set(tables.jobs[id], made);
     return made;
   }
   return { update };
