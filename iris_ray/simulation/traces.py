@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from iris_ray.errors import InvalidSimulationError
 from iris_ray.model.job_spec import JobSpec, PriorityBand
@@ -100,8 +101,8 @@ def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJ
     Raises:
         InvalidSimulationError: a column is missing, or a value makes no sense; the message has the line.
     """
-    delimiter, read_row, needed = FORMATS[form]
-    rows = csv.DictReader(lines, delimiter=delimiter)
+    options, read_row, needed = FORMATS[form]
+    rows = csv.DictReader(lines, **options)
     columns = {name.strip().lower() for name in rows.fieldnames or ()}
     for names in needed:
         if columns.isdisjoint(names):
@@ -109,14 +110,18 @@ def read_trace(lines: Iterable[str], form: str, source: str) -> Iterator[TracedJ
                 f"{source}: there is no column {' or '.join(names)}; the first line has to name the columns,"
                 f" and names {', '.join(sorted(columns)) or 'none'}"
             )
-    for row in rows:
-        values = {(name or "").strip().lower(): value or "" for name, value in row.items() if isinstance(value, str)}
-        try:
+    try:
+        for row in rows:
+            values = {(name or "").strip().lower(): value for name, value in row.items() if isinstance(value, str)}
             job = read_row(values)
-        except ValueError as error:
-            raise InvalidSimulationError(f"{source}, line {rows.line_num}: {error}") from None
-        if job is not None and job.run_s > 0:
-            yield job
+            if job is not None and job.run_s > 0:
+                yield job
+    except KeyError as missing:
+        raise InvalidSimulationError(f"{source}, line {rows.line_num}: it has no value for {missing}") from None
+    except (ValueError, OverflowError) as error:
+        raise InvalidSimulationError(f"{source}, line {rows.line_num}: {error}") from None
+    except csv.Error as error:
+        raise InvalidSimulationError(f"{source}, after line {rows.line_num}: {error}") from None
 
 
 def _slurm_row(row: Mapping[str, str]) -> TracedJob | None:
@@ -154,10 +159,13 @@ def _csv_row(row: Mapping[str, str]) -> TracedJob | None:
 def _seconds(text: str) -> float:
     """Return a point in time in seconds, from a number of seconds or from a date with time."""
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         date = datetime.fromisoformat(text.strip())
         return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    if not math.isfinite(seconds):
+        raise ValueError(f"{text!r} is no time")
+    return seconds
 
 
 def _duration(text: str) -> float:
@@ -169,12 +177,14 @@ def _duration(text: str) -> float:
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
-FORMATS: Mapping[str, tuple[str, Callable[[Mapping[str, str]], TracedJob | None], tuple[tuple[str, ...], ...]]] = {
+_ReadRow = Callable[[Mapping[str, str]], TracedJob | None]
+
+FORMATS: Mapping[str, tuple[Mapping[str, Any], _ReadRow, tuple[tuple[str, ...], ...]]] = {
     "slurm": (
-        "|",
+        {"delimiter": "|", "quoting": csv.QUOTE_NONE},
         _slurm_row,
         (("jobid",), ("user",), ("submit",), ("elapsedraw", "elapsed"), ("alloctres", "reqtres")),
     ),
-    "csv": (",", _csv_row, (("user",), ("submit_time",), ("gpu_num",), ("duration",))),
+    "csv": ({"delimiter": ","}, _csv_row, (("user",), ("submit_time",), ("gpu_num",), ("duration",))),
 }
-"""The delimiter, the reader of a row, and the columns that have to be there, by format."""
+"""How lines are split, the reader of a row, and the columns that have to be there, by format."""

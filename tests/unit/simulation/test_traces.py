@@ -60,6 +60,26 @@ def test_jobs_that_no_host_has_room_for_are_left_out() -> None:
     assert [job.spec.job_id for _, job in arrivals(read(SLURM, "slurm"), few)] == ["t-104"]
 
 
+def test_quotes_in_a_slurm_column_are_part_of_it() -> None:
+    named = SLURM.replace("|COMPLETED|", '|"one and|').replace("|FAILED|", '|"other|')
+    assert [job.job_id for job in read(named, "slurm")] == ["101", "102", "104"]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("1002,u1,vcA,8", "line 4: it has no value for 'duration'"),
+        ("1002,u1,vcA,inf,4,1,COMPLETED,2020-04-01 00:00:00,,,30,10", "line 4: .*infinity"),
+        ("1002,u1,vcA,8,4,1,COMPLETED,nan,,,30,10", "line 4: 'nan' is no time"),
+        (f'1002,u1,"{"vcA" * 50_000}', "after line 3: field larger than field limit"),
+    ],
+    ids=["torn", "inf", "nan", "open quote"],
+)
+def test_odd_line_is_refused_with_its_number(line: str, says: str) -> None:
+    with pytest.raises(InvalidSimulationError, match=says):
+        read(HELIOS + line, "csv")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
