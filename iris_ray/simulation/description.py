@@ -1,6 +1,7 @@
 """From a description in TOML to a study. ``docs/simulating.md`` lists all names."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -54,6 +55,10 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
     jobs = whole.tables("jobs", _JOBS)
     streams = [(one, _stream(one, number)) for number, one in enumerate(jobs)]
     traces = whole.tables("traces", _TRACES)
+    policies = tuple(map(_policy, whole.tables("policies", _POLICIES))) or (Policy(name="default"),)
+    begins = [stream.name for _, stream in streams] + [_trace_name(one, number) for number, one in enumerate(traces)]
+    _require_own_names(begins, "[[jobs]] and [[traces]]")
+    _require_own_names([policy.name for policy in policies], "[[policies]]")
     return Study(
         seconds=whole.positive("days", unit=DAY),
         seed=whole.integer("seed", 0),
@@ -62,7 +67,7 @@ def read_study(description: Mapping[str, Any], read_lines: ReadLines) -> Study:
         streams=tuple(stream for one, stream in streams if "waiting" not in one),
         backlogs=tuple(backlog for one, stream in streams if "waiting" in one for backlog in _backlogs(one, stream)),
         traced=tuple(merged(_trace(one, number, slices, hosts, read_lines) for number, one in enumerate(traces))),
-        policies=tuple(map(_policy, whole.tables("policies", _POLICIES))) or (Policy(name="default"),),
+        policies=policies,
         timings=_timings(whole),
         plan_every_s=whole.number("plan_every_s", 0.0),
         look_again_s=whole.positive("look_again_s", LOOK_AGAIN_S),
@@ -135,7 +140,7 @@ def _trace(
 ) -> list[Arrival]:
     source, tpu_type = one.text("file"), _tpu_type(one)
     rules = TraceRules(
-        name=one.text("name", f"trace{number + 1}"),
+        name=_trace_name(one, number),
         tpu_type=tpu_type,
         band=_band(one),
         save_every_s=one.positive("save_every_min", math.inf, MINUTE),
@@ -144,6 +149,17 @@ def _trace(
         max_cpus=max((kind.cpus for kind in hosts), default=0.0),
     )
     return arrivals(read_trace(read_lines(source), one.choice("format", tuple(FORMATS)), source), rules)
+
+
+def _trace_name(one: Section, number: int) -> str:
+    return one.text("name", f"trace{number + 1}")
+
+
+def _require_own_names(names: Iterable[str], of: str) -> None:
+    """Refuse two of one name: the ids of their jobs, or their results, would be the same."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise InvalidSimulationError(f"{count} of {of} have the name {name!r}; give each a name of its own")
 
 
 def _policy(one: Section) -> Policy:

@@ -14,8 +14,9 @@ there and then succeed. Jobs that never ran are left out.
 import csv
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,12 +74,22 @@ class TraceRules:
 
 def arrivals(jobs: Iterable[TracedJob], rules: TraceRules) -> list[Arrival]:
     """Return the jobs of a trace, the first one at the beginning."""
-    found = [(job.submitted_at, spec, job.run_s) for job in jobs if (spec := _spec(job, rules)) is not None]
+    specs = ((job, _spec(job, rules)) for job in _with_own_ids(jobs))
+    found = [(job.submitted_at, spec, job.run_s) for job, spec in specs if spec is not None]
     found.sort(key=lambda job: job[0])
     first = found[0][0] if found else 0.0
     return [
         (at - first, SimulatedJob(spec, run_s, rules.save_every_s, rules.heeds_notices)) for at, spec, run_s in found
     ]
+
+
+def _with_own_ids(jobs: Iterable[TracedJob]) -> Iterator[TracedJob]:
+    """Yield the jobs. One whose id was there before, such as one that was requeued, gets a number behind it."""
+    seen: Counter[str] = Counter()
+    for job in jobs:
+        seen[job.job_id] += 1
+        times = seen[job.job_id]
+        yield job if times == 1 else replace(job, job_id=f"{job.job_id}-{times}")
 
 
 def _spec(job: TracedJob, rules: TraceRules) -> JobSpec | None:

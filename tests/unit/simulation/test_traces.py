@@ -60,6 +60,12 @@ def test_jobs_that_no_host_has_room_for_are_left_out() -> None:
     assert [job.spec.job_id for _, job in arrivals(read(SLURM, "slurm"), few)] == ["t-104"]
 
 
+def test_jobs_of_one_user_and_second_are_several_jobs() -> None:
+    text = "user,gpu_num,submit_time,duration\n" + "ann,16,0,60\n" * 3
+    found = arrivals(read(text, "csv"), TraceRules(name="t", tpu_type="v4-16"))
+    assert [job.spec.job_id for _, job in found] == ["t-ann-0", "t-ann-0-2", "t-ann-0-3"]
+
+
 def test_quotes_in_a_slurm_column_are_part_of_it() -> None:
     named = SLURM.replace("|COMPLETED|", '|"one and|').replace("|FAILED|", '|"other|')
     assert [job.job_id for job in read(named, "slurm")] == ["101", "102", "104"]
