@@ -2,6 +2,7 @@
 
 import difflib
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -56,7 +57,7 @@ class Section:
         if name not in self._table and default is not None:
             return default
         value = self._table.get(name)
-        if not _is_number(value) or not least <= value < math.inf:
+        if not _is_number(value) or not least <= value <= sys.float_info.max / unit:
             raise self.refuse(name, f"a number of {least:g} or more")
         return float(value) * unit
 
@@ -109,10 +110,10 @@ class Section:
         value = self._table.get(name, default)
         pairs = value.items() if isinstance(value, Mapping) else [(item, 1) for item in _listed(value)]
         try:
-            found = tuple((read(item), float(weight)) for item, weight in pairs if _is_number(weight))
+            found = tuple((read(item), float(weight)) for item, weight in pairs if _is_weight(weight))
         except (TypeError, ValueError):
             raise self.refuse(name, expected) from None
-        if not found or len(found) < len(list(pairs)) or sum(weight for _, weight in found) <= 0:
+        if len(found) < len(list(pairs)) or not 0 < sum(weight for _, weight in found) < math.inf:
             raise self.refuse(name, expected)
         return found
 
@@ -130,6 +131,10 @@ class Section:
 
 def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_weight(value: object) -> TypeGuard[float]:
+    return _is_number(value) and 0 <= value <= sys.float_info.max
 
 
 def _listed(value: object) -> list[Any]:
