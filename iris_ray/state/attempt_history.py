@@ -39,6 +39,7 @@ def set_aside(gang: Gang, state: TaskState, error: str, now: float, cause: Task 
         exit_code=cause.exit_code if cause else None,
         error=error[:ATTEMPT_ERROR_CHARACTERS],
     )
-    gang.past = (*gang.past, past)[-ATTEMPTS_KEPT:]
+    others = (one for one in gang.past if one.number != gang.attempt)  # it may have been taken back, and returned since
+    gang.past = (*others, past)[-ATTEMPTS_KEPT:]
     for task in gang.tasks:
         task.started_at = task.ended_at = task.exit_code = None

@@ -9,7 +9,13 @@ from iris_ray.actors.controller.status_views import task_status
 from iris_ray.actors.wire.status import TaskAttempt
 from iris_ray.model.jobs import ATTEMPT_ERROR_CHARACTERS, ATTEMPTS_KEPT, Job
 from iris_ray.model.lifecycle import TaskState
-from iris_ray.state.events import GangMovedEvent, GangReturnedEvent, JobCancelledEvent, TaskStateChangedEvent
+from iris_ray.state.events import (
+    GangMovedEvent,
+    GangReturnedEvent,
+    JobCancelledEvent,
+    PoolRestartedEvent,
+    TaskStateChangedEvent,
+)
 from tests.support.worlds import World, attempt_id
 
 S = TaskState
@@ -88,6 +94,21 @@ def test_attempt_that_was_taken_back_and_has_returned_after_all_has_succeeded(wo
     world.do(GangReturnedEvent(attempt_id(job, 0, 1)))
     assert [(a.attempt, a.state) for a in attempts(world, job)] == [(1, S.SUCCEEDED)]
     assert task_status(job, 0, world.state, Clock()).exit_code == 0
+    world.check()
+
+
+def test_attempt_that_was_taken_back_and_whose_results_are_lost_with_its_pool_is_told_once(world: World) -> None:
+    """Only a job with other tasks still waits for its end by then."""
+    job = world.submit_tasks(max_retries_preemption=5)
+    run_for(world, job, 5.0)
+    lost = job.gangs[0].tasks[0]
+    world.lose(lost.node_id or "")
+    world.do(GangReturnedEvent(attempt_id(job, 0, 1)))
+    assert lost.state is S.SUCCEEDED
+    world.do(PoolRestartedEvent("pool-a"))
+    (only,) = attempts(world, job)
+    assert (only.attempt, only.state) == (1, S.WORKER_FAILED)
+    assert only.error == "its results were lost: the process of its SlicePoolManager died"
     world.check()
 
 
