@@ -154,11 +154,16 @@ class EventProcessor:
                 self._instructions.failed.append(FailedEvent(event, error))
 
     def _set_unrecorded_aside(self) -> Collection[str]:
-        """End the jobs of which no record can be made, and return their ids: nothing may follow from them."""
+        """End the jobs of which no record can be made, and return their ids: nothing may follow from them.
+
+        What was recorded of them before says that they go on, so a successor is told.
+        """
         unrecordable = self._journal.take_unrecordable()
-        for job_id in unrecordable.keys() - self.aside.jobs.keys():
+        new = unrecordable.keys() - self.aside.jobs.keys()
+        for job_id in new:
             self.aside.end(job_id, "recorded", unrecordable[job_id], self._instructions)
             self.apply([])
+        self._journal.note_aside({job_id: why for job_id, why in self.aside.jobs.items() if job_id in new})
         return unrecordable
 
     def _refuse(self, error: Exception) -> None:

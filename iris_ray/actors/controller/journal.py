@@ -24,7 +24,7 @@ so it acknowledges nothing.
 ``pool/<n>/…``      ``<owner>``: the handle of a SlicePoolManager, and the number of its process
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
 ``unrestorable/…``  why a job could not be restored from its record; the next Controller moves it, too
-``aside/<id>``      why a job broke the Controller, which ended with it; the next one ends the job
+``aside/<id>``      why a job broke the Controller, or could not be recorded; the next Controller ends it
 ``incarnation/…``   a process of a pool has begun, see `actors/wire/incarnations.py`
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
@@ -180,7 +180,7 @@ class Journal:
         self._store.put(f"unrestorable/{job_id}", f"{type(error).__name__}: {error}".encode(errors="backslashreplace"))
 
     def note_aside(self, jobs: Mapping[str, str]) -> None:
-        """Have a successor end these jobs as soon as it has their records: they broke this Controller.
+        """Have a successor end these jobs as soon as it has their records, which may not say that they have ended.
 
         Args:
             jobs: why, by id.

@@ -174,6 +174,30 @@ def test_job_that_can_not_be_recorded_is_ended_and_says_why(
     assert not world.tasks_of(POISON), "nothing follows from what is not recorded"
 
 
+def test_job_that_can_no_longer_be_recorded_does_not_come_back_with_the_next_controller(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last record says that it waits."""
+    as_it_was = ControllerState.record
+
+    def record(state: ControllerState, job_id: str) -> JobRecord | None:
+        if job_id == POISON and state.jobs[POISON].state is not JobState.PENDING:
+            raise TypeError("a defect")
+        return as_it_was(state, job_id)
+
+    monkeypatch.setattr(ControllerState, "record", record)
+    world.start("earlier", slices=(2,))
+    submit_poison(world)
+    world.succeed("earlier")
+    world.wait_for_state(POISON, JobState.KILLED)
+    monkeypatch.setattr(ControllerState, "record", as_it_was)
+    world.restart_controller()
+    assert world.state(POISON) is JobState.KILLED
+    assert "could not be recorded" in aside(world)[POISON]
+    world.succeed(world.start("later", user="ben"))
+    assert not world.tasks_of(POISON)
+
+
 def test_job_whose_order_can_not_be_made_is_ended_and_says_why(world: ControllerInProcess, defect: Defect) -> None:
     defect.in_method(Dispatcher, "order", lambda _, job, gang: job.spec.job_id == POISON)
     world.start("earlier")
