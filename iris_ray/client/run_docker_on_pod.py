@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 from iris_ray.actors.host.containers.run import run_in_container
+from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.client.environment_limits import require_env_travels
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.request_run import run_request
 from iris_ray.client.run_options import ContainerOptions, takes
+from iris_ray.errors import InvalidRequestError
 from iris_ray.model.container import ContainerSpec
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE, MAX_RETRIES_PREEMPTION
 
@@ -64,10 +66,42 @@ def run_docker_on_pod(
 
         run_docker_on_pod("gcr.io/project/train", ["python", "train.py"], tpu_type="v4-32", env={"WANDB_API_KEY": key})
     """
+    request = make_docker_request(
+        image_id,
+        command,
+        tpu_type=tpu_type,
+        num_slices=num_slices,
+        env=env,
+        name=name,
+        retries=retries,
+        max_retries_preemption=max_retries_preemption,
+        container_options=container_options,
+        **options,
+    )
+    run_request(request, chosen_mode(mode, simulate))
+
+
+@takes(ContainerOptions)
+def make_docker_request(
+    image_id: str,
+    command: Sequence[str],
+    *,
+    tpu_type: str,
+    num_slices: int | Sequence[int] = 1,
+    env: Mapping[str, str] | None = None,
+    name: str | None = None,
+    retries: int = MAX_RETRIES_FAILURE,
+    max_retries_preemption: int = MAX_RETRIES_PREEMPTION,
+    container_options: Sequence[str] = (),
+    **options: Unpack[ContainerOptions],
+) -> RunRequest:
+    """Check everything that can be checked without a cluster; arguments and errors as for `run_docker_on_pod`."""
     variables = dict(env) if isinstance(env, Mapping) else env  # another mapping may not travel
     spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options)
     require_env_travels(spec.env)
-    request = make_pod_request(
+    if name is not None and not isinstance(name, str):
+        raise InvalidRequestError(f"name is {name!r}; give a str, or None for the image's own name")
+    return make_pod_request(
         functools.partial(run_in_container, spec),
         tpu_type,
         num_slices,
@@ -76,4 +110,3 @@ def run_docker_on_pod(
         max_retries_preemption=max_retries_preemption,
         **options,
     )
-    run_request(request, chosen_mode(mode, simulate))

@@ -7,15 +7,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from iris_ray.client.ray_job_config import RayJobConfig
 from iris_ray.client.ray_jobs import submit_tpu_job_on_ray as submit
-from iris_ray.client.run_docker_on_pod import run_docker_on_pod
+from iris_ray.client.run_docker_on_pod import make_docker_request, run_docker_on_pod
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.container import ContainerSpec
 from iris_ray.model.job_spec import MAX_RETRIES_FAILURE
-from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.topology import get_tpu_config
 
 FILE = "run_docker_on_pod.json"
 
@@ -46,9 +44,7 @@ class RunDockerOnPodConfig:
     node_count: int = 1
 
     def __post_init__(self) -> None:
-        ContainerSpec(self.image_id, self.arguments, self.env)
-        get_tpu_config(self.tpu_type)
-        parse_num_slices(self.node_count)
+        make_docker_request(self.image_id, self.arguments, **self.options)
 
     @property
     def arguments(self) -> Sequence[str]:
@@ -59,6 +55,17 @@ class RunDockerOnPodConfig:
             return shlex.split(self.command)
         except ValueError as error:
             raise InvalidRequestError(f"command is {self.command!r}, which no shell could read: {error}") from None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The other arguments of `run_docker_on_pod`."""
+        return {
+            "tpu_type": self.tpu_type,
+            "num_slices": self.node_count,
+            "env": self.env,
+            "name": self.name,
+            "retries": self.retries,
+        }
 
 
 def submit_tpu_job_on_ray(
@@ -79,15 +86,7 @@ def submit_tpu_job_on_ray(
 def main(path: Path) -> None:
     """Run what a config in a file asks for: the job's command on the cluster."""
     config = RunDockerOnPodConfig(**json.loads(path.read_text()))
-    run_docker_on_pod(
-        config.image_id,
-        config.arguments,
-        tpu_type=config.tpu_type,
-        num_slices=config.node_count,
-        env=config.env,
-        name=config.name,
-        retries=config.retries,
-    )
+    run_docker_on_pod(config.image_id, config.arguments, **config.options)
 
 
 if __name__ == "__main__":

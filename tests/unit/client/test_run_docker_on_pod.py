@@ -27,6 +27,7 @@ from tests.support.containers import a_stand_in
         ({"container_options": ["--rm"]}, InvalidRequestError, "'--rm', which is iris_ray's"),
         ({"tpu_type": "v4-15"}, UnknownTPUTypeError, "v4-16"),
         ({"retries": -1}, InvalidRequestError, "retries"),
+        ({"name": 7}, InvalidRequestError, "name is 7; give a str"),
         ({"mode": "clutser"}, InvalidModeError, "did you mean 'cluster'"),
         ({"preload": ["jax"]}, TypeError, "unexpected keyword argument 'preload'"),
         ({"retrys": 3}, TypeError, "did you mean 'retries'"),

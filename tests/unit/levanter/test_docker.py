@@ -21,7 +21,13 @@ CONFIG = RunDockerOnPodConfig("gcr.io/p/train", ["python", ODD], "v4-16", {"A": 
         ({"command": [7]}, InvalidRequestError, r"command is \[7\]"),
         ({"tpu_type": "v4-15"}, UnknownTPUTypeError, "v4-16"),
         ({"env": {"A": 7}}, InvalidRequestError, "env must be a mapping"),
+        ({"env": {"A": "x" * 200_000}}, InvalidRequestError, "the environment variable A takes"),
         ({"node_count": 0}, InvalidSliceCountError, "at least 1 slice"),
+        ({"node_count": 90_000}, InvalidRequestError, "180000 tasks, and the limit is 100,000"),
+        ({"retries": -1}, InvalidRequestError, "max_retries_failure is -1; give an int of 0 or more"),
+        ({"retries": 2.5}, InvalidRequestError, "max_retries_failure is 2.5"),
+        ({"name": "x" * 200}, InvalidRequestError, "has 200 characters, and the limit is 100"),
+        ({"name": 7}, InvalidRequestError, "name is 7; give a str"),
     ],
 )
 def test_config_that_can_not_work_is_refused(changes: dict[str, Any], error: type[Exception], said: str) -> None:
