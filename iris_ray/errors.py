@@ -22,7 +22,7 @@
     ├── ControllerUnavailableError (RuntimeError)
     ├── NotPermittedError (PermissionError)  it is not the user's own job, or only operators may do it
     ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another one
-    ├── RayJobError (RuntimeError)           Ray's job API refused what was asked
+    ├── RayJobError (RuntimeError)           Ray's job API refused what was asked, or has answered nonsense
     ├── ResultNotPicklableError (TypeError)  the function returned something that can't travel
     ├── ResultTooLargeError (ValueError)     the function returned more than 1 GiB
     ├── ActorUnavailableError (RuntimeError) an actor of `iris_ray.fray` does not run now, or was lost during a call
@@ -137,7 +137,7 @@ class TokenRefusedError(IrisError, PermissionError):
 
 
 class RayJobError(IrisError, RuntimeError):
-    """Ray's job API refused what was asked; the message has its reason."""
+    """Ray's job API refused what was asked, or gave an answer that can't be read; the message has the reason."""
 
 
 class ResultNotPicklableError(IrisError, TypeError):

@@ -14,12 +14,14 @@ from iris_ray.client.identity import new_job_id
 from iris_ray.client.ray_job_config import RayJobConfig
 from iris_ray.errors import (
     InvalidRequestError,
+    IrisError,
     NoClusterError,
     RayJobError,
     TokenRefusedError,
     UnknownNameError,
     VersionMismatchError,
 )
+from iris_ray.model.plain import shown
 from iris_ray.terminal import live_line
 
 PROBE_S = 5.0
@@ -128,8 +130,7 @@ class RayJobs:
         """
         with self._answers(run_id):
             details = self._client.get_job_info(_checked(run_id))
-            logs = self._client.get_job_logs(run_id)
-        ours = tuple(dict.fromkeys(OUR_JOB.findall(logs)))
+            ours = tuple(dict.fromkeys(OUR_JOB.findall(self._client.get_job_logs(run_id))))
         return RayJobStatus(run_id, str(details.status).lower(), details.message or "", ours)
 
     def logs(self, run_id: str) -> str:
@@ -176,6 +177,14 @@ class RayJobs:
             yield
         except AuthenticationError as error:
             raise TokenRefusedError(_about_tokens(self._address, str(error))) from None
+        except IrisError:
+            raise
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # Ray's client takes any JSON for an answer
+            why = " ".join(str(error).split())[:500]
+            raise RayJobError(
+                f"the cluster at {self._address} has answered what Ray's client can't read ({type(error).__name__}:"
+                f" {why}); see that this is the dashboard's address, and that nothing between changes its answers"
+            ) from None
         except (requests.RequestException, ConnectionError) as error:
             raise NoClusterError(
                 f"the dashboard at {self._address} does not answer ({type(error).__name__}); is the cluster"
@@ -204,9 +213,9 @@ def _require_dashboard(address: str) -> None:
 
     try:
         answer = requests.get(f"{address}/api/version", timeout=PROBE_S)
-        theirs = answer.json().get("ray_version") if answer.status_code == 200 else None
+        found = answer.json() if answer.status_code == 200 else None
     except requests.exceptions.JSONDecodeError:
-        theirs = None
+        found = None
     except requests.RequestException as error:
         why = "no answer in time" if isinstance(error, requests.Timeout) else "no connection"
         raise NoClusterError(
@@ -215,9 +224,10 @@ def _require_dashboard(address: str) -> None:
         ) from None
     if answer.status_code in (401, 403):
         return  # the client has a token, or not; it is asked next
-    if not isinstance(theirs, str):
-        raise NoClusterError(f"what answers at {address} is not the dashboard of a Ray cluster; {_TRY}")
-    _require_version(address, theirs)
+    if not isinstance(found, dict) or not isinstance(found.get("ray_version"), str):
+        came = f"status {answer.status_code}, {shown(answer.text[:100])}"
+        raise NoClusterError(f"what answers at {address} is not the dashboard of a Ray cluster ({came}); {_TRY}")
+    _require_version(address, found["ray_version"])
 
 
 def _require_version(address: str, theirs: str) -> None:

@@ -21,6 +21,7 @@ class Dashboard:
         jobs: what was submitted, by id.
         logs: what each job has printed.
         hidden: jobs that somebody else submits at the same moment: they are not there until they are in the way.
+        odd: what it answers to requests whose path begins so, in place of anything else.
         changes: each request that was to change something, such as ``"POST /api/jobs/"``.
     """
 
@@ -29,6 +30,7 @@ class Dashboard:
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     logs: dict[str, str] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
+    odd: dict[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any]:
@@ -36,6 +38,9 @@ class Dashboard:
             self.changes.append(f"{method} {path}")
         if self.refusal is not None:
             return self.refusal, "Unauthorized"
+        for beginning, odd in self.odd.items():
+            if path.startswith(beginning):
+                return 200, odd
         if self.ray_version is None:
             return 200, "<html>hello</html>"
         if path == "/api/version":

@@ -1,5 +1,6 @@
 """Jobs of Ray's job API: what is sent, under which name, and what is refused before anything is sent."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from iris_ray.client.ray_job_config import read_env_file
 from iris_ray.errors import (
     InvalidRequestError,
     NoClusterError,
+    RayJobError,
     TokenRefusedError,
     UnknownNameError,
     VersionMismatchError,
@@ -134,6 +136,34 @@ def test_cluster_that_can_not_be_used_is_told_from_one_that_is_not_there(
     with served(dashboard) as url, pytest.raises(error, match=said):
         submit_tpu_job_on_ray(RayJobConfig(TRAIN, None), url)
     assert dashboard.changes == []
+
+
+@pytest.mark.parametrize("odd", [[], "hello", 7, None, {}, {"ray_version": 2}])
+def test_server_that_answers_anything_else_than_a_dashboard_is_none(odd: Any) -> None:
+    with (
+        served(Dashboard(odd={"/api/version": json.dumps(odd)})) as url,
+        pytest.raises(NoClusterError, match="is not the dashboard of a Ray cluster") as refused,
+    ):
+        RayJobs(url)
+    assert repr(json.dumps(odd)) in str(refused.value), "it says what came"
+
+
+@pytest.mark.parametrize("odd", [[], "hello", 7, {}, {"status": "DANCING"}, {"logs": 7}, "<html>"])
+@pytest.mark.parametrize("method", ["status", "logs", "stop", "submit"])
+def test_answer_that_makes_no_sense_is_said_to_be_one(dashboard: Dashboard, url: str, odd: Any, method: str) -> None:
+    jobs = RayJobs(url)
+    call = {
+        "status": lambda: jobs.status("mine"),
+        "logs": lambda: jobs.logs("mine"),
+        "stop": lambda: jobs.stop("mine"),
+        "submit": lambda: jobs.submit(RayJobConfig(TRAIN, None), "mine"),
+    }[method]
+    dashboard.odd["/api/jobs/"] = odd if odd == "<html>" else json.dumps(odd)
+    if method == "logs" and odd == {"logs": 7}:
+        assert call() == "7"
+        return
+    with pytest.raises(RayJobError, match="has answered what Ray's client can't read"):
+        call()
 
 
 def test_nobody_at_the_address_is_said_at_once() -> None:
