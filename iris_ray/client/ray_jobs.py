@@ -149,12 +149,15 @@ class RayJobs:
 
         async def copy() -> None:
             pieces: AsyncIterator[str] = self._client.tail_job_logs(run_id)
-            async for piece in pieces:
+            while True:
+                with self._answers(run_id):
+                    piece = await anext(pieces, None)
+                if piece is None:
+                    return
                 show(piece)
 
         self.status(run_id)  # an unknown job
-        with self._answers(run_id):
-            asyncio.run(copy())
+        asyncio.run(copy())
         return self.status(run_id)
 
     def _free_name(self, wanted: str) -> str:

@@ -1,7 +1,7 @@
 """Jobs of Ray's job API: what is sent, under which name, and what is refused before anything is sent."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,30 @@ def test_status_knows_the_jobs_that_the_script_has_submitted(dashboard: Dashboar
     assert status.job_ids == ("train-1", "train-2")
     assert RayJobs(url).stop("mine")
     assert dashboard.changes == ["POST /api/jobs/mine/stop"]
+
+
+def test_reader_that_goes_away_while_logs_are_followed_is_not_taken_for_the_dashboard(
+    dashboard: Dashboard, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pieces(_: str) -> AsyncIterator[str]:
+        yield "one"
+        yield "two"
+        raise ConnectionResetError
+
+    def show(piece: str) -> None:
+        seen.append(piece)
+        if len(seen) == 1:
+            raise BrokenPipeError  # as of `iris-ray logs -f … | head`
+
+    seen: list[str] = []
+    dashboard.jobs["mine"] = {}
+    jobs = RayJobs(url)
+    monkeypatch.setattr(jobs._client, "tail_job_logs", pieces)
+    with pytest.raises(BrokenPipeError):
+        jobs.follow("mine", show)
+    with pytest.raises(NoClusterError, match=r"does not answer \(ConnectionResetError\)"):
+        jobs.follow("mine", show)
+    assert seen == ["one", "one", "two"]
 
 
 def test_unknown_job_is_said_to_be_unknown(url: str) -> None:
