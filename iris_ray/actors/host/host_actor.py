@@ -134,8 +134,12 @@ class TPUHostActor:
         await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
         process, tree = WatchedProcess(pid, started), ProcessTree(pid, started, token)
         output = OutputPump(host_directory(), pid, self._place.node_id, self._last_lines_reporter())
+        try:
+            self._watches[pid] = TaskWatch(standby, process, tree, self._ledger, self._devices, output)
+        except Exception:  # the disk may be full
+            await asyncio.to_thread(output.close)
+            raise
         self._places[pid] = place
-        self._watches[pid] = TaskWatch(standby, process, tree, self._ledger, self._devices, output)
 
     async def how_it_ended(self, pid: int) -> TaskEnd:
         """Wait for the end of a task process, and return how it ended. For processes that did not report it."""

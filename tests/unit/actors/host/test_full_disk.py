@@ -3,6 +3,7 @@
 import asyncio
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,12 +60,19 @@ def test_host_with_a_full_disk_says_so_and_takes_a_task_once_there_is_room(
     ProcessLedger(directory, exclusive=False)
     entry = directory / "shared-tasks" / f"{standby.pid}.json.unfinished"
     entry.symlink_to(FULL)
-    refusal, taken = adopts(standby, 2, between=lambda: entry.unlink(missing_ok=True))
+    pumps: list[int] = []
+
+    def between() -> None:
+        pumps.append(sum(thread.name == f"output of {standby.pid}" for thread in threading.enumerate()))
+        entry.unlink(missing_ok=True)
+
+    refusal, taken = adopts(standby, 2, between)
     assert isinstance(refusal, Unfit)
     assert refusal.node_id == "node-1"
     assert refusal.why == "no task can start there: [Errno 28] No space left on device"
     assert refusal.reason == f"slice-a host 1: {refusal.why}"
     assert taken is None
+    assert pumps == [0, 1], "nobody reads the output of a process that was refused"
 
 
 def test_host_whose_directory_cannot_be_made_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
