@@ -77,11 +77,12 @@ class ProcessLedger:
             recorder: pid and start of the actor whose tasks to end, which is gone; None ends those of all.
 
         Returns:
-            Which processes still run after `LEFTOVERS_DYING_S`, as ``pid <n>``, and which containers, as
+            Which processes still run after `LEFTOVERS_DYING_S`, as ``pid <n>``, or may run, and which containers, as
             ``container <name> (<why>)``.
         """
         still_running: list[str] = []
-        for tree in self._entries(partial(self._is_leftover, recorder)):
+        unread: list[str] = []
+        for tree in self._entries(unread, partial(self._is_leftover, recorder)):
             if tree.pid == os.getpid():
                 continue
             never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
@@ -95,7 +96,7 @@ class ProcessLedger:
                 still_running += left
             else:
                 self.forget(tree.pid)
-        return still_running + self._end_lost_containers()
+        return still_running + unread + self._end_lost_containers()
 
     def owns(self, process: psutil.Process) -> bool:
         """Return whether a process provably belongs to a task of this host, whichever ledger has recorded that.
@@ -104,7 +105,7 @@ class ProcessLedger:
         the container's first process.
         """
         folders = (self._host_directory / name for name in (EXCLUSIVE, SHARED))
-        entries = [entry for folder in folders for entry in self._entries(folder=folder)]
+        entries = [entry for folder in folders for entry in self._entries([], folder=folder)]
         try:
             recorded = {member for tree in entries for member in tree.known.items()}
             line = (process, *process.parents())
@@ -143,9 +144,18 @@ class ProcessLedger:
         return self._exclusive or _has_ended(recorder)
 
     def _entries(
-        self, wanted: Callable[[list[int] | None], bool] | None = None, folder: Path | None = None
+        self,
+        unread: list[str],
+        wanted: Callable[[list[int] | None], bool] | None = None,
+        folder: Path | None = None,
     ) -> Iterator[ProcessTree]:
-        """Yield each recorded tree, or those of wanted recorders. Remove entries that can't be read."""
+        """Yield each recorded tree, or those of wanted recorders. Remove damaged entries.
+
+        Args:
+            unread: gets, in words, those that the disk does not give.
+            wanted: whether a recorder's trees are; None: all are.
+            folder: where the entries are, if not where this ledger has its own.
+        """
         for path in (folder or self._directory).glob("*.json"):
             try:
                 entry = json.loads(path.read_text())
@@ -154,7 +164,11 @@ class ProcessLedger:
                 tree.adopt(self._files(tree.pid).read_members())
                 if wanted is None or wanted(entry.get("recorder")):
                     yield tree
-            except (OSError, ValueError, KeyError, TypeError, AttributeError):  # damaged, or another actor removed it
+            except FileNotFoundError:  # another actor has removed it
+                pass
+            except OSError as error:  # that may pass
+                unread.append(f"pid {path.stem} (its record can't be read: {error.strerror})")
+            except (ValueError, KeyError, TypeError, AttributeError):  # damaged
                 remove_file(path)
 
 

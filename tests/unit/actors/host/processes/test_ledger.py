@@ -154,6 +154,26 @@ def test_ledger_with_a_damaged_entry_still_ends_the_other_tasks(nursery: Nursery
     assert not alive(process)
 
 
+def test_ledger_keeps_an_entry_that_the_disk_does_not_give_for_now(
+    nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is read nobody may take its process for ended."""
+
+    def fail(path: Path) -> str:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    process = nursery.sleeper()
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(process))
+    with monkeypatch.context() as faulty:
+        faulty.setattr(Path, "read_text", fail)
+        assert not ledger.owns(process)
+        assert ledger.end_leftovers() == [f"pid {process.pid} (its record can't be read: Input/output error)"]
+    assert alive(process)
+    assert ledger.end_leftovers() == []
+    assert not alive(process)
+
+
 def test_ledger_ends_a_daemon_of_a_task_whose_own_process_has_ended(nursery: Nursery, tmp_path: Path) -> None:
     """A child with a session of its own survives a SIGKILL of its worker, and may hold the chips."""
     parent, (daemon,) = nursery.tree("daemon", IRIS_RAY_TASK_TOKEN=f"{TOKEN}-1")
