@@ -229,7 +229,7 @@ class TPUHostActor:
                 await asyncio.to_thread(watch.output.close)
                 if self._watches.pop(pid, None) is watch:
                     del self._places[pid]
-                    self._ledger.forget(pid)
+                    watch.forget()
 
     def _last_lines_reporter(self) -> Callable[[LastLines], None]:
         """Return a function that passes a task's last lines on to the pool; any thread may call it."""

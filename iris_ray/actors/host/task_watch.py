@@ -132,6 +132,10 @@ class TaskWatch:
             self._ending = self._background.start(ending, f"ending the task of pid {self._tree.pid}")
         return await asyncio.shield(self._ending)
 
+    def forget(self) -> None:
+        """Remove the record of the process, which has ended."""
+        self._ledger.forget(self._tree)
+
     def _search(self, just_ended: bool = False) -> list[psutil.Process]:
         """Return all processes of the task, those included that it has named."""
         self._tree.adopt(self._files.read_members())
@@ -154,7 +158,7 @@ class TaskWatch:
         held = None
         if self._devices is not None and self._has_started():  # a task that has not started never had the chips
             held = await asyncio.to_thread(wait_until_free, self._devices, self._ledger)
-        self._ledger.forget(self._tree.pid)
+        self.forget()
         return None if held is None else held.why
 
     async def _end_standby(self, reason: str | None, exit_grace: float) -> None:

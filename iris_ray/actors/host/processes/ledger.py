@@ -62,12 +62,18 @@ class ProcessLedger:
         """Return whether user code has begun to run in a process."""
         return os.path.exists(self._files(pid).started)  # False, too, if a faulty disk can't tell
 
-    def forget(self, pid: int) -> None:
-        """Remove a process's record and its files, those that exist. On a disk that has become read-only they stay."""
+    def forget(self, tree: ProcessTree) -> None:
+        """Remove a process's record and its files. On a disk that has become read-only they stay.
+
+        A process that has ended long ago may be forgotten only now, and another one, of another actor, may have its
+        pid by then: that one's record and files stay.
+        """
         with self._lock:
-            remove_file(self._entry(pid))
-        remove_file(self._files(pid).output)
-        self._files(pid).remove()
+            if not self._has_recorded(tree):
+                return
+            remove_file(self._entry(tree.pid))
+        remove_file(self._files(tree.pid).output)
+        self._files(tree.pid).remove()
 
     def end_leftovers(self, grace_s: float = TERM_GRACE_S, recorder: tuple[int, int] | None = None) -> list[str]:
         """End the processes that earlier actors left running, except the calling process.
@@ -87,7 +93,7 @@ class ProcessLedger:
                 continue
             never_ran = not self.has_started(tree.pid) and len(tree.known) == 1
             if never_ran and not runs_since(tree.pid, tree.started):  # so it has no descendants
-                self.forget(tree.pid)
+                self.forget(tree)
                 continue
             left = end_task(tree.search(), tree.search, LEFTOVERS_DYING_S, grace_s) + end_container(
                 self._files(tree.pid)
@@ -95,7 +101,7 @@ class ProcessLedger:
             if left:
                 still_running += left
             else:
-                self.forget(tree.pid)
+                self.forget(tree)
         return still_running + unread + self._end_lost_containers()
 
     def owns(self, process: psutil.Process) -> bool:
@@ -127,6 +133,12 @@ class ProcessLedger:
 
     def _entry(self, pid: int) -> Path:
         return self._directory / f"{pid}.json"
+
+    def _has_recorded(self, tree: ProcessTree) -> bool:
+        try:
+            return int(json.loads(self._entry(tree.pid).read_text())["started"]) == tree.started
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
 
     def _write(self, tree: ProcessTree) -> None:
         descendants = [[pid, started] for pid, started in tree.known.items() if pid != tree.pid]

@@ -56,14 +56,14 @@ def test_container_that_can_not_be_ended_keeps_the_host_from_the_next_task_until
     tmp_path: Path, engine: StandIn, nursery: Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = nursery.sleeper()
-    ledger = ProcessLedger(tmp_path)
-    ledger.record(tree(process))
+    ledger, one = ProcessLedger(tmp_path), tree(process)
+    ledger.record(one)
     pid = container_of(tmp_path, engine, process.pid, *WITHOUT_TOKEN)
     monkeypatch.setattr("iris_ray.actors.host.processes.ledger.end_container", lambda files: end_container(files, 0.0))
     engine.break_down()
     name = f"of-{process.pid}"
     assert ledger.end_leftovers() == [f"container {name} (Cannot connect to the daemon)"]
-    ledger.forget(process.pid)  # a container whose task is forgotten is not
+    ledger.forget(one)  # a container whose task is forgotten is not
     assert ledger.end_leftovers() == [f"container {name} (Cannot connect to the daemon)"]
     assert alive(pid)
     engine.repair()

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from iris_ray.actors.host.processes.ledger import ProcessLedger
+from iris_ray.actors.host.processes.tree import ProcessTree
 from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.model.notices import Notice, NoticeKind
 from tests.support.processes import TOKEN, Nursery, alive, tree
@@ -125,8 +126,8 @@ def test_ledger_does_not_touch_a_process_that_it_has_forgotten(nursery: Nursery,
     process = nursery.sleeper()
     ledger = ProcessLedger(tmp_path)
     ledger.record(tree(process))
-    ledger.forget(process.pid)
-    ledger.forget(process.pid)
+    ledger.forget(tree(process))
+    ledger.forget(tree(process))
     assert ledger.end_leftovers() == []
     assert alive(process)
 
@@ -206,7 +207,7 @@ def test_ledger_does_not_record_the_descendants_of_a_process_that_it_has_forgott
     parent, _ = nursery.tree("child")
     ledger, one = ProcessLedger(tmp_path), tree(parent)
     ledger.record(one)
-    ledger.forget(parent.pid)
+    ledger.forget(one)
     ledger.record_descendants(one)
     assert list(tmp_path.rglob("*.json")) == []
 
@@ -214,20 +215,35 @@ def test_ledger_does_not_record_the_descendants_of_a_process_that_it_has_forgott
 @pytest.mark.parametrize("when", ["recorded", "forgotten"])
 def test_what_an_earlier_process_of_that_pid_was_told_is_gone(tmp_path: Path, when: str) -> None:
     files, ledger = TaskFiles.of_process(tmp_path, os.getpid()), ProcessLedger(tmp_path)
-    other = TaskFiles.of_process(tmp_path, os.getpid() + 1)
+    other, me = TaskFiles.of_process(tmp_path, os.getpid() + 1), tree(psutil.Process(), "token")
+    if when == "forgotten":
+        ledger.record(me)
     for one in (files, other):
         for path in (one.notice, one.saved, one.heartbeat, one.status, one.first_steps, one.marked):
             path.write_text("{}")
     if when == "recorded":
-        ledger.record(tree(psutil.Process(), "token"))
+        ledger.record(me)
     else:
-        ledger.forget(os.getpid())
+        ledger.forget(me)
     assert not any(
         path.exists()
         for path in (files.notice, files.saved, files.heartbeat, files.status, files.first_steps, files.marked)
     )
     assert all(path.exists() for path in (other.notice, other.saved, other.heartbeat))
     files.remove()  # there is nothing left to remove
+
+
+def test_process_that_has_the_pid_of_an_earlier_one_is_not_forgotten_with_that(
+    nursery: Nursery, tmp_path: Path
+) -> None:
+    """Another actor on the host has recorded it; this one forgets its own tasks some time after they have ended."""
+    later = tree(nursery.sleeper())
+    files = TaskFiles.of_process(tmp_path, later.pid)
+    ProcessLedger(tmp_path, exclusive=False).record(later)
+    files.started.touch()
+    ProcessLedger(tmp_path, exclusive=False).forget(ProcessTree(later.pid, later.started - 1, "earlier"))
+    assert [path.stem for path in tmp_path.rglob("*.json")] == [str(later.pid)]
+    assert files.started.exists()
 
 
 def test_ledger_and_a_notice_are_written_side_by_side(tmp_path: Path, nursery: Nursery) -> None:
