@@ -12,13 +12,37 @@ from iris_ray.goodput.kinds import MARKS
 from iris_ray.goodput.marks import Marks, StepTime, with_step
 
 
-def read_progress(files: TaskFiles) -> Progress:
-    """Return what a task has last said about itself."""
-    saved, status = os.path.exists(files.saved), files.read_status()
-    beat_at = _time_of(files.heartbeat)
-    step = None if beat_at is None else _step_in(_text_of(files.heartbeat))
-    marks = _marks(files, step, beat_at)
-    return Progress(None if beat_at is None else time.time() - beat_at, step, saved, status, marks)
+class TaskProgress:
+    """What a task says about itself, from before its first word on.
+
+    Args:
+        files: of its process.
+    """
+
+    def __init__(self, files: TaskFiles) -> None:
+        self._files = files
+        self._beat: float | None = None  # the time of the latest heartbeat's file, by the wall clock
+        self._beat_at = self._looked_at = time.monotonic()
+
+    def read(self) -> Progress:
+        """Return what it has last said."""
+        files = self._files
+        saved, status = os.path.exists(files.saved), files.read_status()
+        beat_at = _time_of(files.heartbeat)
+        step = None if beat_at is None else _step_in(_text_of(files.heartbeat))
+        marks = _marks(files, step, beat_at)
+        return Progress(self._age_of(beat_at), step, saved, status, marks)
+
+    def _age_of(self, beat_at: float | None) -> float | None:
+        """Return how many seconds ago the latest heartbeat was, though somebody may have set the wall clock since."""
+        now, before = time.monotonic(), self._looked_at
+        self._looked_at = now
+        if beat_at is None:
+            return None
+        if beat_at != self._beat:
+            age = min(max(0.0, time.time() - beat_at), now - before)  # at the look before, it was not there
+            self._beat, self._beat_at = beat_at, now - age
+        return now - self._beat_at
 
 
 def _marks(files: TaskFiles, step: int | None, beat_at: float | None) -> Marks:

@@ -20,7 +20,7 @@ from iris_ray.actors.host.processes.ledger import ProcessLedger
 from iris_ray.actors.host.processes.tree import ProcessTree
 from iris_ray.actors.host.processes.watched_process import WatchedProcess
 from iris_ray.actors.host.task_notices import TaskNotices
-from iris_ray.actors.host.task_progress import read_progress
+from iris_ray.actors.host.task_progress import TaskProgress
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.clocks import Moment
@@ -70,6 +70,7 @@ class TaskWatch:
         self._ledger = ledger
         self._devices = devices
         self._files = TaskFiles.of_process(host_directory(), tree.pid)
+        self._progress = TaskProgress(self._files)
         self._background = BackgroundTasks()
         self._notices = TaskNotices(process, self._files, self._has_started, self._background)
         self._oom_kills = RecentOomKills()
@@ -104,7 +105,7 @@ class TaskWatch:
 
     def progress(self) -> Progress:
         """Return what the task has last said about its progress."""
-        return read_progress(self._files)
+        return self._progress.read()
 
     def dump_stacks(self) -> None:
         """Have the process print the stacks of its threads, once it has a handler for that signal."""

@@ -5,12 +5,14 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from iris_ray import heartbeat, report_status, unproductive
-from iris_ray.actors.host.task_progress import read_progress
+from iris_ray.actors.host import task_progress
+from iris_ray.actors.host.task_progress import TaskProgress
 from iris_ray.actors.wire.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
 
@@ -43,6 +45,42 @@ def test_heartbeat_says_the_step_and_when(files: TaskFiles) -> None:
     os.utime(files.heartbeat, (1.0, 1.0))
     heartbeat(7)
     assert time.time() - files.heartbeat.stat().st_mtime < 60, "the same step once more is a sign of life, too"
+
+
+@pytest.mark.parametrize("set_by", [-3600.0, 0.0, 3600.0])
+@pytest.mark.parametrize("is_seen_first", [True, False])
+def test_age_of_a_heartbeat_is_right_though_somebody_sets_the_wall_clock(
+    files: TaskFiles, monkeypatch: pytest.MonkeyPatch, set_by: float, is_seen_first: bool
+) -> None:
+    """Else a gang that hangs would seem to go on, or the other way round."""
+    now, ahead = 1000.0, 1e9
+    clocks = SimpleNamespace(monotonic=lambda: now, time=lambda: now + ahead)
+    monkeypatch.setattr(task_progress, "time", clocks)
+
+    def beats() -> None:
+        heartbeat(1)
+        os.utime(files.heartbeat, (clocks.time(),) * 2)
+
+    progress = TaskProgress(files)
+    now += 5.0
+    assert progress.read().age is None
+    now += 3.0
+    beats()
+    now += 2.0
+    if is_seen_first:
+        assert progress.read().age == pytest.approx(2.0)
+    ahead += set_by
+    now += 1.0
+    age = progress.read().age
+    assert age is not None
+    assert age == pytest.approx(3.0) if is_seen_first or not set_by else 0.0 <= age <= 6.0, "it can't be known better"
+    now += 7.0
+    later = progress.read().age
+    assert later == pytest.approx(age + 7.0)
+    now += 1.0
+    beats()
+    now += 1.0
+    assert progress.read().age == pytest.approx(1.0)
 
 
 def beat(times: int) -> None:
@@ -83,7 +121,7 @@ def test_host_reads_when_the_first_steps_and_the_latest_began_and_what_was_marke
         time.sleep(0.02)
     with pytest.raises(ZeroDivisionError), unproductive("checkpoint_save"):
         raise ZeroDivisionError
-    marks = read_progress(files).marks
+    marks = TaskProgress(files).read().marks
     assert [step for step, _ in marks.steps] == [5, 6, 8]
     times = [began for _, began in marks.steps]
     assert 0.02 <= times[0] < times[1] - 0.03
@@ -99,7 +137,7 @@ def test_what_makes_no_sense_in_a_tasks_files_is_passed_over(files: TaskFiles) -
     files.first_steps.write_text("1 nan\nx y\n3\n2 1e9999\n")
     files.marked.write_text('[{"tea": 3.0}, {"checkpoint_save": null}]')
     files.heartbeat.write_text("many")
-    progress = read_progress(files)
+    progress = TaskProgress(files).read()
     assert (progress.step, progress.marks.steps, progress.marks.before) == (None, (), {})
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -161,7 +160,6 @@ def test_host_knows_how_far_a_task_is(make: Make, tmp_path: Path) -> None:
         found.append(watch.progress())
         child.start()
         child.says("2")
-        os.utime(TaskFiles.of_process(tmp_path, child.process.pid).heartbeat, (time.time() - 100,) * 2)
         return [*found, watch.progress()]
 
     nothing, alive, further = watched(child, tmp_path, look)
@@ -169,7 +167,7 @@ def test_host_knows_how_far_a_task_is(make: Make, tmp_path: Path) -> None:
     assert (alive.step, further.step) == (None, 12)
     assert (alive.status, further.status) == (None, "loss")
     assert 0 <= alive.age < 60
-    assert 99 < further.age < 160
+    assert 0 <= further.age < 60
 
 
 @pytest.mark.parametrize(
