@@ -18,7 +18,7 @@
     │   └── UnsupportedOptionError           an option of a Ray remote function that a gang can't honour
     ├── LimitReachedError (RuntimeError)     its user has too many jobs that wait, or too many tasks, for one more
     ├── FrayMissingError (ImportError)       Fray, Marin's interface to jobs, is not installed
-    ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found
+    ├── NoClusterError (ConnectionError)     Ray is not initialised and no cluster was found, or the process has left it
     ├── ControllerUnavailableError (RuntimeError)
     ├── NotPermittedError (PermissionError)  it is not the user's own job, or only operators may do it
     ├── TokenRefusedError (PermissionError)  the cluster wants a token, or another one
@@ -121,7 +121,7 @@ class FrayMissingError(IrisError, ImportError):
 
 
 class NoClusterError(IrisError, ConnectionError):
-    """Ray is not initialised in this process and no running cluster was found."""
+    """Ray is not initialised in this process and no running cluster was found, or the process has left its cluster."""
 
 
 class ControllerUnavailableError(IrisError, RuntimeError):

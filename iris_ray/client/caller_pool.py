@@ -13,6 +13,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.wire.messages import RunRequest, with_stored_function
+from iris_ray.client.connection import this_connection
 from iris_ray.client.pool_actor import PoolActor, PoolClient
 
 SILENT_S = 1.0
@@ -63,15 +64,11 @@ class CallerPool:
     def _connected(self) -> PoolClient | None:
         """Return the pool, if there is one on the cluster to which this process is connected now."""
         with self._lock:
-            there = self._pool is not None and ray.is_initialized() and self._cluster == self._this_cluster()
+            there = self._pool is not None and self._cluster == this_connection()
             return self._pool if there else None
 
-    def _this_cluster(self) -> str:
-        context = ray.get_runtime_context()
-        return f"{context.gcs_address} {context.get_job_id()}"
-
     def _current(self) -> PoolClient:
-        context, cluster = ray.get_runtime_context(), self._this_cluster()
+        context, cluster = ray.get_runtime_context(), this_connection()
         if self._pool is None or self._cluster != cluster:
             # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).

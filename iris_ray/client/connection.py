@@ -111,6 +111,19 @@ def require_cluster() -> None:
             ) from error
 
 
+def this_connection() -> str | None:
+    """Return a name of this process's connection to a cluster, which no later one has; None if it has none."""
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    try:
+        return f"{context.gcs_address} {context.get_job_id()}"
+    except Exception:  # it ends at this moment
+        return None
+
+
 def host_and_port(address: str) -> tuple[str, int]:
     """Return the two parts of an address.
 

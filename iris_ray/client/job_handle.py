@@ -11,16 +11,19 @@ from ray.exceptions import RayTaskError
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.client.callers_error import callers_error
+from iris_ray.client.connection import this_connection
 from iris_ray.client.host_logs import host_logs
 from iris_ray.client.identity import current_user
 from iris_ray.client.job_progress import wait_visibly
 from iris_ray.client.log_stream import print_logs
-from iris_ray.errors import InvalidRequestError, JobCancelledError, UnknownNameError
+from iris_ray.errors import InvalidRequestError, JobCancelledError, NoClusterError, UnknownNameError
 from iris_ray.terminal import live_line
 
 SETTLED_S = 20.0
 """How long the Controller may take to hear of a job's end after its results have come."""
 _SETTLE_POLL_S = 0.1
+_LOOK_S = 0.5
+"""How often it is looked whether this process is still in the cluster: Ray says nothing to who waits for results."""
 
 
 class JobHandle(concurrent.futures.Future[list[Any]]):
@@ -33,6 +36,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
     def __init__(self, job_id: str, results: "ray.ObjectRef[list[Any]]") -> None:
         super().__init__()
         self.job_id = job_id
+        self._connection = this_connection()
         self.set_running_or_notify_cancel()
         results.future().add_done_callback(self._take)
 
@@ -53,6 +57,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
 
         Raises:
             TimeoutError: it has not ended in time, and goes on.
+            NoClusterError: this process has left the cluster meanwhile, so the results can't come any more.
             ray.exceptions.RayTaskError: a task's own error, also an instance of the exception that it raised.
             JobCancelledError, JobUnschedulableError, PreemptedTooManyTimesError, TaskCrashedError, TaskSetupError:
                 as for `run_on_pod`.
@@ -75,6 +80,7 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         Raises:
             InvalidRequestError: no number of a task; or a timeout and logs: the logs end when the job does.
             ControllerUnavailableError: in the end no Controller came back within 20 s.
+            NoClusterError: as for `results`.
             UnknownNameError: there is no such task.
         """
         if stream_logs or stream_task_index is not None:
@@ -92,16 +98,34 @@ class JobHandle(concurrent.futures.Future[list[Any]]):
         self._wait_for_results(timeout, says_why=False)
         return super().result(0)
 
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the job's own error, or None. Raises like `results` if the results can't come, or not in time."""
+        self._wait_for_results(timeout, says_why=False)
+        return super().exception(0)
+
     def _wait_for_results(self, timeout: float | None, says_why: bool) -> None:
         """Return when they are here, or the time is up. A terminal shows meanwhile how the job stands."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
 
         def over(seconds: float | None) -> bool:
-            left = min(math.inf if seconds is None else seconds, deadline - time.monotonic())
-            concurrent.futures.wait([self], None if left == math.inf else max(0.0, left))
+            until = min(deadline, math.inf if seconds is None else time.monotonic() + seconds)
+            while not self.done():
+                self._require_connection()
+                if (left := until - time.monotonic()) <= 0.0:
+                    break
+                concurrent.futures.wait([self], min(left, _LOOK_S))
             return self.done() or time.monotonic() >= deadline
 
         wait_visibly(self.job_id, over, says_why)
+
+    def _require_connection(self) -> None:
+        """Raise NoClusterError if this process is not connected to the cluster any more, or anew."""
+        if this_connection() != self._connection:
+            raise NoClusterError(
+                "this process has left the cluster (ray.shutdown, or the end of IrisClient.remote), so the results of"
+                f" {self.job_id} can't come any more. A job that is not detached has ended with that. A detached one"
+                f" goes on: iris-ray status {self.job_id}"
+            )
 
     def _settled_status(self) -> JobStatus:
         """Return how the job stands. If its results are here, give the Controller time to hear of its end."""

@@ -1,0 +1,67 @@
+"""A handle whose process leaves the cluster: nobody waits for ever. Ray stands aside."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray.client import job_handle
+from iris_ray.client.job_handle import JobHandle
+from iris_ray.errors import NoClusterError
+
+
+class Connection:
+    """What Ray says about this process's connection."""
+
+    def __init__(self) -> None:
+        self.job: str | None = "01000000"
+        self.then: list[str | None] = []
+
+    def is_initialized(self) -> bool:
+        if self.then:
+            self.job = self.then.pop(0)
+        return self.job is not None
+
+    def context(self) -> SimpleNamespace:
+        return SimpleNamespace(gcs_address="10.0.0.1:6379", get_job_id=lambda: self.job)
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Connection:
+    made = Connection()
+    monkeypatch.setattr(ray, "is_initialized", made.is_initialized)
+    monkeypatch.setattr(ray, "get_runtime_context", made.context)
+    monkeypatch.setattr(job_handle, "_LOOK_S", 0.01)
+    return made
+
+
+def handle_of(results: "Future[list[Any]]") -> JobHandle:
+    return JobHandle("train-1", SimpleNamespace(future=lambda: results))
+
+
+@pytest.mark.parametrize("wait", [JobHandle.results, JobHandle.result, JobHandle.wait, JobHandle.exception])
+@pytest.mark.parametrize("later", [None, "02000000"], ids=["shutdown", "another connection"])
+def test_results_that_can_not_come_any_more_are_not_waited_for(
+    connection: Connection, wait: Callable[..., Any], later: str | None
+) -> None:
+    handle = handle_of(Future())
+    connection.then = ["01000000", "01000000", later]  # meanwhile another thread calls ray.shutdown()
+    with pytest.raises(NoClusterError, match=r"left the cluster .* the results of train-1 can't come any more"):
+        wait(handle, 10.0)
+
+
+def test_results_that_have_come_are_there_after_the_process_has_left_the_cluster(connection: Connection) -> None:
+    results: Future[list[Any]] = Future()
+    handle = handle_of(results)
+    results.set_result([1, 2])
+    connection.job = None
+    assert handle.results() == [1, 2]
+    assert handle.exception() is None
+
+
+def test_time_that_is_up_is_said_as_long_as_the_process_is_in_the_cluster(connection: Connection) -> None:
+    with pytest.raises(TimeoutError):
+        handle_of(Future()).results(0.05)
