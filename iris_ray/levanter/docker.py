@@ -45,6 +45,7 @@ class RunDockerOnPodConfig:
 
     def __post_init__(self) -> None:
         make_docker_request(self.image_id, self.arguments, **self.options)
+        object.__setattr__(self, "env", dict(self.env))  # another mapping may not travel
 
     @property
     def arguments(self) -> Sequence[str]:

@@ -1,6 +1,7 @@
 """Levanter's config of a program in containers: what is refused, what is sent, and what runs on the cluster."""
 
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from iris_ray.errors import InvalidRequestError, InvalidSliceCountError, Unknown
 from iris_ray.levanter import RunDockerOnPodConfig, docker, submit_tpu_job_on_ray
 
 ODD = "a b\"c'd\n$e"
-CONFIG = RunDockerOnPodConfig("gcr.io/p/train", ["python", ODD], "v4-16", {"A": ODD}, retries=3, node_count=2)
+CONFIG = RunDockerOnPodConfig(
+    "gcr.io/p/train", ["python", ODD], "v4-16", MappingProxyType({"A": ODD}), retries=3, node_count=2
+)
 
 
 @pytest.mark.parametrize(
