@@ -21,7 +21,7 @@ from iris_ray.actors.wire.status import (
     WorkerStatus,
 )
 from iris_ray.actors.wire.task_log import LogPlace, LogPosition, TaskLog
-from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
 from iris_ray.goodput.user_times import UserDay
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
@@ -387,11 +387,20 @@ def tell_who_yields(controller: Any, yielding: Mapping[str, bool], user: str) ->
 
 
 def find_controller() -> Any:
-    """Return the handle of the Controller, or None."""
+    """Return the handle of the Controller, or None.
+
+    Raises:
+        NoClusterError: this process is in no cluster.
+    """
     import ray
 
     from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 
+    if not ray.is_initialized():  # Ray itself would start a cluster on this machine
+        raise NoClusterError(
+            "this process is in no Ray cluster, or has left it (ray.shutdown, or the end of IrisClient.remote); connect"
+            " again to ask about jobs"
+        )
     try:
         return ray.get_actor(CONTROLLER_NAME, NAMESPACE)
     except ValueError:

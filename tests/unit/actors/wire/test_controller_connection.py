@@ -5,9 +5,11 @@ from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import pytest
+import ray
 
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
+from iris_ray.errors import NoClusterError
 
 OF_THE_CONNECTION = {"versions", "first_tasks", "end"}
 """Those that do more, or less, than ask."""
@@ -23,6 +25,15 @@ def test_method_has_the_parameters_and_the_result_of_the_controllers_own(name: s
     ours, theirs = getattr(ControllerConnection, name), getattr(Controller, name)
     assert defaults(ours) == {name: value for name, value in defaults(theirs).items() if name != OF_PAGES}
     assert get_type_hints(ours) == {name: kind for name, kind in get_type_hints(theirs).items() if name != OF_PAGES}
+
+
+def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "get_actor", lambda *_: pytest.fail("Ray would start a cluster here"))
+    with pytest.raises(NoClusterError, match="has left it"):
+        find_controller()
 
 
 def defaults(method: Callable[..., Any]) -> dict[str, Any]:
