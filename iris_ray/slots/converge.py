@@ -1,6 +1,7 @@
 """What is done after every event: requests get slots, slots get places, and what is over ends.
 
-Only models are looked at for which something may have changed (`agenda.py`).
+Only models are looked at for which something may have changed (`agenda.py`). A defect that shows with one of them keeps
+no other one waiting (`defects.py`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -10,6 +11,7 @@ from iris_ray.slots.active_requests import ActiveRequests
 from iris_ray.slots.agenda import Agenda
 from iris_ray.slots.allocator import Allocator
 from iris_ray.slots.decisions import Place, Requirement
+from iris_ray.slots.defects import Defects
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.instructions import CreateSlot, DeleteSlot, Instruction, Refusal, RefuseRequest
 from iris_ray.slots.models import SlotIdentity
@@ -51,7 +53,11 @@ class Converger:
     _ordered: dict[str, float] = field(default_factory=dict)
     """When their deletion was last ordered."""
     agenda: Agenda = field(default_factory=Agenda)
+    defects: Defects = field(init=False)
     _looked_at_all: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self.defects = Defects(self.models)
 
     @property
     def fleet(self) -> SlotFleet:
@@ -96,22 +102,12 @@ class Converger:
         return agenda.take(now)
 
     def _serve(self, identities: Collection[SlotIdentity], now: float) -> Iterator[Instruction]:
-        """Bring the slots and requests of some models together."""
-        for identity in self.queue.in_turn(identities):
-            yield from self.active.dispatch(identity, now)
-        models = [model for identity in identities if (model := self.models.get(identity))]
-        for model in models:
-            self._move_late_plans(model, now)
-        for identity in self.queue.in_turn(identities):
-            if model := self.models.get(identity):
-                yield from self._serve_queue(model, now)
-            else:
-                why = f"{identity} is served no more"
-                yield from self._refuse(self.queue.of_identity(identity), Refusal.UNKNOWN_MODEL, why)
-        for model in models:
-            self._keep_replicas(model, now)
-            self._prewarm(model, now)
-            self.agenda.look_again(model.spec.identity, self._next_look(model, now))
+        """Bring the slots and requests of some models together, step by step. A defect ends the steps of its model."""
+        for step in (self.active.dispatch, self._move_late_plans, self._serve_queue, self._keep_slots):
+            in_turn, identities = self.queue.in_turn(identities), []
+            for identity in in_turn:
+                if (yield from self.defects.contained(identity, step(identity, now))):
+                    identities.append(identity)
 
     def _next_look(self, model: ServedModel, now: float) -> float:
         """Return when a model has to be looked at again though nothing happens; infinity: it has not."""
@@ -122,8 +118,13 @@ class Converger:
 
     # -- more slots -------------------------------------------------------------------------------
 
-    def _serve_queue(self, model: ServedModel, now: float) -> Iterator[Instruction]:
-        identity = model.spec.identity
+    def _serve_queue(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        if not self.queue.waiting(identity):
+            return
+        if (model := self.models.get(identity)) is None:
+            why = f"{identity} is served no more"
+            yield from self._refuse(self.queue.of_identity(identity), Refusal.UNKNOWN_MODEL, why)
+            return
         if why := self.why_not_loaded(model, now):
             yield from self._refuse(self.queue.of_identity(identity), Refusal.LOAD_FAILED, why)
             return
@@ -145,14 +146,17 @@ class Converger:
         """Return whether the oldest request has waited for so long that busy slots of others give way."""
         return self.queue.oldest(identity) + self.policy.ageing_s <= now
 
-    def _move_late_plans(self, model: ServedModel, now: float) -> None:
+    def _move_late_plans(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Plan slots elsewhere that could not start for long: what they are to replace does not end."""
-        for slot in self.fleet.of_identity(model.spec.identity):
+        yield from ()
+        if (model := self.models.get(identity)) is None:
+            return
+        for slot in self.fleet.of_identity(identity):
             late = slot.state is SlotState.PLANNED and self._is_late(slot, model, now)
             if not late:
                 continue
             if (place := self._better_place(slot, model, now)) is None:
-                self.agenda.wait_for_room(model.spec.identity)
+                self.agenda.wait_for_room(identity)
             else:
                 model.stuck[slot.allocation.runner_id] = now + self.policy.avoid_runner_s
                 self.drain(slot, now)
@@ -176,6 +180,14 @@ class Converger:
         if any(slot.state is SlotState.READY for slot in self.fleet.of_identity(identity)):
             return ""
         return f"{identity} could not be loaded: {model.last_failure}"
+
+    def _keep_slots(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
+        """Keep the slots that a model has whether there are requests or not."""
+        yield from ()
+        if model := self.models.get(identity):
+            self._keep_replicas(model, now)
+            self._prewarm(model, now)
+            self.agenda.look_again(identity, self._next_look(model, now))
 
     def _keep_replicas(self, model: ServedModel, now: float) -> None:
         slots = [slot for slot in self.fleet.of_identity(model.spec.identity) if slot.wanted]
@@ -225,8 +237,11 @@ class Converger:
 
     def _start_planned(self, now: float) -> Iterator[Instruction]:
         for slot in self.fleet.in_state(SlotState.PLANNED):
-            if self.fleet.start(slot.slot_id, now):
-                yield CreateSlot(slot.slot_id, slot.spec, slot.allocation)
+            yield from self.defects.contained(slot.identity, self._start_if_free(slot, now))
+
+    def _start_if_free(self, slot: Slot, now: float) -> Iterator[Instruction]:
+        if self.fleet.start(slot.slot_id, now):
+            yield CreateSlot(slot.slot_id, slot.spec, slot.allocation)
 
     def _is_late(self, slot: Slot, model: ServedModel, now: float) -> bool:
         """Return whether a slot waits for its place, or loads, for so long that one should be tried elsewhere."""
@@ -261,12 +276,16 @@ class Converger:
         self.fleet.retire(slot.slot_id, SlotState.FAILED)
         self._note_end(slot, Ending(now, reason, cuts_off=True))
 
-    def end_idle_slots(self, now: float) -> None:
+    def end_idle_slots(self, now: float) -> Iterator[Instruction]:
         """Let the slots end that nobody has used for long."""
         for slot in self.fleet.in_state(SlotState.READY):
-            idle = not slot.active and not slot.claimed
-            if idle and now - slot.last_activity >= self.policy.idle_s and not self.queue.waiting(slot.identity):
-                self.drain(slot, now, "it was idle for long")
+            yield from self.defects.contained(slot.identity, self._end_if_idle(slot, now))
+
+    def _end_if_idle(self, slot: Slot, now: float) -> Iterator[Instruction]:
+        yield from ()
+        idle = not slot.active and not slot.claimed
+        if idle and now - slot.last_activity >= self.policy.idle_s and not self.queue.waiting(slot.identity):
+            self.drain(slot, now, "it was idle for long")
 
     def _note_end(self, slot: Slot, ending: Ending) -> None:
         if slot.slot_id in self.fleet.slots:
@@ -277,14 +296,16 @@ class Converger:
             assert slot.started_at is not None, f"slot {slot.slot_id} was never started"
             if now - slot.started_at <= self.policy.load_s:
                 break  # the others have started later
-            yield from self.fail(slot, f"it did not load within {self.policy.load_s:g} s", now)
+            why = f"it did not load within {self.policy.load_s:g} s"
+            yield from self.defects.contained(slot.identity, self.fail(slot, why, now))
 
     def _cut_off(self, now: float) -> Iterator[Instruction]:
         """Have the requests of slots that have had long enough to end wait again, before slots are looked for."""
         for slot_id, ending in self._ending.items():
             slot = self.fleet.slots.get(slot_id)
             if slot is not None and slot.active and self._may_cut_off(slot, ending, now):
-                yield from self.active.lose(slot, f"slot {slot_id} had to end: {ending.reason}", now)
+                lost = self.active.lose(slot, f"slot {slot_id} had to end: {ending.reason}", now)
+                yield from self.defects.contained(slot.identity, lost)
 
     def _may_cut_off(self, slot: Slot, ending: Ending, now: float) -> bool:
         """Return whether a slot has had long enough. If it ends for another model, requests of callers who wait stay.
@@ -303,10 +324,13 @@ class Converger:
                 del self._ending[slot_id]
                 self._ordered.pop(slot_id, None)
                 continue
-            yield from self.sessions.stop_on(slot, ending.reason, now)
-            if not slot.active and now - self._ordered.get(slot_id, float("-inf")) >= CONVERGE_S:
-                self._ordered[slot_id] = now
-                yield DeleteSlot(slot_id, slot.allocation.runner_id, ending.reason)
+            yield from self.defects.contained(slot.identity, self._end(slot, ending, now))
+
+    def _end(self, slot: Slot, ending: Ending, now: float) -> Iterator[Instruction]:
+        yield from self.sessions.stop_on(slot, ending.reason, now)
+        if not slot.active and now - self._ordered.get(slot.slot_id, float("-inf")) >= CONVERGE_S:
+            self._ordered[slot.slot_id] = now
+            yield DeleteSlot(slot.slot_id, slot.allocation.runner_id, ending.reason)
 
     def _refuse(self, requests: list[Request], refusal: Refusal, why: str) -> Iterator[Instruction]:
         for request in requests:

@@ -114,7 +114,8 @@ class Reconciler:
             self._drained.discard(event.runner_id)
             self._unknown.discard(event.runner_id)
             for slot in self.fleet.remove_runner(event.runner_id):
-                yield from self.active.lose(slot, f"runner {event.runner_id} is lost", now)
+                lost = self.active.lose(slot, f"runner {event.runner_id} is lost", now)
+                yield from self._converger.defects.contained(slot.identity, lost)
 
     def _runner_closed(self, event: ev.RunnerClosed, now: float) -> Iterator[Instruction]:
         if event.runner_id in self.fleet.runners:
@@ -266,7 +267,7 @@ class Reconciler:
             for model in self.models.values():
                 model.age_demand()
             self.fleet.set_prices({identity: model.price for identity, model in self.models.items()})
-            self._converger.end_idle_slots(now)
+            yield from self._converger.end_idle_slots(now)
 
     def _complain(self, now: float) -> Iterator[Instruction]:
         """Say that the policy's rule of when slots are stale fails; not too often, for it is asked all the time."""

@@ -1,9 +1,11 @@
 """The requests that wait: first come, first served, priority before the others, by model."""
 
+import sys
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from iris_ray.errors import InvalidSlotError, SlotQueueFullError
 from iris_ray.slots.models import SlotIdentity
@@ -11,6 +13,7 @@ from iris_ray.slots.requests import Request
 
 Turn = tuple[bool, int, str]
 """Whether it goes after those with priority, when it came in, and its id. Smaller goes first."""
+_NO_TURN: Final[Turn] = (True, sys.maxsize, "")
 
 
 @dataclass(slots=True)
@@ -114,9 +117,8 @@ class RequestQueue:
         return list(self._waiting)
 
     def in_turn(self, among: Iterable[SlotIdentity]) -> list[SlotIdentity]:
-        """Return which of these requests wait for, in the order of the turns of the first ones."""
-        waiting = (identity for identity in among if identity in self._waiting)
-        return sorted(waiting, key=lambda identity: self._waiting[identity][0])
+        """Return these in the order of the turns of the first requests that wait for them; others come last."""
+        return sorted(among, key=lambda identity: self._waiting[identity][0] if identity in self._waiting else _NO_TURN)
 
     def of_identity(self, identity: SlotIdentity) -> list[Request]:
         """Return the requests that wait for this, in order."""

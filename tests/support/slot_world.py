@@ -17,6 +17,7 @@ from iris_ray.slots.instructions import (
     DeleteSlot,
     EndRequest,
     Instruction,
+    RaiseAlarm,
     Refusal,
     RefuseRequest,
     RequeueRequest,
@@ -68,6 +69,7 @@ class SlotWorld:
         self.requeued: list[Request] = []
         self.created: list[str] = []
         self.deleted: list[tuple[str, str]] = []
+        self.alarms: list[str] = []
         self.ended: dict[str, str] = {}
         """Why sessions were told to stop."""
         self.stopped_at: dict[str, float] = {}
@@ -258,6 +260,8 @@ class SlotWorld:
                 self.refused[request_id] = instruction
             case RequeueRequest(request, _):
                 self.requeued.append(request)
+            case RaiseAlarm(text):
+                self.alarms.append(text)
 
     def _order(self, runner_id: str, order: Order) -> None:
         if runner_id in self.orders:

@@ -66,7 +66,7 @@ def test_a_full_queue_and_a_duplicate_are_refused_and_leave_nothing_behind() -> 
     with pytest.raises(SlotQueueFullError, match="2 requests wait"):
         queue.add(request("c", N))
     assert order(queue) == ["a", "b"]
-    assert queue.in_turn([M, N]) == [M]
+    assert queue.in_turn([N, M]) == [M, N]
 
 
 def test_a_request_that_is_put_back_has_its_old_turn_even_if_the_queue_is_full() -> None:
