@@ -90,6 +90,11 @@ class ActiveRequests:
             active.stopped, active.stopped_at = reason, now
         return EndRequest(active.request.request_id, active.slot_id, active.stopped)
 
+    def all_stopped(self, slot: Slot, before: float) -> bool:
+        """Return whether a slot serves nothing but what was told to stop before that time."""
+        served = [self.by_id[request_id] for request_id in slot.active]
+        return bool(served) and all(each.stopped and each.stopped_at <= before for each in served)
+
     def end(self, request_id: str, slot_id: str, now: float) -> bool:
         """Note that a request is over; return False if that is no news."""
         active = self.by_id.get(request_id)

@@ -140,6 +140,7 @@ class Converger:
                 break
             starving = evict_busy = False
         if starving:
+            self._end_hung_slots(model, now)
             yield from self.sessions.call_back(identity, now)
 
     def _has_waited_long(self, identity: SlotIdentity, now: float) -> bool:
@@ -287,6 +288,13 @@ class Converger:
         if idle and now - slot.last_activity >= self.policy.idle_s and not self.queue.waiting(slot.identity):
             self.drain(slot, now, "it was idle for long")
 
+    def _end_hung_slots(self, model: ServedModel, now: float) -> None:
+        """End the slots that serve only what was told to stop, and goes on for longer than a new slot takes to load."""
+        patience_s = max(self.policy.drain_s, model.load_s)
+        for slot in self.fleet.of_identity(model.spec.identity):
+            if self.active.all_stopped(slot, now - patience_s):
+                self.drain(slot, now, f"others wait, and all that runs there was told to stop {patience_s:.0f} s ago")
+
     def _note_end(self, slot: Slot, ending: Ending) -> None:
         if slot.slot_id in self.fleet.slots:
             self._ending[slot.slot_id] = ending
@@ -312,9 +320,8 @@ class Converger:
 
         Otherwise a request that takes longer than `ServingPolicy.drain_s` would never be done beside models in demand.
         """
-        if now - ending.since < self.policy.drain_s:
-            return False
-        return ending.cuts_off or all(self.sessions.is_abandoned(request_id, now) for request_id in slot.active)
+        long_ago = now - self.policy.drain_s
+        return (ending.cuts_off and ending.since <= long_ago) or self.active.all_stopped(slot, long_ago)
 
     def _delete(self, now: float) -> Iterator[Instruction]:
         """Order the end of slots that have no requests left; again if it isn't confirmed."""

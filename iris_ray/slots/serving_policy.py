@@ -24,7 +24,8 @@ class ServingPolicy:
         ageing_s: how long a request waits before a slot of another model takes no more requests for its sake, or a
             session that has had its seat for as long gives it back.
         drain_s: how long a slot that ends may finish its requests; then they are cut off and wait again. One that ends
-            for the sake of another model finishes them however long they take.
+            for the sake of another model finishes them however long they take. What was told to stop, such as a
+            session that is over, may go on for as long; then it keeps nobody waiting any more.
         load_s: how long a model may load before the load counts as failed.
         late_factor: a load that takes so many times as long as the last one is late: it no longer keeps others from
             being tried elsewhere. So is a slot that waits for so long until its place is free: it is planned elsewhere.

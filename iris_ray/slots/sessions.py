@@ -43,14 +43,6 @@ class Sessions:
             if not each.stopped:
                 yield self.active.stop(each, f"slot {slot.slot_id} has to end: {reason}", now)
 
-    def is_abandoned(self, request_id: str, now: float) -> bool:
-        """Return whether nobody waits for what a slot serves: it was cancelled, or is of a client that is silent."""
-        each = self.active.by_id[request_id]
-        return bool(each.stopped) and (not each.request.is_session or self._is_silent(each, now))
-
-    def _is_silent(self, session: Active, now: float) -> bool:
-        return now - session.heard_at >= self.policy.silence_s
-
     def call_back(self, identity: SlotIdentity, now: float) -> Iterator[Instruction]:
         """Stop one session of a model for which others have waited for long: the one that has had its seat for longest.
 
@@ -68,4 +60,5 @@ class Sessions:
         assert idle_s is not None, "a session has a limit"
         if now - session.used_at >= idle_s:
             return f"it was not used for {idle_s:g} s"
-        return f"its client was silent for {self.policy.silence_s:g} s" if self._is_silent(session, now) else ""
+        is_silent = now - session.heard_at >= self.policy.silence_s
+        return f"its client was silent for {self.policy.silence_s:g} s" if is_silent else ""

@@ -80,3 +80,13 @@ def test_request_that_is_cut_off_goes_to_a_warm_slot_at_once() -> None:
     w.hear(ev.Tick())
     (free,) = {first, second} - {busy}
     assert w.reconciler.fleet.slots[free].active == {"r"}
+
+
+def test_a_cancelled_request_that_goes_on_does_not_keep_the_only_seat_of_its_own_model() -> None:
+    w = serving_world(A, policy=ServingPolicy())
+    w.ask("hangs", A.identity)
+    w.settle(serve=False)
+    w.reconciler.handle(ev.RequestCancelled("hangs"), w.now)  # a thread that nobody can stop
+    w.ask("r", A.identity)
+    w.run(75, serve=False)
+    assert [process.requests for process in w.processes.values()] == [{"r"}]

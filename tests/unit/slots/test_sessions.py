@@ -192,3 +192,57 @@ def test_a_session_whose_call_does_not_end_keeps_no_other_one_from_being_called_
         run(w, 1, "idle")
         w.settle()
     assert w.answered == {"r": 1}
+
+
+def with_a_call_that_never_ends(load_s: float = 1.0) -> SlotWorld:
+    """A session has its model's only seat, and somebody else waits for it."""
+    w = serving_world(A, policy=POLICY)
+    w.open("s", A.identity)
+    w.settle()
+    w.reconciler.models[A.identity].load_s = load_s
+    w.begin_call("s")
+    run(w, 20, "s")
+    w.ask("r", A.identity)
+    return w
+
+
+def test_a_call_that_never_ends_keeps_its_models_only_seat_no_longer_than_a_minute_from_others() -> None:
+    w = with_a_call_that_never_ends()
+    run(w, 65, "s")
+    assert w.ended["s"] == "others have waited for a for 10 s"
+    assert not w.deleted
+    run(w, 20, "s")
+    assert w.deleted == [("slot-1", "others wait, and all that runs there was told to stop 60 s ago")]
+    assert w.answered == {"r": 1}
+    assert not w.reconciler.models[A.identity].crashes
+
+
+def test_a_call_may_go_on_for_as_long_as_a_new_slot_would_take_to_load() -> None:
+    w = with_a_call_that_never_ends(load_s=200.0)
+    run(w, 200, "s")
+    assert not w.deleted
+    run(w, 30, "s")
+    assert w.answered == {"r": 1}
+
+
+def test_a_call_that_never_ends_goes_on_while_nobody_waits_for_its_seat() -> None:
+    w = with_a_call_that_never_ends()
+    w.hear(ev.RequestCancelled("r"))
+    w.hear(ev.RequestCancelled("s"))
+    run(w, 300, "s")
+    assert not w.deleted
+
+
+def test_a_slot_on_which_others_are_served_does_not_end_for_a_call_that_never_does() -> None:
+    w = serving_world(PAIR, policy=POLICY)
+    w.open("s", PAIR.identity)
+    w.ask("long", PAIR.identity)
+    w.settle(serve=False)
+    w.begin_call("s")
+    w.hear(ev.RequestCancelled("s"))
+    w.ask("r", PAIR.identity)
+    w.run(200, serve=False)
+    assert not w.deleted
+    w.end_request("long", "slot-1")
+    w.settle()
+    assert w.answered == {"long": 1, "r": 1}
