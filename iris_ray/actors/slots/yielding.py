@@ -42,7 +42,8 @@ class Yielding:
             try:
                 await self.report_changes(now())
             except (RayError, TimeoutError) as error:
-                logger.warning("the Controller could not be told which hosts of slots are idle: %s", error)
+                why = str(error) or f"it did not answer within {ANSWER_S:g} s"
+                logger.warning("the Controller could not be told which hosts of slots are idle: %s", why)
             except Exception:  # a user's rule of when slots are stale may raise; other rules are looked at again
                 logger.exception("it can't be said which hosts of slots are idle; they stay where they are")
 

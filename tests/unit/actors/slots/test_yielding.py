@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from iris_ray.actors.slots import yielding
 from iris_ray.actors.slots.yielding import Yielding
 from iris_ray.slots.reconciler import Reconciler
 from iris_ray.slots.serving_policy import ServingPolicy
@@ -48,3 +49,28 @@ def test_what_has_not_changed_is_not_said_again() -> None:
     told.heard.clear()
     asyncio.run(told.report_changes(1.0))
     assert told.heard == {}
+
+
+class Deaf(Told):
+    """Tells a Controller that never answers."""
+
+    async def _tell(self, changed: Mapping[str, bool]) -> None:
+        await asyncio.sleep(3600)
+
+
+def test_warning_of_a_controller_that_does_not_answer_says_for_how_long(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(yielding, "LOOK_S", 0.0)
+    monkeypatch.setattr(yielding, "ANSWER_S", 0.05)
+
+    async def until_it_warns() -> None:
+        deaf = Deaf()
+        deaf.found = {"job": True}
+        reports = asyncio.create_task(deaf.report(lambda: 0.0))
+        while not caplog.messages:
+            await asyncio.sleep(0.01)
+        reports.cancel()
+
+    asyncio.run(asyncio.wait_for(until_it_warns(), 30))
+    assert caplog.messages[0].endswith("idle: it did not answer within 0.05 s")
