@@ -251,6 +251,8 @@ class UserCalls(ControllerProcess):
         self._permissions.require_operator(user, "lift drains and taints")
         if taint not in self._state.fleet.taints.get(target, {}):
             tainted = [name for name, taints in self._state.fleet.taints.items() if taint in taints]
+            if not tainted:
+                raise UnknownNameError(f"there is no taint {taint} on {target!r}, and none on any other host or slice")
             raise unknown(f"taint {taint} on", target, tainted)
         await self._events.apply([TaintLiftedEvent(target, taint)])
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]

@@ -27,6 +27,13 @@ def test_drained_slice_takes_no_new_jobs_until_it_may_again(world: ControllerInP
     assert "did you mean" in world.iris("drain", "v4-16-7", code=USAGE).stderr
 
 
+def test_taint_that_is_not_there_is_not_lifted_and_the_line_says_where_it_is(world: ControllerInProcess) -> None:
+    nowhere = world.iris("undrain", "v4-16-1", code=USAGE).stderr
+    assert "there is no taint drained on 'v4-16-1', and none on any other host or slice" in nowhere
+    world.iris("drain", "v4-16-2")
+    assert "did you mean v4-16-2?" in world.iris("undrain", "v4-16-1", code=USAGE).stderr
+
+
 def states(world: ControllerInProcess) -> dict[str, tuple[str, str | None]]:
     return {view["slice"]: (view["state"], view["reason"]) for view in world.json("workers")}
 
