@@ -95,7 +95,7 @@ class _RunOnPodRay:
     def __init__(self) -> None:
         self._job_ids: dict[str, str] = {}
 
-    @takes(PodGangOptions)
+    @takes(PodGangOptions, called="run_on_pod_ray.remote")
     def remote(
         self,
         remote_fn: Callable[[], Any] | Any,

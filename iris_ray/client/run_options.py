@@ -98,7 +98,7 @@ DEFAULTS = _AllOptions(
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
+def takes(options: type, called: str | None = None, **defaults: object) -> Callable[[Function], Function]:
     """Return a decorator for a function that ends in ``**options: Unpack[...]``.
 
     The function then gets every option, with its default if the caller has left it out. ``help`` and
@@ -106,6 +106,7 @@ def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
 
     Args:
         options: the TypedDict of the function's options.
+        called: what its callers write, if that is more than the function's name.
         defaults: this function's own defaults, in place of those in `DEFAULTS`.
 
     Raises:
@@ -116,6 +117,7 @@ def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
     values = {name: defaults.get(name, value) for name, value in DEFAULTS.items() if name in hints}
 
     def decorate(function: Function) -> Function:
+        name_of_it = called or function.__name__
         signature = inspect.signature(function)
         own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         shown = [
@@ -128,10 +130,10 @@ def takes(options: type, **defaults: object) -> Callable[[Function], Function]:
         @functools.wraps(function)
         def call(*args: Any, **given: Any) -> Any:
             if len(args) > len(by_position):
-                raise TypeError(_too_many_by_position(function.__name__, by_position, known))
+                raise TypeError(_too_many_by_position(name_of_it, by_position, known))
             for name in given:
                 if name not in known:
-                    raise TypeError(_unknown_option(function.__name__, name, known))
+                    raise TypeError(_unknown_option(name_of_it, name, known))
             return function(*args, **(values | given))
 
         call.__signature__ = signature.replace(parameters=[*own, *shown])  # type: ignore[attr-defined]

@@ -83,6 +83,11 @@ def test_unknown_option_is_refused_with_the_nearest_or_all_names(launch: Any, op
         launch(hello, "v4-16", num_slices=1, **{option: 1})
 
 
+def test_refusal_names_the_call_as_its_callers_write_it() -> None:
+    with pytest.raises(TypeError, match=r"^run_on_pod_ray\.remote\(\) got .* 'num_slice'; did you mean 'num_slices'"):
+        run_on_pod_ray.remote(hello, "v4-16", num_slice=2)  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize(("option", "of_ray"), [("env", "runtime_env="), ("resources", "resources=")])
 def test_option_that_ray_has_for_functions_is_refused_with_how_the_function_says_it(option: str, of_ray: str) -> None:
     with pytest.raises(TypeError, match=rf"'{option}'; the function carries it: @ray\.remote\({of_ray}"):
