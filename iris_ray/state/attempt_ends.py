@@ -179,6 +179,7 @@ class AttemptEnds:
         change: Change,
         started: bool,
         exit_code: int | None = None,
+        is_hopeless: bool = False,
     ) -> None:
         """Charge one retry budget once for the end of a task, then requeue its whole gang or end it.
 
@@ -189,6 +190,7 @@ class AttemptEnds:
             change: collects the instructions.
             started: whether any task of the attempt ran.
             exit_code: of the process of the task that ended, if it is known.
+            is_hopeless: whether the gang ends, though its budget may allow more attempts.
         """
         cause.exit_code = exit_code
         self._table.gang_changed(job, gang)
@@ -197,7 +199,7 @@ class AttemptEnds:
             retry_budget.count_quick_end(gang, change.now)
             if retry_budget.is_its_own_doing(gang, cause, self._fleet.workers.get(cause.node_id or "")):
                 state = TaskState.FAILED
-        exhausted = retry_budget.charge(job, gang, state, started)
+        exhausted = retry_budget.charge(job, gang, state, started) or is_hopeless
         self._end_attempt(job, gang, error, change)
         if not exhausted:
             retry_budget.returns_after_end(job, gang, state, started, change.now)

@@ -274,6 +274,8 @@ class TaskStateChangedEvent:
         attempt, task_index, new_state: which task of which attempt is in which state now.
         error: why it failed, for people.
         exit_code: of its process if it failed, or None if that is not known.
+        is_hopeless: whether it FAILED because no host, of several, could set up what its job asks for. A job of which
+            nothing has ever run then ends at once.
     """
 
     attempt: AttemptId
@@ -281,6 +283,7 @@ class TaskStateChangedEvent:
     new_state: TaskState
     error: Words | None = None
     exit_code: int | None = None
+    is_hopeless: bool = False
 
 
 @dataclass(frozen=True, slots=True)

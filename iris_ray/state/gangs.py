@@ -134,7 +134,15 @@ class Gangs:
                     raise IllegalTransitionError(f"{task.task_id}: SUCCEEDED → FAILED")
                 error = event.error or "unknown cause"
                 self._ends.member_ended(
-                    job, gang, task, event.new_state, error, change, started=True, exit_code=event.exit_code
+                    job,
+                    gang,
+                    task,
+                    event.new_state,
+                    error,
+                    change,
+                    started=True,
+                    exit_code=event.exit_code,
+                    is_hopeless=event.is_hopeless and not job.started,
                 )
             case TaskState.SUCCEEDED:
                 self._succeeded(job, gang, task, change)

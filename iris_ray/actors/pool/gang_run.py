@@ -276,7 +276,11 @@ class GangRun:
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
         if failure.by_request:
-            events.append(TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason))
+            events.append(
+                TaskStateChangedEvent(
+                    attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=failure.is_hopeless
+                )
+            )
         elif failure.moves:
             events.append(GangMovedEvent(attempt.id, reason))
         else:

@@ -40,6 +40,7 @@ class LaunchFailed(Exception):
         suspicious: those among them of which a host may be gone.
         suspects: hosts that can't take a task, by node id, and why.
         by_request: what the user asked for is at fault.
+        is_hopeless: whether several hosts have shown that, so that no other need be tried.
         blamed: hosts that answer and are at fault, by node id: why, and in which way.
         counts: whether it counts as a failed launch. The gang only has to wait if other tasks of iris_ray hold all
             chips that are missing.
@@ -53,6 +54,7 @@ class LaunchFailed(Exception):
         suspicious: tuple[str, ...] = (),
         suspects: Mapping[str, str] = MappingProxyType({}),
         by_request: bool = False,
+        is_hopeless: bool = False,
         blamed: Mapping[str, tuple[str, Fault]] = MappingProxyType({}),
         counts: bool = True,
         moves: bool = False,
@@ -62,6 +64,7 @@ class LaunchFailed(Exception):
         self.suspicious = suspicious
         self.suspects = suspects
         self.by_request = by_request
+        self.is_hopeless = is_hopeless
         self.blamed = blamed
         self.counts = counts
         self.moves = moves
@@ -123,6 +126,7 @@ def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: b
         suspicious=tuple(suspicious),
         suspects={reply.node_id: reply.why for reply in unfit},
         by_request=bool(setups) and not works,
+        is_hopeless=sum(len(setup.hosts) for setup in setups.values()) > 1,
         blamed=blamed,
         counts=len(unfit) < len(broken) or not all(reply.ours for reply in unfit),
     )

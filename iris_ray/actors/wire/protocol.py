@@ -2,7 +2,7 @@
 
 from iris_ray.errors import VersionMismatchError
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Raise this number whenever a Controller and a client of the version before could misunderstand each other: when a
 method that one calls on the other changes its signature or meaning, or a message its fields."""
 

@@ -6,6 +6,7 @@ import pytest
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.state.events import TaskStateChangedEvent
 from iris_ray.state.instructions import StopAttempt
 from tests.support.worlds import World, charged
 
@@ -16,6 +17,22 @@ def test_budget_without_failure_retries_one_crash_fails_the_job(world: World) ->
     job = world.start(max_retries_preemption=10)
     world.report(job, S.FAILED)
     assert job.state is JobState.FAILED
+
+
+@pytest.mark.parametrize(("has_run", "state"), [(False, JobState.FAILED), (True, JobState.PENDING)])
+def test_job_that_no_host_can_set_up_ends_at_once_unless_it_has_run_before(
+    world: World, has_run: bool, state: JobState
+) -> None:
+    job = world.submit(max_retries_failure=5, max_retries_preemption=5)
+    world.schedule()
+    if has_run:
+        world.report_all(job, S.RUNNING)
+        world.report(job, S.WORKER_FAILED)
+        world.confirm(job)
+        world.schedule()
+    attempt = job.current_attempt(job.gang)
+    world.do(TaskStateChangedEvent(attempt, 0, S.FAILED, "no such module", is_hopeless=True))
+    assert (job.state, charged(job)) == (state, (1, int(has_run)))
 
 
 @pytest.mark.parametrize("budget", [0, 1, 3])
