@@ -22,7 +22,7 @@ class JobInfo:
         slice_name: the TPU slice's name in the cluster; empty without chips.
         worker_id: 0-based number of the host within its slice or group.
         coordinator_address: ``ip:port`` on the host of task 0, free when the attempt started and new for every
-            attempt; ``iris_ray.jax.initialize()`` uses it.
+            attempt; ``iris_ray.jax.initialize()`` uses it. Empty for one of several tasks that are placed one by one.
         local_dir: a directory of the job on this host, in memory if there is room. It outlives the job's attempts on
             the host, and is removed when the job ends or another job takes the host. Empty without chips.
     """
@@ -43,6 +43,11 @@ class JobInfo:
     def namespace(self) -> str:
         """The id of the job whose endpoints the task sees: its own."""
         return self.job_id
+
+    @property
+    def in_gang(self) -> bool:
+        """Whether all tasks of its job start and fail together, so that they are of the same attempt."""
+        return self.coordinator_address != ""
 
     def to_env(self) -> dict[str, str]:
         """Return the ``IRIS_*`` variables that describe this task."""

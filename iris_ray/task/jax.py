@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from iris_ray.model.job_info import JobInfo
 from iris_ray.task.job_info import get_job_info
 from iris_ray.task.preemption import PreemptionNotice, preemption_notice
 
@@ -26,8 +27,8 @@ def initialize(**kwargs: Any) -> None:
 
     ``jax.distributed.initialize()`` finds its peers by itself on Cloud TPU, with one fixed port. This one takes the
     address that iris_ray chose for this attempt, so it can't meet a leftover of an earlier attempt or another gang on
-    the host, and it works without TPUs, too. Outside a task, and in a gang of one, it does nothing, so that a
-    script also runs on its own.
+    the host, and it works without TPUs, too. Outside a task, and in a task that runs by itself, it does nothing, so
+    that a script also runs on its own.
 
     Args:
         kwargs: passed on to ``jax.distributed.initialize``, such as ``initialization_timeout=60`` (seconds).
@@ -38,8 +39,8 @@ def initialize(**kwargs: Any) -> None:
             iris_ray.jax.initialize()
             print(jax.process_index(), "of", jax.process_count())
     """
-    info = get_job_info()
-    if info is None or info.num_tasks == 1:
+    info = _place_among_others()
+    if info is None:
         return
     if info.task_index:
         patience_s = min(WAIT_FOR_TASK_0_S, kwargs.get("initialization_timeout", WAIT_FOR_TASK_0_S))
@@ -53,6 +54,12 @@ def initialize(**kwargs: Any) -> None:
     )
     if preemption_notice() is not None:  # it came before JAX listened
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _place_among_others() -> JobInfo | None:
+    """Return this task's place in its gang; None outside a task, and in a task that runs by itself."""
+    info = get_job_info()
+    return info if info is not None and info.in_gang and info.num_tasks > 1 else None
 
 
 def _wait_for_listener(address: str, timeout_s: float) -> None:
@@ -78,8 +85,7 @@ def agreed_notice(step: int) -> PreemptionNotice | None:
             save(step, params)
             notice.saved()
     """
-    info = get_job_info()
-    if info is None or info.num_tasks == 1:
+    if _place_among_others() is None:
         return preemption_notice()
     if not multihost_utils.reached_preemption_sync_point(step):
         return None

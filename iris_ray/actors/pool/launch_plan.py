@@ -28,17 +28,18 @@ def _launch(request: RunRequest, place: AttemptPlace, key: TaskKey, ports: tuple
     host, index = place.host(key), place.task_index(key)
     megascale_port, debug_port, coordinator_port = ports
     address = slices[0][0].address
+    num_tasks = place.num_tasks if spec.coscheduling else spec.replicas
     info = JobInfo(
         job_id=spec.job_id,
         task_id=task_id(spec.job_id, index),
         task_index=index,
-        num_tasks=place.num_tasks if spec.coscheduling else spec.replicas,
+        num_tasks=num_tasks,
         attempt=place.order.attempt.number,
         slice_id=key.slice_id,
         num_slices=len(slices),
         slice_name=host.slice_name if place.on_slices else "",
         worker_id=host.host_index,
-        coordinator_address=f"{address}:{coordinator_port}",
+        coordinator_address=f"{address}:{coordinator_port}" if num_tasks == place.num_tasks else "",
     )
     num_slices = len(slices) if place.on_slices else 1
     multislice = MultisliceInfo(address, key.slice_id, num_slices, megascale_port, debug_port)

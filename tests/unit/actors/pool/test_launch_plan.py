@@ -71,3 +71,15 @@ def test_task_by_itself_has_its_own_index_and_no_slice() -> None:
     assert (launch.info.task_index, launch.info.num_tasks, launch.info.slice_name) == (3, 5, "")
     assert launch.label == f"{spec.name} task=3"
     assert where.in_words(TaskKey(0, 0)) == "task 3 on 10.0.0.0"
+
+
+def test_only_tasks_of_a_gang_have_a_coordinator() -> None:
+    """Each of several tasks by themselves is the first of its attempt: the others would never find it."""
+    alone, single = place(AttemptId("job", 1, 3), "a", hosts=1), place(AttemptId("job", 1), "a", hosts=1)
+    found = {
+        (replicas, launch.info.coordinator_address, launch.info.in_gang)
+        for replicas, where in ((5, alone), (1, single))
+        for launches in launch_plan(request(tasks_spec("job", replicas)), where, PORTS).values()
+        for launch in launches
+    }
+    assert found == {(5, "", False), (1, "10.0.0.0:1003", True)}
