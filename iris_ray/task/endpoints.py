@@ -89,6 +89,8 @@ def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
         return str(address)
     if run is not None:
         return None if run.has_ended(index) else str(address)
+    if me.in_gang and attempt != me.attempt:  # it may have had more tasks
+        return None
     holder = ControllerConnection(patience_s=max(left_s, RESTART_S)).task_status(me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 

@@ -1,0 +1,73 @@
+"""Endpoints on a cluster: which of the recorded addresses counts, and what is recorded."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from iris_ray import TaskState, lookup_endpoint, register_endpoint
+from iris_ray.errors import EndpointNotFoundError
+from iris_ray.model.job_info import JobInfo
+from iris_ray.task import endpoints
+
+ME = JobInfo("job", "job/task-0", 0, 2, 1, 0, 1, "a", 0, "10.0.0.1:20002")
+
+
+class World:
+    """The cluster's store, and a Controller of a job with one state for all its tasks."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.stored: dict[str, bytes] = {}
+        self.asked: list[int] = []
+        self.state, self.attempt = TaskState.RUNNING, 1
+        self._patch = patch
+        store = SimpleNamespace(put=self.stored.__setitem__, get=self.stored.get)
+        patch.setattr(endpoints, "ClusterStore", lambda: store)
+        patch.setattr(endpoints, "ControllerConnection", lambda patience_s: self)
+
+    def task_status(self, job_id: str, index: int) -> SimpleNamespace:
+        self.asked.append(index)
+        return SimpleNamespace(attempt=self.attempt, state=self.state)
+
+    def act_as(self, me: JobInfo) -> None:
+        for variable, value in me.to_env().items():
+            self._patch.setenv(variable, value)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def registered_by(world: World, task: JobInfo) -> None:
+    world.act_as(task)
+    register_endpoint("server", "10.0.0.9:80")
+
+
+def test_address_counts_for_as_long_as_its_task_runs(world: World) -> None:
+    registered_by(world, replace(ME, task_id="job/task-1", task_index=1))
+    world.act_as(ME)
+    assert lookup_endpoint("server") == "10.0.0.9:80"
+    world.state = TaskState.SUCCEEDED
+    with pytest.raises(EndpointNotFoundError):
+        lookup_endpoint("server")
+    assert world.asked == [1, 1]
+
+
+def test_gang_that_has_moved_to_fewer_slices_finds_no_address_of_the_tasks_before(world: World) -> None:
+    """The task that registered it exists no more, and the Controller would not know it."""
+    registered_by(world, replace(ME, task_id="job/task-7", task_index=7, num_tasks=8))
+    world.act_as(replace(ME, attempt=2))
+    with pytest.raises(EndpointNotFoundError):
+        lookup_endpoint("server")
+    assert world.asked == [], "all tasks of a gang are of the same attempt"
+
+
+def test_tasks_by_themselves_find_each_other_whatever_attempt_each_is_of(world: World) -> None:
+    alone = replace(ME, coordinator_address="")
+    registered_by(world, replace(alone, task_id="job/task-1", task_index=1))
+    world.act_as(replace(alone, attempt=3))
+    assert lookup_endpoint("server") == "10.0.0.9:80"
+    world.attempt = 2
+    with pytest.raises(EndpointNotFoundError):
+        lookup_endpoint("server")
