@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from iris_ray.actors.wire.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
 from iris_ray.goodput.kinds import MARKS
+from iris_ray.model.plain import LARGEST_INT, shown
 
 
 def heartbeat(step: int | None = None) -> None:
@@ -23,11 +25,15 @@ def heartbeat(step: int | None = None) -> None:
 
     Args:
         step: how far it is. ``iris-ray ls`` shows it. If the gang stalls, the task that is furthest behind is named.
+
+    Raises:
+        InvalidRequestError: the step is no int of 64 bits.
     """
+    number = None if step is None else _whole(step)
     if (files := TaskFiles.of_this_task()) is not None:
-        if step is not None:
-            _note_first_steps(files, int(step))
-        _replace(files.heartbeat, "" if step is None else str(int(step)))
+        if number is not None:
+            _note_first_steps(files, number)
+        _replace(files.heartbeat, "" if number is None else str(number))
 
 
 def report_status(text: str) -> None:
@@ -84,6 +90,17 @@ _first_steps: dict[str, list[int]] = {}
 """The first steps that this process has named, by the prefix of the task's files."""
 _marked: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
 _marking = threading.Lock()
+
+
+def _whole(step: Any) -> int:
+    """Return a step as an int; NumPy and JAX have ints of their own."""
+    try:
+        number = int(step)
+    except (TypeError, ValueError, OverflowError):
+        number = None
+    if number is None or abs(number) > LARGEST_INT:
+        raise InvalidRequestError(f"the step is {shown(step)}; give an int of 64 bits, or leave it out")
+    return number
 
 
 def _note_first_steps(files: TaskFiles, step: int) -> None:

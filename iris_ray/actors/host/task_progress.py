@@ -5,11 +5,13 @@ import math
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.goodput.kinds import MARKS
 from iris_ray.goodput.marks import Marks, StepTime, with_step
+from iris_ray.model.plain import LARGEST_INT
 
 
 class TaskProgress:
@@ -62,7 +64,12 @@ def _marks(files: TaskFiles, step: int | None, beat_at: float | None) -> Marks:
 def _marked(text: str) -> tuple[dict[str, float], dict[str, float]]:
     try:
         before, during = (
-            {name: float(seconds) for name, seconds in part.items() if name in MARKS} for part in json.loads(text)
+            {
+                name: number
+                for name, seconds in part.items()
+                if name in MARKS and (number := _number(seconds)) is not None
+            }
+            for part in json.loads(text)
         )
     except (ValueError, TypeError, AttributeError):
         return {}, {}
@@ -85,12 +92,12 @@ def _time_of(path: Path) -> float | None:
 
 def _step_in(text: str) -> int | None:
     number = _number(text)
-    return None if number is None else int(number)
+    return int(number) if number is not None and abs(number) < LARGEST_INT else None
 
 
-def _number(text: str) -> float | None:
+def _number(said: Any) -> float | None:
     try:
-        number = float(text)
-    except ValueError:
+        number = float(said)
+    except (ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None

@@ -13,8 +13,11 @@ import pytest
 from iris_ray import heartbeat, report_status, unproductive
 from iris_ray.actors.host import task_progress
 from iris_ray.actors.host.task_progress import TaskProgress
+from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import STATUS_CHARACTERS, TaskFiles
 from iris_ray.errors import InvalidRequestError
+from iris_ray.goodput.marks import Marks
+from iris_ray.model.plain import plain
 
 
 def test_outside_a_task_nothing_is_written(own_host: Path) -> None:
@@ -45,6 +48,29 @@ def test_heartbeat_says_the_step_and_when(files: TaskFiles) -> None:
     os.utime(files.heartbeat, (1.0, 1.0))
     heartbeat(7)
     assert time.time() - files.heartbeat.stat().st_mtime < 60, "the same step once more is a sign of life, too"
+
+
+@pytest.mark.parametrize("step", [float("nan"), float("inf"), 2**63, -(10**20), "first", [1]])
+def test_step_that_is_no_whole_number_of_64_bits_is_refused_inside_a_task_and_outside(
+    own_host: Path, step: Any
+) -> None:
+    with pytest.raises(InvalidRequestError, match="give an int"):
+        heartbeat(step)
+
+
+@pytest.mark.parametrize("content", [str(10**20), str(2**63 - 1), "1e300", "nan", "no step"])
+def test_odd_content_of_a_tasks_files_keeps_no_report_of_its_end_from_the_controller(
+    files: TaskFiles, content: str
+) -> None:
+    """The Controller takes no larger numbers, and refused the whole report: the job never ended there."""
+    files.started.touch()
+    files.heartbeat.write_text(content)
+    files.first_steps.write_text(f"{content} {time.time()}\n")
+    files.marked.write_text(f'[{{"tpu_init": 1{"0" * 400}, "data_loading": NaN, "training_prep": 3}}, {{}}]')
+    said = TaskProgress(files).read()
+    assert plain(Progress, said, "progress") == said
+    assert said.step is None
+    assert said.marks == Marks((), {"training_prep": 3.0})
 
 
 @pytest.mark.parametrize("set_by", [-3600.0, 0.0, 3600.0])
