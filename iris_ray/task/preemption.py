@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.errors import InvalidRequestError
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.plain import shown
 
 POLL_S = 0.1
 
@@ -75,7 +77,12 @@ def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:
 
     Code that you can't change may rely on SIGTERM: a task that has installed a handler for it (JAX and Orbax do) gets
     that signal with the notice; others get none.
+
+    Raises:
+        InvalidRequestError: nobody could call it.
     """
+    if not callable(callback):
+        raise InvalidRequestError(f"callback is {shown(callback)}; give a function that takes a PreemptionNotice")
     if TaskFiles.of_this_task() is None:
         return
 

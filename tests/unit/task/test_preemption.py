@@ -4,8 +4,11 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from iris_ray import on_preemption, preemption_notice
 from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.errors import InvalidRequestError
 from iris_ray.model.notices import Notice, NoticeKind
 from iris_ray.task.preemption import PreemptionNotice
 from tests.support.task_children import NOTICE, PATIENCE_S
@@ -18,6 +21,12 @@ def test_outside_a_task_there_is_no_notice_and_no_callback(own_host: Path) -> No
     on_preemption(lambda notice: None)
     assert threading.active_count() == threads
     assert list((own_host / "tasks").iterdir()) == []
+
+
+def test_callback_that_nobody_could_call_is_refused_at_once_inside_a_task_and_outside(own_host: Path) -> None:
+    """Else the mistake shows when the hosts are being taken, and the state of the run is lost."""
+    with pytest.raises(InvalidRequestError, match="callback is None; give a function"):
+        on_preemption(None)  # type: ignore[arg-type]
 
 
 def test_notice_says_what_it_was_told_and_a_more_urgent_one_replaces_it(files: TaskFiles) -> None:
