@@ -15,6 +15,7 @@ from iris_ray.actors.wire.shared_names import endpoint_key
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE
+from iris_ray.model.plain import plain, shown
 from iris_ray.task.job_info import get_job_info
 
 ASK_AGAIN_S = 0.2
@@ -26,16 +27,16 @@ def register_endpoint(name: str, address: str) -> None:
     Registering a name again replaces its address.
 
     Raises:
-        InvalidRequestError: called outside a task, or an argument is no str.
+        InvalidRequestError: called outside a task, or an argument is no str, or one that can't be stored.
     """
-    me = _task(name)
+    me, key = _task(name)
     if not isinstance(address, str) or not address:
-        raise InvalidRequestError(f"address is {address!r}; give a str, such as 10.0.0.2:8080")
-    record = pickle.dumps((me.task_index, me.attempt, address))
+        raise InvalidRequestError(f"address is {shown(address)}; give a str, such as 10.0.0.2:8080")
+    record = pickle.dumps((me.task_index, me.attempt, plain(str, address, "address")))
     if (run := LocalRun.of_this_task()) is not None:
-        run.put(_key(me, name), record)
+        run.put(key, record)
     else:
-        ClusterStore().put(_key(me, name), record)
+        ClusterStore().put(key, record)
 
 
 def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
@@ -50,8 +51,9 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
         ControllerUnavailableError: no Controller could tell: none ran within the timeout, nor within 20 s.
         InvalidRequestError: called outside a task.
     """
-    me, deadline = _task(name), time.monotonic() + timeout
-    while (address := _registered(me, name, deadline - time.monotonic())) is None:
+    me, key = _task(name)
+    deadline = time.monotonic() + timeout
+    while (address := _registered(me, key, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:
             waited = f" within {timeout:g} s" if timeout else ""
             raise EndpointNotFoundError(f"no task of {me.namespace} that runs has registered {name!r}{waited}")
@@ -79,9 +81,9 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
     }
 
 
-def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
+def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
     run = LocalRun.of_this_task()
-    found = ClusterStore().get(_key(me, name)) if run is None else run.get(_key(me, name))
+    found = ClusterStore().get(key) if run is None else run.get(key)
     if found is None:
         return None
     index, attempt, address = pickle.loads(found)
@@ -95,14 +97,11 @@ def _registered(me: JobInfo, name: str, left_s: float) -> str | None:
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 
 
-def _task(name: str) -> JobInfo:
+def _task(name: str) -> tuple[JobInfo, str]:
+    """Return which task this is, and the key of an endpoint of its job."""
     me = get_job_info()
     if me is None:
         raise InvalidRequestError("endpoints are for tasks of a job; this process is not one")
     if not isinstance(name, str) or not name:
-        raise InvalidRequestError(f"the endpoint's name is {name!r}; give a str")
-    return me
-
-
-def _key(me: JobInfo, name: str) -> str:
-    return endpoint_key(me.namespace, name)
+        raise InvalidRequestError(f"the endpoint's name is {shown(name)}; give a str")
+    return me, endpoint_key(me.namespace, plain(str, name, "the endpoint's name"))

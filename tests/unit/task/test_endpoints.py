@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from iris_ray import TaskState, lookup_endpoint, register_endpoint
-from iris_ray.errors import EndpointNotFoundError
+from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task import endpoints
 
@@ -71,3 +71,27 @@ def test_tasks_by_themselves_find_each_other_whatever_attempt_each_is_of(world: 
     world.attempt = 2
     with pytest.raises(EndpointNotFoundError):
         lookup_endpoint("server")
+
+
+class Address(str):
+    """A str of a user's script, which other processes can't import."""
+
+    def __reduce__(self) -> str:
+        return "no such name"
+
+
+def test_name_and_address_become_plain_so_that_every_process_can_read_them(world: World) -> None:
+    world.act_as(ME)
+    register_endpoint(Address("server"), Address("10.0.0.9:80"))
+    found = lookup_endpoint("server")
+    assert (found, type(found)) == ("10.0.0.9:80", str)
+
+
+@pytest.mark.parametrize(
+    ("name", "address"), [("half \udc80", "a"), ("a", "half \udc80"), ("a", "b" * 10_001), ("", "a")]
+)
+def test_what_can_not_be_stored_is_refused(world: World, name: str, address: str) -> None:
+    world.act_as(ME)
+    with pytest.raises(InvalidRequestError):
+        register_endpoint(name, address)
+    assert not world.stored
