@@ -8,11 +8,13 @@ files instead.
 import pickle
 import time
 
+import ray
+
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.wire.local_run import LocalRun
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.actors.wire.shared_names import endpoint_key
-from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
+from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.lifecycle import ACTIVE
 from iris_ray.model.plain import plain, shown
@@ -28,6 +30,7 @@ def register_endpoint(name: str, address: str) -> None:
 
     Raises:
         InvalidRequestError: called outside a task, or an argument is no str, or one that can't be stored.
+        NoClusterError: called in a process that the task has started, which is not connected to the cluster.
     """
     me, key = _task(name)
     if not isinstance(address, str) or not address:
@@ -36,7 +39,7 @@ def register_endpoint(name: str, address: str) -> None:
     if (run := LocalRun.of_this_task()) is not None:
         run.put(key, record)
     else:
-        ClusterStore().put(key, record)
+        _store().put(key, record)
 
 
 def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
@@ -50,6 +53,7 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
         EndpointNotFoundError: no task has, or the one that did has ended.
         ControllerUnavailableError: no Controller could tell: none ran within the timeout, nor within 20 s.
         InvalidRequestError: called outside a task.
+        NoClusterError: called in a process that the task has started.
     """
     me, key = _task(name)
     deadline = time.monotonic() + timeout
@@ -65,11 +69,12 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
     """Return the addresses that running tasks of a job have registered under names with a prefix. For any process.
 
     Raises:
+        NoClusterError: this process is connected to no cluster.
         UnknownNameError: there is no such job.
         ControllerUnavailableError: no Controller could tell within 20 s.
     """
     start = endpoint_key(job_id, "")
-    records = {key: pickle.loads(record) for key, record in ClusterStore().items(start + prefix).items()}
+    records = {key: pickle.loads(record) for key, record in _store().items(start + prefix).items()}
     if not records:
         return {}
     tasks = ControllerConnection(patience_s=RESTART_S).list_tasks(job_id)
@@ -83,7 +88,7 @@ def endpoints_of(job_id: str, prefix: str) -> dict[str, str]:
 
 def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
     run = LocalRun.of_this_task()
-    found = ClusterStore().get(key) if run is None else run.get(key)
+    found = _store().get(key) if run is None else run.get(key)
     if found is None:
         return None
     index, attempt, address = pickle.loads(found)
@@ -95,6 +100,15 @@ def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
         return None
     holder = ControllerConnection(patience_s=max(left_s, RESTART_S)).task_status(me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
+
+
+def _store() -> ClusterStore:
+    if not ray.is_initialized():
+        raise NoClusterError(
+            "this process is connected to no Ray cluster, as processes are that a task has started; ask for endpoints"
+            " in the task's own process, and hand the addresses on"
+        )
+    return ClusterStore()
 
 
 def _task(name: str) -> tuple[JobInfo, str]:

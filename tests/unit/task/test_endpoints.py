@@ -4,9 +4,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import ray
 
 from iris_ray import TaskState, lookup_endpoint, register_endpoint
-from iris_ray.errors import EndpointNotFoundError, InvalidRequestError
+from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task import endpoints
 
@@ -23,6 +24,7 @@ class World:
         self._patch = patch
         store = SimpleNamespace(put=self.stored.__setitem__, get=self.stored.get)
         patch.setattr(endpoints, "ClusterStore", lambda: store)
+        patch.setattr(ray, "is_initialized", lambda: True)
         patch.setattr(endpoints, "ControllerConnection", lambda patience_s: self)
 
     def task_status(self, job_id: str, index: int) -> SimpleNamespace:
@@ -95,3 +97,14 @@ def test_what_can_not_be_stored_is_refused(world: World, name: str, address: str
     with pytest.raises(InvalidRequestError):
         register_endpoint(name, address)
     assert not world.stored
+
+
+def test_process_that_a_task_has_started_is_told_that_it_has_no_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the variables of the task, and no connection to the cluster."""
+    for variable, value in ME.to_env().items():
+        monkeypatch.setenv(variable, value)
+    for ask in (lambda: register_endpoint("server", "10.0.0.9:80"), lambda: lookup_endpoint("server")):
+        with pytest.raises(NoClusterError, match="the task's own process"):
+            ask()
+    with pytest.raises(NoClusterError, match="is connected to no Ray cluster"):
+        endpoints.endpoints_of("job", "")
