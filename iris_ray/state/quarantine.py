@@ -5,7 +5,7 @@ others, that user's jobs avoid it. A host is set aside for everybody if tasks of
 host itself shows that it is not fit.
 """
 
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,6 +21,10 @@ QUARANTINE_S = 3600.0
 """How long a host is set aside or avoided, unless that is lifted before."""
 SHORT_QUARANTINE_S = 300.0
 """The same if no user code ran there: most likely another process has its chips, and may release them soon."""
+KEPT_OF_A_PAIR = 10
+"""So many failures of a user on a host are remembered, the latest ones: tasks may crash by the ten thousand."""
+
+_Index = defaultdict[str | None, set[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,18 @@ class Judgement:
 
 
 class BlameBook:
-    """Failures of the last hour."""
+    """Failures of the last hour: the latest ones of each user on each host."""
 
     def __init__(self) -> None:
-        self._blames: deque[Blame] = deque()
+        # By host and user, the pair that has failed last at the end. The user is None if the host itself shows it.
+        self._pairs: OrderedDict[tuple[str, str | None], deque[Blame]] = OrderedDict()
+        self._users_on: _Index = defaultdict(set)  # by host
+        self._hosts_of: _Index = defaultdict(set)  # by user
 
     def add(self, blame: Blame) -> Judgement | None:
         """Record a failure. Return what follows from it, or None."""
-        self._blames.append(blame)
-        while self._blames[0].at < blame.at - MEMORY_S:
-            self._blames.popleft()
-        here = [one for one in self._blames if one.node_id == blame.node_id]
+        self._note(blame)
+        here = self._here(blame)
         by_host = tuple(one for one in here if one.fault is Fault.HOST)
         by_users = tuple(self._not_the_users([one for one in here if one.fault is not Fault.HOST]))
         by_user = tuple(one for one in by_users if one.user == blame.user)
@@ -87,16 +92,36 @@ class BlameBook:
         left = self._not_the_users(judged.blames)
         return len(left) > BLAMES_ALLOWED and (not judged.everybody or len({one.user for one in left}) > 1)
 
-    def _not_the_users(self, blames: Sequence[Blame]) -> list[Blame]:
-        """Return those failures on one host whose users' tasks don't fail on other hosts as well."""
-        users = {one.user for one in blames}
-        others = (one for one in self._blames if one.user in users and one.fault is not Fault.HOST)
-        elsewhere = {one.user for one in others if one.node_id != blames[0].node_id}
-        return [one for one in blames if one.user not in elsewhere]
-
     def forgive(self, node_id: str) -> None:
         """Forget the failures of a host."""
-        self._blames = deque(blame for blame in self._blames if blame.node_id != node_id)
+        for user in list(self._users_on.get(node_id, ())):
+            self._remove(node_id, user)
+
+    def _not_the_users(self, blames: Sequence[Blame]) -> list[Blame]:
+        """Return those failures on one host whose users' tasks don't fail on other hosts as well."""
+        return [one for one in blames if self._hosts_of.get(one.user, set()) <= {one.node_id}]
+
+    def _note(self, blame: Blame) -> None:
+        pair = blame.node_id, None if blame.fault is Fault.HOST else blame.user
+        self._pairs.setdefault(pair, deque(maxlen=KEPT_OF_A_PAIR)).append(blame)
+        self._pairs.move_to_end(pair)
+        self._users_on[blame.node_id].add(pair[1])
+        self._hosts_of[pair[1]].add(blame.node_id)
+
+    def _here(self, latest: Blame) -> list[Blame]:
+        """Return the failures of the last hour on the host of the latest one, and forget what is older anywhere."""
+        since = latest.at - MEMORY_S
+        while (first := next(iter(self._pairs.items())))[1][-1].at < since:
+            self._remove(*first[0])
+        users = self._users_on[latest.node_id]
+        return [one for user in users for one in self._pairs[latest.node_id, user] if one.at >= since]
+
+    def _remove(self, node_id: str, user: str | None) -> None:
+        del self._pairs[node_id, user]
+        for index, key, other in ((self._users_on, node_id, user), (self._hosts_of, user, node_id)):
+            index[key].remove(other)
+            if not index[key]:
+                del index[key]
 
 
 class Quarantine:
@@ -135,10 +160,11 @@ class Quarantine:
     def _acquit(self) -> None:
         """Release hosts that are not at fault, by all that is known now. An operator's taint stays."""
         for node_id, (taint, judged) in list(self._set_aside.items()):
-            if not self._blames.still_holds(judged):
+            if self._fleet.taints.get(node_id, {}).get(QUARANTINE) != taint:
+                del self._set_aside[node_id]
+            elif not self._blames.still_holds(judged):
                 self._forgive(node_id)
-                if self._fleet.taints.get(node_id, {}).get(QUARANTINE) == taint:
-                    self._fleet.lift_taint(node_id, QUARANTINE)
+                self._fleet.lift_taint(node_id, QUARANTINE)
         for (user, node_id), judged in list(self._avoided.items()):
             over = node_id not in self._fleet.avoided.get(user, {})
             if over or not self._blames.still_holds(judged):

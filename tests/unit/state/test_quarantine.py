@@ -5,7 +5,18 @@ import pytest
 from iris_ray.actors.controller.status_views import worker_status
 from iris_ray.model.outcomes import Fault
 from iris_ray.state.events import TaintedEvent, TaintLiftedEvent, TimePassedEvent, WorkerBlamedEvent
-from iris_ray.state.quarantine import BLAMES_ALLOWED, MEMORY_S, QUARANTINE, QUARANTINE_S, SHORT_QUARANTINE_S
+from iris_ray.state.fleet import Fleet
+from iris_ray.state.quarantine import (
+    BLAMES_ALLOWED,
+    KEPT_OF_A_PAIR,
+    MEMORY_S,
+    QUARANTINE,
+    QUARANTINE_S,
+    SHORT_QUARANTINE_S,
+    Blame,
+    BlameBook,
+    Quarantine,
+)
 from tests.support.worlds import World
 
 TOO_MANY = BLAMES_ALLOWED + 1
@@ -212,3 +223,31 @@ def test_acquittal_leaves_alone_what_an_operator_has_set_since(world: World, exp
     world.do(TaintedEvent("a-0", QUARANTINE, "the fan is broken"))
     blame(world, "b-0")  # so it was the user's own doing
     assert world.state.fleet.taints["a-0"][QUARANTINE].reason == "the fan is broken"
+
+
+# -- very many ---------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_crash_loop_only_the_latest_failures_of_each_user_on_each_host_are_remembered() -> None:
+    """A job of 20,000 tasks that all crash kept the Controller busy: each crash was compared with all before."""
+    book = BlameBook()
+    for number in range(1000):
+        judged = book.add(Blame("a-0", "ann", Fault.CRASH, float(number)))
+    assert judged is not None
+    assert [blame.at for blame in judged.blames] == [float(number) for number in range(1000)][-KEPT_OF_A_PAIR:]
+    judged = book.add(Blame("a-0", "bob", Fault.CRASH, 1000.0))
+    assert judged is not None
+    assert judged.everybody, "bob's one failure still counts beside the many of ann"
+    book.add(Blame("b-0", "ann", Fault.CRASH, 1001.0))
+    assert not book.still_holds(judged)
+
+
+def test_hosts_that_are_long_free_again_are_not_remembered() -> None:
+    fleet = Fleet()
+    quarantine = Quarantine(fleet)
+    for host in range(5):
+        for number in range(TOO_MANY):
+            quarantine.blame(Blame(f"a-{host}", "ann", Fault.HOST, host * QUARANTINE_S + number), "its chips are taken")
+        assert list(fleet.taints) == [f"a-{host}"]
+        fleet.time_passed(host * QUARANTINE_S + SHORT_QUARANTINE_S + TOO_MANY)
+        assert len(quarantine._set_aside) == 1
