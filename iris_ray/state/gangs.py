@@ -180,10 +180,11 @@ class Gangs:
             change.instructions.finished.append(job.spec.job_id)
 
     def _has_started(self, job: Job, gang: Gang, change: Change) -> None:
+        if gang.running_since == math.inf:
+            gang.running_since = change.now
+            gang.dispatch_failures = 0
+            avoided_hosts.forgive(job, gang)
         job.started = True
-        gang.dispatch_failures = 0
-        avoided_hosts.forgive(job, gang)
-        gang.running_since = min(gang.running_since, change.now)
         job_times.began(job, change.now)
         self._table.gang_changed(job, gang)
 

@@ -9,11 +9,12 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state import ControllerState
 from iris_ray.state.avoided_hosts import AVOIDED_S, MOST_AVOIDED, avoided_by
-from iris_ray.state.events import JobRestoredEvent, TaskDispatchFailedEvent, TimePassedEvent
+from iris_ray.state.events import JobRestoredEvent, TaskDispatchFailedEvent, TimePassedEvent, WorkerBlamedEvent
 from iris_ray.state.instructions import Instructions
 from iris_ray.state.records import JobRecord
 from iris_ray.state.retry_budget import MOST_FAILED_LAUNCHES
@@ -206,6 +207,16 @@ def test_start_ends_the_row_and_the_host_is_avoided_no_more(world: World) -> Non
     world.report_all(job, S.RUNNING)
     assert job.gang.groups == ("b",)
     assert (job.gang.dispatch_failures, job.avoided) == (0, ("a-0",))
+
+
+def test_host_whose_disk_fails_after_the_first_task_has_begun_stays_avoided(world: World) -> None:
+    """The other tasks that begin are no word for it. To forgive at each of them took a look at all tasks, too."""
+    job = world.submit()
+    world.schedule()
+    world.report(job, S.RUNNING, 0)
+    world.do(WorkerBlamedEvent("a-0", "job", "no space left on device", Fault.DISK))
+    world.report(job, S.RUNNING, 1)
+    assert avoided_by(job, world.now) == ("a-0",)
 
 
 def test_job_avoids_a_bounded_number_of_hosts_those_that_failed_last() -> None:
