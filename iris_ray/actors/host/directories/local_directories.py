@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from iris_ray.actors.host.directories.host_directory import VARIABLE
+from iris_ray.actors.host.directories.job_name import directory_name
 
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
@@ -49,8 +50,9 @@ class LocalDirectories:
             OSError: it can't be created.
         """
         self.remove(but=job_id)
+        name = directory_name(job_id)
         while True:
-            path = next((own for own in self._all() if own.name == job_id), None) or self._create(job_id)
+            path = next((own for own in self._all() if own.name == name), None) or self._create(name)
             try:
                 self._kept = _lock(path, fcntl.LOCK_SH)
                 os.utime(path)
@@ -68,8 +70,9 @@ class LocalDirectories:
             but: not that of this job.
             not_taken_since: only these, if no task has taken them since `left` returned them.
         """
+        only, spared = (each and directory_name(each) for each in (job_id, but))
         for path in self._all():
-            if path.name != but and job_id in (None, path.name):
+            if path.name != spared and only in (None, path.name):
                 with contextlib.suppress(OSError):
                     if not_taken_since is None or not_taken_since.get(path) == path.stat().st_mtime_ns:
                         _remove(path, _remove_all)
@@ -93,11 +96,11 @@ class LocalDirectories:
             if root is not None and _is_ours(root):
                 yield from list(root.iterdir())
 
-    def _create(self, job_id: str) -> Path:
+    def _create(self, name: str) -> Path:
         if self._in_memory is not None and self._has_room():
             with contextlib.suppress(OSError):
-                return _create(self._in_memory, job_id)
-        return _create(self._on_disk, job_id)
+                return _create(self._in_memory, name)
+        return _create(self._on_disk, name)
 
     def _has_room(self) -> bool:
         assert self._memory is not None

@@ -6,13 +6,11 @@ where it stopped. TPUHostActors write these files; any process of the host may r
 """
 
 import contextlib
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
-NAME_CHARS = 200
-"""So much of a job's id is in the name of its directory; file systems allow 255 bytes."""
+from iris_ray.actors.host.directories.job_name import directory_name
+
 _FAR = 1 << 62
 """An offset beyond the end of any log."""
 
@@ -53,11 +51,8 @@ class AttemptLog:
 
     @property
     def directory(self) -> Path:
-        """The directory with the logs of the job; its name is safe whatever the job's id is."""
-        name = quote(self.job_id, safe="")
-        if len(name) > NAME_CHARS:  # two long ids may differ at their end only
-            name = name[:NAME_CHARS] + "-" + hashlib.sha256(self.job_id.encode()).hexdigest()[:16]
-        return self.root / (name if name.strip(".") else name.replace(".", "%2E"))
+        """The directory with the logs of the job."""
+        return self.root / directory_name(self.job_id)
 
     def file(self, offset: int) -> Path:
         """Return the path of the file that begins at this offset."""

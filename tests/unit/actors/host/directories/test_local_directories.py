@@ -41,6 +41,24 @@ def memory(tmp_path: Path) -> Path:
     return tmp_path / "memory"
 
 
+@pytest.mark.parametrize(
+    "job_id", ["parent-1/child-2", "long" * 50 + "/child", "模型训练" * 25, "a:b", "not \udcff text"], ids=ascii
+)
+def test_job_of_any_id_has_one_directory_which_can_be_mounted_and_goes_with_it(disk: Path, job_id: str) -> None:
+    """Such as that of a job that a task submits, which runs on hosts where its parent's directory is not."""
+    path = taken(disk, job_id)
+    (path / "cache").touch()
+    assert taken(disk, job_id) == path
+    assert (path / "cache").exists()
+    assert ":" not in path.name
+    assert list((disk / "jobs").iterdir()) == [path]
+    taken(disk, "parent-1")
+    assert list((disk / "jobs").iterdir()) == [disk / "jobs" / "parent-1"]
+    path = taken(disk, job_id)
+    LocalDirectories(disk, None).remove(job_id)
+    assert not path.exists()
+
+
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Sets how many bytes of how many are free in memory."""
