@@ -31,6 +31,7 @@ BEGINNING_S = 0.1
 """How long after its start a process may be between two programs."""
 KERNEL_LISTS_CHILDREN = os.path.exists("/proc/thread-self/children")
 """Most kernels are built with that file."""
+_GONE_OR_ANOTHER_USERS = FileNotFoundError, ProcessLookupError, PermissionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +73,18 @@ def read_of_process(pid: int, name: str) -> bytes:
     """Return a file of ``/proc`` about a process; empty if the process has ended or is another user's.
 
     Scans read thousands of these files, so this spares what a Python file object costs.
+
+    Raises:
+        OSError: the file can't be read for another reason: this process has no file descriptor left, for instance. To
+            take the other one for ended would let it live on.
     """
     try:
         file = os.open(f"/proc/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except _GONE_OR_ANOTHER_USERS:
         return b""
     try:
         return b"".join(iter(lambda: os.read(file, 1 << 16), b""))
-    except OSError:
+    except _GONE_OR_ANOTHER_USERS:
         return b""
     finally:
         os.close(file)

@@ -1,6 +1,9 @@
 """Which processes belong to a task's process tree, also after its own process has ended."""
 
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import psutil
 import pytest
@@ -30,6 +33,30 @@ def test_tree_that_was_updated_is_known_after_its_root_has_ended(
     assert by_pid(known.members()) == by_pid(known.search()) == by_pid(children)
     assert end_task(known.members(), known.search) == []
     assert not any(map(alive, children))
+
+
+@contextmanager
+def no_file_descriptor_left() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_process_that_can_not_be_looked_at_for_lack_of_a_descriptor_is_not_taken_for_ended(nursery: Nursery) -> None:
+    parent, (daemon,) = nursery.tree("daemon")
+    known = tree(parent)
+    known.update()
+    with no_file_descriptor_left():
+        with pytest.raises(OSError, match="Too many open files"):
+            known.update()
+        with pytest.raises(OSError, match="Too many open files"):
+            end_task([daemon], known.search)
+    parent.kill()
+    nursery.reap(parent)
+    assert known.search() == [daemon], "it is known as before"
 
 
 def test_tree_includes_the_group_of_its_root_as_long_as_the_number_can_not_be_reused(nursery: Nursery) -> None:
