@@ -4,11 +4,14 @@ On the hosts of a cluster this module runs as a plain Ray task and travels by va
 iris_ray, or without one, answers as well. So it uses the standard library only, and answers in built-in types.
 """
 
+import contextlib
 import http.client
 import os
 import platform
 import pwd
+import queue
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,6 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 METADATA_TIMEOUT_S = 1.0
+METADATA_VARIABLES = ("IRIS_RAY_METADATA_HOST", "GCE_METADATA_HOST")
+METADATA_HOSTS = ("metadata.google.internal", "169.254.169.254")
 PREEMPTED = "instance/preempted"
 MetadataTells = Literal["nothing", "no preemptions", "preemptions"]
 NO_NOTICES = "as in GKE: let each pod announce its end with a preStop hook (iris-ray give-notice --help)"
@@ -117,18 +122,30 @@ def foreign_lock(lock: Path) -> str | None:
         return f"uid {owner}"
 
 
-def metadata_host(environ: Mapping[str, str]) -> str:
-    return environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
+def metadata_variable(environ: Mapping[str, str]) -> str | None:
+    """Return the variable that names this machine's metadata server; None if none does."""
+    return next((name for name in METADATA_VARIABLES if environ.get(name)), None)
+
+
+def metadata_hosts(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return where this machine's metadata server may be; the same places as `MetadataWatch` asks."""
+    named = metadata_variable(environ)
+    return (environ[named],) if named else METADATA_HOSTS
 
 
 def metadata_tells(environ: Mapping[str, str]) -> MetadataTells:
     """Return what Google's metadata server tells within `METADATA_TIMEOUT_S`. That of GKE has no `PREEMPTED`."""
-    statuses: list[int | None] = []
-    url = f"http://{metadata_host(environ)}/computeMetadata/v1/{PREEMPTED}"
-    asking = threading.Thread(target=lambda: statuses.append(_status(url)), daemon=True)
-    asking.start()  # in a thread, as name resolution has no timeout of its own
-    asking.join(METADATA_TIMEOUT_S)
-    status = statuses[0] if statuses else None
+    statuses: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    hosts = metadata_hosts(environ)
+    for host in hosts:  # in threads, as name resolution has no timeout of its own
+        url = f"http://{host}/computeMetadata/v1/{PREEMPTED}"
+        threading.Thread(target=lambda url: statuses.put(_status(url)), args=(url,), daemon=True).start()
+    give_up_at = time.monotonic() + METADATA_TIMEOUT_S
+    status = None
+    with contextlib.suppress(queue.Empty):
+        for _ in hosts:
+            if status is None:
+                status = statuses.get(timeout=max(0.0, give_up_at - time.monotonic()))
     return "nothing" if status is None else "no preemptions" if status == HTTPStatus.NOT_FOUND else "preemptions"
 
 

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import iris_ray
 from iris_ray.cli.checks.findings import Finding, Level
-from iris_ray.cli.checks.host_look import METADATA_TIMEOUT_S, NO_NOTICES, metadata_host, metadata_tells
+from iris_ray.cli.checks.host_look import (
+    METADATA_TIMEOUT_S,
+    NO_NOTICES,
+    metadata_hosts,
+    metadata_tells,
+    metadata_variable,
+)
 
 OLDEST_RAY, NEWEST_RAY = (2, 49), (2, 60)
 """The versions of Ray that iris_ray's use of private APIs was checked on."""
@@ -80,15 +86,15 @@ def _can_bind(port: int) -> bool:
 
 def check_metadata(environ: Mapping[str, str]) -> Finding:
     """Check whether Google's metadata server answers within a second."""
-    host = metadata_host(environ)
+    host = metadata_hosts(environ)[0]
     tells = metadata_tells(environ)
     if tells == "preemptions":
         return Finding(Level.OK, "metadata server", f"{host} answers: this is Google Cloud")
     if tells == "no preemptions":
         return Finding(Level.INFO, "metadata server", f"{host} answers, and announces no preemptions", NO_NOTICES)
     found = f"{host} does not answer within {METADATA_TIMEOUT_S:g} s"
-    if environ.get("GCE_METADATA_HOST"):
-        advice = "GCE_METADATA_HOST names it: unset that, or make sure that it answers"
+    if name := metadata_variable(environ):
+        advice = f"{name} names it: unset that, or make sure that it answers"
         return Finding(Level.WARNING, "metadata server", found, advice)
     advice = "nothing to do outside Google Cloud; on a TPU VM or in GKE make sure that it can be reached"
     return Finding(Level.INFO, "metadata server", found, advice)

@@ -11,6 +11,8 @@ import tempfile
 import threading
 import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ import pytest
 
 import iris_ray
 from iris_ray.actors.host.chips import Devices, host_devices
+from iris_ray.actors.host.metadata_client import HOST_VARIABLES, WELL_KNOWN_HOSTS
 from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.cli.checks import host_look, machine
 from iris_ray.cli.checks.cluster import check_clock, check_controller, check_hosts, check_quarantine
@@ -56,6 +59,14 @@ def test_doctor_without_a_cluster_still_looks_at_this_machine() -> None:
 def test_doctor_asks_the_metadata_server_whether_it_announces_preemptions(
     status: int, level: Level, found: str
 ) -> None:
+    with metadata_server(status) as address:
+        finding = check_metadata({"GCE_METADATA_HOST": address})
+    assert finding.level is level
+    assert found in finding.found
+
+
+@contextmanager
+def metadata_server(status: int) -> Iterator[str]:
     class Metadata(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status if self.path == "/computeMetadata/v1/instance/preempted" else 400)
@@ -67,10 +78,21 @@ def test_doctor_asks_the_metadata_server_whether_it_announces_preemptions(
 
     with http.server.HTTPServer(("127.0.0.1", 0), Metadata) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        finding = check_metadata({"GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"})
+        yield f"127.0.0.1:{server.server_port}"
         server.shutdown()
-    assert finding.level is level
-    assert found in finding.found
+
+
+def test_doctor_looks_for_the_metadata_server_where_the_hosts_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts have notices from the second place, too, such as in a container that can't resolve the name."""
+    nobody = address_of_nobody()
+    assert (host_look.METADATA_VARIABLES, host_look.METADATA_HOSTS) == (HOST_VARIABLES, WELL_KNOWN_HOSTS)
+    with metadata_server(200) as address:
+        variables = {"IRIS_RAY_METADATA_HOST": address, "GCE_METADATA_HOST": nobody}
+        assert host_look.metadata_tells(variables) == "preemptions"
+        monkeypatch.setattr(host_look, "METADATA_HOSTS", (nobody, address))
+        assert host_look.metadata_tells({}) == "preemptions"
+    finding = check_metadata({"IRIS_RAY_METADATA_HOST": nobody})
+    assert (finding.level, "IRIS_RAY_METADATA_HOST names it" in (finding.advice or "")) == (Level.WARNING, True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:none", "no host"])
