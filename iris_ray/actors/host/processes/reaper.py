@@ -4,12 +4,15 @@ Ray ends that actor with its driver, its pool or its raylet. What a task has sta
 might hold the chips.
 """
 
+import contextlib
 import os
 import select
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from iris_ray.actors.host.directories.local_directories import LocalDirectories
 from iris_ray.actors.host.processes.ledger import ProcessLedger
@@ -46,12 +49,20 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # Ray ends the children of its workers, so this is to be none
     _wait_for_end(*recorder)
-    while ledger.end_leftovers(recorder=recorder):
-        time.sleep(AGAIN_S)
+    end_what_is_left(ledger, recorder)
     directories = LocalDirectories.of_host(Path(directory))
     if int(exclusive) and (left := directories.left()):
         time.sleep(LOCAL_DIRECTORIES_KEPT_S)
         directories.remove(not_taken_since=left)
+
+
+def end_what_is_left(ledger: ProcessLedger, recorder: tuple[int, int]) -> None:
+    """End the tasks of a recorder that is gone. Blocks until none is left: nobody else will try again."""
+    while True:
+        with contextlib.suppress(OSError, psutil.Error):  # the machine may be out of file descriptors or memory
+            if not ledger.end_leftovers(recorder=recorder):
+                return
+        time.sleep(AGAIN_S)
 
 
 def _wait_for_end(pid: int, started: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from iris_ray.actors.host.processes import reaper
 from iris_ray.actors.host.processes.ledger import ProcessLedger
 from iris_ray.actors.host.processes.tree import ProcessTree
 from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
@@ -22,6 +23,24 @@ def test_ledger_ends_what_an_earlier_actor_left_running(nursery: Nursery, tmp_pa
     assert ProcessLedger(tmp_path).end_leftovers() == []
     assert not alive(process)
     assert list(tmp_path.rglob("*.json")) == []
+
+
+def test_reaper_tries_again_after_an_error(nursery: Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process, this = nursery.sleeper(), tree(psutil.Process())
+    ledger = ProcessLedger(tmp_path)
+    ledger.record(tree(process))
+    real, errors = psutil.pids, [OSError(errno.ENFILE, os.strerror(errno.ENFILE))]
+
+    def pids() -> list[int]:
+        if errors:
+            raise errors.pop()
+        return real()
+
+    monkeypatch.setattr(psutil, "pids", pids)
+    monkeypatch.setattr(reaper, "AGAIN_S", 0.01)
+    reaper.end_what_is_left(ledger, (this.pid, this.started))
+    assert not errors
+    assert not alive(process)
 
 
 def test_ledger_ends_processes_that_a_task_has_named_and_their_children(nursery: Nursery, tmp_path: Path) -> None:
