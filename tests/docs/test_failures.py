@@ -167,6 +167,7 @@ STORIES: dict[str, Callable[[], Row]] = {
 ELSEWHERE = {
     "after a notice: an exit code": "tests/unit/model/test_verdict.py",
     "no task has called": "tests/unit/actors/pool/test_attempt.py",
+    "no host can set up": "tests/unit/actors/pool/test_ends.py",
     "a host is found lost within half a second": "tests/unit/actors/pool/test_ends.py",
 }
 """Rows that other tests play."""

@@ -45,6 +45,7 @@ class Task:
 
     Attributes:
         info: its place in its gang.
+        host: where it runs.
         process: what it runs in.
         notice: the latest notice, or None.
         told: set once there is a notice.
@@ -61,7 +62,7 @@ class Task:
         self.end: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.exit_takes = 0.0
         self.saved = False
-        self._host = host
+        self.host = host
         self._saved = asyncio.Event()
         self._beat: tuple[float, int | None] | None = None
         self._status: str | None = None
@@ -82,7 +83,7 @@ class Task:
 
     def say(self, text: str) -> None:
         """Print something."""
-        self._host.log_of(self.info).write(text.encode())
+        self.host.log_of(self.info).write(text.encode())
 
     @property
     def progress(self) -> Progress:

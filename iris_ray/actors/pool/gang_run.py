@@ -77,6 +77,7 @@ class GangRun:
         self._taken = 0  # orders up to this attempt have come, some of them twice
         self._told: tuple[int, Notice] | None = None  # the latest notice, and for which attempt
         self._refused = 0  # attempts up to this one were stopped, perhaps before they began
+        self._setup_failed = False  # hosts could not set up what the job asks for, and no other one is known that could
         self._background = BackgroundTasks()
 
     async def run(self) -> list[Any] | Exception:
@@ -275,11 +276,11 @@ class GangRun:
         reason = str(failure)
         events: list[Event] = [WorkerSuspectedEvent(node_id, why, now=0.0) for node_id, why in suspects.items()]
         events += [WorkerBlamedEvent(node, self.job_id, why, fault) for node, (why, fault) in failure.blamed.items()]
-        if failure.by_request:
+        is_hopeless = failure.is_hopeless or self._setup_failed  # one host alone is no evidence
+        self._setup_failed |= failure.by_request
+        if failure.by_request and is_hopeless:
             events.append(
-                TaskStateChangedEvent(
-                    attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=failure.is_hopeless
-                )
+                TaskStateChangedEvent(attempt.id, self._first_task, TaskState.FAILED, reason, is_hopeless=True)
             )
         elif failure.moves:
             events.append(GangMovedEvent(attempt.id, reason))

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 
@@ -379,6 +379,25 @@ def test_what_no_host_can_set_up_is_the_users_fault(stage: Stage) -> None:
         with pytest.raises(TaskSetupError, match="levanter"):
             await cluster.run("job", process=ProcessSpec(preload=("levanter",)), max_retries_failure=5)
         assert await cluster.charged("job") == (1, 0)
+
+    stage.play(story)
+
+
+def test_what_one_host_alone_can_not_set_up_is_tried_on_another_one_first(stage: Stage) -> None:
+    async def where(task: Task) -> str:
+        return task.host.node_id
+
+    async def story(cluster: VirtualCluster) -> None:
+        process = ProcessSpec({"pip": ["levanter"]})
+        (first,) = await cluster.run_tasks("before", 1, where)
+        cluster.node(first).setup_error = NO_MODULE
+        assert await cluster.run_tasks("job", 1, where, process=process) != [first]
+        assert await cluster.charged("job") == (0, 0)
+        for name, host in product(("v4-16-0", "v4-16-1", "v4-16-2"), (0, 1)):
+            cluster.node(cluster.node_id(name, host)).setup_error = NO_MODULE
+        with pytest.raises(TaskSetupError, match="levanter"):
+            await cluster.run_tasks("fails", 1, where, process=ProcessSpec({"pip": ["another"]}))
+        assert await cluster.charged("fails") == (1, 0)
 
     stage.play(story)
 
