@@ -133,7 +133,11 @@ class TPUHostActor:
             self._fence = self._background.start(self._end_when_cut_off(), "waiting for the loss of contact")
         await self._forget([pid for pid in self._of_place(place) if self._watches[pid].ended][:-ENDED_KEPT])
         process, tree = WatchedProcess(pid, started), ProcessTree(pid, started, token)
-        output = OutputPump(host_directory(), pid, self._place.node_id, self._last_lines_reporter())
+        try:
+            output = OutputPump(host_directory(), pid, self._place.node_id, self._last_lines_reporter())
+        except OSError:
+            process.close()
+            raise
         try:
             self._watches[pid] = TaskWatch(standby, process, tree, self._ledger, self._devices, output)
         except Exception:  # the disk may be full

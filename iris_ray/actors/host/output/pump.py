@@ -47,7 +47,11 @@ class OutputPump:
         self._pipe = os.open(self._files.output, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         with contextlib.suppress(OSError):  # beyond the kernel's limit for a user's pipes; then this one stays smaller
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self._wake, self._wake_writer = os.pipe()
+        try:
+            self._wake, self._wake_writer = os.pipe()
+        except OSError:  # no file descriptor is left
+            os.close(self._pipe)
+            raise
         self._closing = self._is_stopped = False
         self._output: TaskOutput | None = None
         self._thread = threading.Thread(target=self._run, name=f"output of {pid}", daemon=True)

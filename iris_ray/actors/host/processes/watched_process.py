@@ -59,7 +59,7 @@ class WatchedProcess:
         return exit_code_of(self._pidfd)
 
     def close(self) -> None:
-        """Give back the file descriptor. Only after the process has ended, and only once."""
+        """Give back the file descriptor. Only after the process has ended or if nobody watches it, and only once."""
         os.close(self._pidfd)
 
 

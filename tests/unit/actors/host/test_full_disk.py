@@ -1,6 +1,7 @@
 """A host whose disk is full, or can't be used: it says so, and runs nobody's code. The errors are the kernel's own."""
 
 import asyncio
+import errno
 import os
 import subprocess
 import threading
@@ -73,6 +74,28 @@ def test_host_with_a_full_disk_says_so_and_takes_a_task_once_there_is_room(
     assert refusal.reason == f"slice-a host 1: {refusal.why}"
     assert taken is None
     assert pumps == [0, 1], "nobody reads the output of a process that was refused"
+
+
+@pytest.mark.parametrize("fails", ["mkfifo", "pipe"])
+def test_process_that_is_refused_again_and_again_costs_its_host_no_file_descriptor(
+    directory: Path, standby: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """A host that tasks share asks for many, and its actor stays."""
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    open_files: list[int] = []
+    ProcessLedger(directory, exclusive=False)
+
+    def between() -> None:
+        open_files.append(len(os.listdir("/proc/self/fd")))
+        monkeypatch.setattr(os, fails, fail)  # not before the event loop has begun
+
+    _, *refusals = adopts(standby, 4, between)
+    monkeypatch.undo()
+    assert all(isinstance(refusal, Unfit) for refusal in refusals)
+    assert len(set(open_files)) == 1
 
 
 def test_host_whose_directory_cannot_be_made_says_so(directory: Path, standby: subprocess.Popen[bytes]) -> None:
