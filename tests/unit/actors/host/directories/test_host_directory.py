@@ -1,10 +1,12 @@
 """Where iris_ray keeps its files on a host."""
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
+from iris_ray.actors.host.directories import host_directory as module
 from iris_ray.actors.host.directories.host_directory import host_directory
 
 
@@ -27,3 +29,35 @@ def test_host_directory_that_an_operator_names_may_be_a_link(tmp_path: Path) -> 
     (tmp_path / "disk").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "disk")
     assert host_directory({"IRIS_RAY_HOST_DIR": str(tmp_path / "link")}) == tmp_path / "link"
+
+
+@pytest.fixture
+def in_rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where iris_ray keeps its files unless an operator says where; behind a link, as /tmp may be."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "ray").symlink_to(tmp_path / "disk")
+    monkeypatch.setattr(module, "temp_dir", lambda: str(tmp_path / "ray"))
+    return tmp_path / "ray" / f"iris_ray-{os.getuid()}"
+
+
+def test_host_directory_is_in_rays_own_whatever_a_job_calls_its_temporary_directory(
+    in_rays: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", "/nowhere")
+    assert host_directory({"TMPDIR": "/nowhere"}) == in_rays
+    assert stat.S_IMODE(in_rays.stat().st_mode) == 0o700
+
+
+def test_link_that_somebody_has_put_in_its_place_is_refused(in_rays: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    in_rays.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match="is no directory"):
+        host_directory({})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to somebody else")
+def test_host_directory_of_another_user_is_refused(in_rays: Path) -> None:
+    in_rays.mkdir(mode=0o700)
+    os.chown(in_rays, 65534, 65534)
+    with pytest.raises(PermissionError, match="belongs to another user"):
+        host_directory({})
