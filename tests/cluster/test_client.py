@@ -330,6 +330,20 @@ def test_job_of_a_job_is_under_it_and_ends_with_it(client: IrisClient, tmp_path:
     wait_until(lambda: client.job_status(below.job_id).state is JobState.KILLED, 10)
 
 
+def test_job_on_slices_that_a_task_submits_has_its_directory_there(client: IrisClient) -> None:
+    def child() -> tuple[str, bool]:
+        info = get_job_info()
+        assert info is not None
+        return info.job_id, Path(info.local_dir).is_dir()
+
+    def parent() -> list[tuple[str, bool]]:
+        return IrisClient().submit(child, "child", resources=ResourceSpec(device=V4_16)).results()
+
+    job = client.submit(parent, "parent", max_retries_failure=0)
+    (results,) = job.results(180)
+    assert all(job_id.startswith(f"{job.job_id}/child") and there for job_id, there in results)
+
+
 def test_endpoint_is_found_by_the_tasks_of_its_job_and_vanishes_with_its_attempt(client: IrisClient) -> None:
     def serve_or_ask() -> str:
         info = get_job_info()
