@@ -137,6 +137,8 @@ class LogService:
         try:
             call = remote_method(reader.actor, LogReader.read)([question])
             pieces: Any = await answer(call, f"the reader on its host ({address})", READ_TIMEOUT_S)
+        except OSError as error:  # the disk there is faulty
+            pieces = Unreachable(f"the log on its host ({address}) can't be read: {error}")
         finally:
             reader.busy -= 1
             reader.used_at = asyncio.get_running_loop().time()

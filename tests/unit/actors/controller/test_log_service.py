@@ -1,18 +1,21 @@
 """The readers that the Controller starts on hosts end once nobody has used them for a while."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import RayTaskError
 
 from iris_ray.actors.controller import log_service
 from iris_ray.actors.controller.log_service import LogService, log_standing
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import IDLE_S
-from iris_ray.actors.wire.task_log import LogPosition
+from iris_ray.actors.wire.task_log import LastLines, LogPosition
 from tests.support.virtual_time import run
 from tests.support.worlds import World
 
@@ -23,11 +26,13 @@ class Readers:
     Attributes:
         there: the addresses of the hosts on which one runs.
         killing_fails: whether the next attempt to end one raises.
+        error: what happens when one reads its disk; None: nothing bad.
     """
 
     def __init__(self) -> None:
         self.there: list[str] = []
         self.killing_fails = False
+        self.error: OSError | None = None
 
     def start(self, node_id: str, address: str) -> Any:
         self.there.append(address)
@@ -40,6 +45,8 @@ class Readers:
         self.there.remove(actor.address)
 
     async def _read(self, questions: object) -> list[Piece]:
+        if self.error is not None:
+            raise RayTaskError("read", "a traceback", self.error)
         return [Piece(0, b"loss 2.31\n", 10)]
 
 
@@ -91,3 +98,16 @@ def test_readers_end_though_ending_one_has_failed(
 
     run(story())
     assert "ending idle log readers failed" in caplog.text
+
+
+def test_log_on_a_faulty_disk_is_replaced_by_its_last_lines(world: World, readers: Readers) -> None:
+    async def story() -> None:
+        logs, job = LogService(), world.state.jobs["job"]
+        readers.error = OSError(errno.EIO, os.strerror(errno.EIO))
+        logs.note([LastLines("job", 0, 1, job.task(0).node_id or "", 10, b"loss 2.31\n")])
+        standing = log_standing(world.state, job, 0, None)
+        found = await logs.fetch(standing, world.state.workers, LogPosition(), 100)
+        assert found.data == b"loss 2.31\n"
+        assert "can't be read: [Errno 5] Input/output error; these are the last lines" in (found.note or "")
+
+    run(story())
