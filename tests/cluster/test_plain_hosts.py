@@ -15,6 +15,7 @@ from iris_ray import IrisClient, ResourceSpec, preemption_notice, release, run_o
 from iris_ray.errors import TaskCrashedError
 from tests.support.clusters import Clusters
 from tests.support.processes import alive
+from tests.support.proofs import in_long
 from tests.support.waiting import wait_until
 
 INJECTED = {"TPU_VISIBLE_CHIPS": "0,1,2,3", "TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1", "TPU_HOST_BOUNDS": "1,1,1"}
@@ -70,7 +71,7 @@ DRIVER = """
 import subprocess, sys, time
 from pathlib import Path
 import ray
-from iris_ray import run_on_pod
+from iris_ray import IrisClient, ResourceSpec, run_on_pod
 
 def start_daemons(path=sys.argv[2]):
     named = subprocess.run(["sh", "-c", "setsid sleep 600 >&- & echo $!"], stdout=subprocess.PIPE, text=True).stdout
@@ -82,14 +83,17 @@ def start_daemons(path=sys.argv[2]):
     time.sleep(600)
 
 ray.init(sys.argv[1], log_to_driver=False)
-run_on_pod(start_daemons, "v4-8")
+if sys.argv[3] == "chips":
+    run_on_pod(start_daemons, "v4-8")
+IrisClient().submit(start_daemons, resources=ResourceSpec(cpu=1)).results()
 """
 
 
-def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on", ["chips", *in_long("a shared host")])
+def test_daemons_of_a_task_end_after_its_driver_was_killed(tmp_path: Path, on: str) -> None:
     """One carries the task's token. One has an empty environment, and was seen as a descendant of the task."""
     pids = tmp_path / "pids"
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, str(pids)])
+    driver = subprocess.Popen([sys.executable, "-c", DRIVER, ray.get_runtime_context().gcs_address, str(pids), on])
     try:
         wait_until(lambda: pids.exists() and len(pids.read_text().split()) == 2, 60)
         daemons = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
