@@ -3,6 +3,7 @@
 from typing import Any
 
 import ray
+from ray import cloudpickle
 
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.actors.wire.payloads import INLINE_BYTES
@@ -18,8 +19,9 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Po
     """
     spec = request.spec
     head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
-    # The cluster keeps what a pool is made with, for the pool's restarts: too much for a large function.
-    large = len(request.pickled_function) > INLINE_BYTES
+    # The cluster keeps what a pool is made with, for the pool's restarts; but of a larger request Ray keeps a reference
+    # only, to an object that goes with this process.
+    large = len(cloudpickle.dumps(request)) > INLINE_BYTES
     actor = PoolActor.options(
         max_restarts=0 if large else -1,
         resources=head,

@@ -101,7 +101,7 @@ class SlicePoolManager:
             await self._notify()
 
     async def begin(self, request: RunRequest) -> None:
-        """Run a job without a caller whose function is large: this process keeps it, and the job ends with it."""
+        """Run a job without a caller whose request is large: this process keeps it, and the job ends with it."""
         self._alone = asyncio.ensure_future(self._run_alone(with_stored_function(request)))
 
     async def results(self) -> list[Any]:

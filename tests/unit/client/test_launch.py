@@ -63,3 +63,20 @@ def test_detached_job_is_not_left_behind_if_it_is_interrupted_while_its_large_fu
     with pytest.raises(KeyboardInterrupt):
         launch(monkeypatch, pool, make_pod_request(lambda: data, "v4-16", 1), detached=True)
     assert pool.ended == ["the pool"]
+
+
+@pytest.mark.parametrize(("bytes_of_environment", "kept"), [(INLINE_BYTES // 2, True), (INLINE_BYTES, False)])
+def test_detached_job_with_a_large_environment_does_not_depend_on_its_caller(
+    monkeypatch: pytest.MonkeyPatch, bytes_of_environment: int, kept: bool
+) -> None:
+    """Ray gives a pool a large argument as a reference to an object of the caller's."""
+    request = make_pod_request(lambda: None, "v4-16", 1, env={"DATA": "x" * bytes_of_environment})
+    made_with: list[RunRequest | None] = []
+    begun: list[RunRequest] = []
+    actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made_with.append))
+    pool = SimpleNamespace(begin=begun.append, results=lambda _: None)
+    monkeypatch.setattr(detached_job, "PoolActor", actor)
+    monkeypatch.setattr(detached_job, "PoolClient", lambda _: pool)
+    detached_job.submit_detached(request)
+    assert made_with == [request if kept else None]
+    assert begun == ([] if kept else [request])
