@@ -47,6 +47,6 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
     if output == "-":
         sys.stdout.buffer.write(found)
         return
-    path = Path(output or f"{job}-{task}.{_ENDINGS[layout]}")
+    path = Path(output or f"{job.replace('/', '-')}-{task}.{_ENDINGS[layout]}")
     path.write_bytes(found)
     click.echo(f"{path}: {len(found)} bytes")

@@ -1,6 +1,11 @@
 """``iris-ray stacks`` and ``profile`` of what does not run; tests/cluster/test_insight.py has what does."""
 
+from pathlib import Path
+
+import pytest
+
 from iris_ray.cli.exits import USAGE
+from iris_ray.client import inspection
 from tests.support.controller_in_process import ControllerInProcess
 
 
@@ -12,3 +17,14 @@ def test_only_what_runs_has_stacks_and_a_profile(world: ControllerInProcess) -> 
     assert "task 1 is pending: only what runs has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
     assert "did you mean train" in world.iris("stacks", "trian", code=USAGE).stderr
     assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
+
+
+def test_profile_of_a_job_that_a_task_has_submitted_is_a_file_here(
+    world: ControllerInProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(inspection, "place_of", lambda _: ("node", "10.0.0.1"))
+    monkeypatch.setattr(inspection, "profile", lambda *_: b"a picture")
+    world.start("parent/child")
+    assert "parent-child-0.svg: 9 bytes" in world.iris("profile", "parent/child", "0").stdout
+    assert (tmp_path / "parent-child-0.svg").read_bytes() == b"a picture"
