@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable
 
 from iris_ray.actors.controller.journal import Journal
@@ -12,6 +13,7 @@ from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import NotYetError
+from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.lifecycle import JobState
 from iris_ray.scheduler.planner import Placement
@@ -124,8 +126,17 @@ class Dispatcher:
                 self._apply([gone, AttemptEndConfirmedEvent(attempt)])
                 return
             problem = reply.reason
+        if self._runs(attempt):
+            return  # it has the order, which was repeated; if its process has ended, that is noticed elsewhere
         self._apply([TaskDispatchFailedEvent(attempt, problem, self._journal.clock.now())])
         await self._stop(StopAttempt(attempt, problem))
+
+    def _runs(self, attempt: AttemptId) -> bool:
+        """Return whether a pool has said that an attempt runs."""
+        if (job := self._state.jobs.get(attempt.job_id)) is None:
+            return False
+        gang = job.gangs[attempt.gang]
+        return gang.attempt == attempt.number and gang.running_since < math.inf
 
     async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
         """Ask the holders of warm slices to release them; return why it failed, or None."""

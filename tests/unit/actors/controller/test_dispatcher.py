@@ -40,7 +40,7 @@ def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() ->
             applied.extend(events)
 
         dispatcher = Dispatcher(
-            SimpleNamespace(holds_capacity=lambda attempt: False),  # type: ignore[arg-type]
+            SimpleNamespace(holds_capacity=lambda attempt: False, jobs={}),  # type: ignore[arg-type]
             SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
             pools,  # type: ignore[arg-type]
             SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]

@@ -1,5 +1,6 @@
 """Processes of one pool: the newest is obeyed, and what an older one says late changes nothing."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ from ray.exceptions import RayTaskError
 
 from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
 from iris_ray.actors.wire.incarnations import forget_incarnations, take_incarnation
-from iris_ray.actors.wire.messages import PoolProcess
+from iris_ray.actors.wire.messages import AttemptOrder, PoolProcess
+from iris_ray.actors.wire.pool_stub import DISPATCH_TIMEOUT_S
 from iris_ray.errors import SupersededError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.state.events import JobCancelledEvent
@@ -69,6 +71,29 @@ def test_successor_does_not_listen_to_an_older_process_than_it_knows_of(stage: S
         await cluster.ask("ping")
         assert await cluster.charged("job") == (0, 0)
         assert cluster.reserved_nodes() == reserved
+
+    stage.play(story)
+
+
+def test_pool_that_answers_late_after_a_restart_keeps_what_runs(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.run("job", max_retries_preemption=5)
+        await cluster.runs("job", 2)
+        pool = cluster.pool._object
+        as_it_was, late = pool.assign, []
+
+        async def assign(order: AttemptOrder) -> bool | None:
+            late.append(order.attempt.number)
+            await asyncio.sleep(2 * DISPATCH_TIMEOUT_S)
+            taken: bool | None = await as_it_was(order)
+            return taken
+
+        pool.assign = assign
+        cluster.restart_controller()
+        await cluster.ask("ping")
+        await asyncio.sleep(3 * DISPATCH_TIMEOUT_S)
+        status = await cluster.status("job")
+        assert (late, status.state, status.attempt) == ([1], JobState.RUNNING, 1)
 
     stage.play(story)
 
