@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable, Iterator
 
-from iris_ray.actors.controller.dispatcher import Dispatcher
+from iris_ray.actors.controller.dispatcher import CALLS_IN_A_TURN, Dispatcher
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.node_diff import NodeDiff
 from iris_ray.actors.controller.node_table import NodeTable
 from iris_ray.actors.controller.pool_registry import PoolRegistry
 from iris_ray.actors.controller.set_aside import SetAsideJobs
+from iris_ray.model.jobs import Gang, Job
 from iris_ray.scheduler.planner import Placement
 from iris_ray.state import ControllerState
 from iris_ray.state.controller_state import apply_all, apply_safely
@@ -53,8 +54,7 @@ async def come_back(
     apply_all(state, nodes.events_of(table))  # by now it is known which chips are reserved by ourselves
     await journal.take_over(state)
     journal.forget_aside()
-    for record in records:
-        _repeat_orders(record, state, pools, dispatcher, instructions.reclaim)
+    await repeat_orders(records, state, pools, dispatcher, instructions.reclaim)
     if records:
         logger.info("Controller %d takes up %d jobs of %d pools", journal.epoch, len(records), len(views))
 
@@ -68,18 +68,25 @@ def _restore(record: JobRecord, state: ControllerState, journal: Journal, instru
         raise
 
 
-def _repeat_orders(
-    record: JobRecord,
+async def repeat_orders(
+    records: Iterable[JobRecord],
     state: ControllerState,
-    pools: PoolRegistry,
+    pools: Container[str],
     dispatcher: Dispatcher,
     reclaim: list[ReclaimSlice],
 ) -> None:
-    """Give a job's pool its orders again; it ignores those that it has already."""
-    job = state.jobs.get(record.job.spec.job_id)
-    if job is None or job.state.finished or job.spec.owner not in pools:  # a pool that has just gone ends its jobs
-        return
-    for gang in job.gangs:
-        if gang.placed:
-            wanted = [one for one in reclaim if one.slice_name in gang.groups]
-            dispatcher.dispatch(dispatcher.order(job, gang), Placement(job, gang, wanted))
+    """Give the pools of all jobs their orders again, some at a time; they ignore those that they have already."""
+    job_ids = [record.job.spec.job_id for record in records]
+    for number, (job, gang) in enumerate(_placed(job_ids, state, pools), 1):
+        wanted = [one for one in reclaim if one.slice_name in gang.groups]
+        dispatcher.dispatch(dispatcher.order(job, gang), Placement(job, gang, wanted))
+        if number % CALLS_IN_A_TURN == 0:
+            await asyncio.sleep(0)  # else no answer is read before all are late
+
+
+def _placed(job_ids: Iterable[str], state: ControllerState, pools: Container[str]) -> Iterator[tuple[Job, Gang]]:
+    """Yield the gangs of these jobs that have hosts when it is their turn. A pool that has just gone ends its jobs."""
+    for job in filter(None, map(state.jobs.get, job_ids)):
+        for gang in job.gangs:
+            if gang.placed and job.spec.owner in pools and not job.state.finished:
+                yield job, gang

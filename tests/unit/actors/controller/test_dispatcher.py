@@ -4,10 +4,12 @@ import asyncio
 from collections.abc import Iterable
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from iris_ray.actors.controller import dispatcher as module
+from iris_ray.actors.controller import recovery
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.wire.answers import Gone
@@ -15,8 +17,9 @@ from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.model.ids import AttemptId
 from iris_ray.scheduler.planner import Placement
-from iris_ray.state.events import Event, TaskDispatchFailedEvent
+from iris_ray.state.events import Event, TaskAssignedEvent, TaskDispatchFailedEvent
 from iris_ray.state.instructions import Instructions, StopAttempt
+from tests.support.worlds import World, cpu_host
 
 ATTEMPT = AttemptId("job", 1)
 ORDER = AttemptOrder(ATTEMPT, ((HostPlace("node", "10.0.0.1", "slice", 0),),), {"TPU": 4.0}, 1, 1)
@@ -87,4 +90,30 @@ def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.Monk
 
     asyncio.run(stop_all())
     assert stopped == list(range(10))
+    assert max(after - before for before, after in pairwise(turns)) <= 3
+
+
+def test_very_many_orders_are_repeated_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins with a call that is to be answered within seconds, and no answer is read while calls are made."""
+    monkeypatch.setattr(recovery, "CALLS_IN_A_TURN", 3)
+    world, given, turns = World(), list[int](), list[int]()
+    world.do(cpu_host("c", cpus=10.0))
+    job = world.submit_tasks("job", 10, resources={"CPU": 1.0})
+    for index in range(10):
+        world.do(TaskAssignedEvent("job", index, "c"))
+    dispatcher: Any = SimpleNamespace(
+        order=lambda job, gang: gang.position, dispatch=lambda order, _: given.append(order)
+    )
+
+    async def repeat() -> None:
+        record = world.state.record("job")
+        assert record is not None
+        repeating = recovery.repeat_orders([record], world.state, {job.spec.owner}, dispatcher, [])
+        repeated = asyncio.ensure_future(repeating)
+        while not repeated.done():
+            turns.append(len(given))
+            await asyncio.sleep(0)
+
+    asyncio.run(repeat())
+    assert given == list(range(10))
     assert max(after - before for before, after in pairwise(turns)) <= 3
