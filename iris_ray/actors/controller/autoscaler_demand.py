@@ -48,7 +48,7 @@ class AutoscalerDemand:
         self._kept_off: dict[str, frozenset[str]] = {}
         self._arrivals = Arrivals()
         self.asked: dict[str, int] = {}
-        self._began = False
+        self._knows_all = False  # which groups there are
 
     @staticmethod
     def of_this_cluster(environ: Mapping[str, str] = os.environ) -> "AutoscalerDemand | None":
@@ -68,13 +68,14 @@ class AutoscalerDemand:
             missing: how many slices of each type waiting jobs could use.
             slices: the type of each slice that has hosts, and whether it has all of them.
         """
-        if not self._began:
+        if not self._knows_all:
             self._remove_leftovers()
-            self._began = True
+        self._knows_all = False  # until this is done: when a call fails, it may have been carried out
         wanted = net_demand(missing, self._arrivals.arriving(slices, time.monotonic()))
         for tpu_type in {*wanted, *self._groups}:
             there = frozenset(name for name, (its_type, _) in slices.items() if its_type == tpu_type)
             self._update(tpu_type, min(wanted.get(tpu_type, 0), MOST_GROUPS), there)
+        self._knows_all = True
         if wanted != self.asked:
             self.asked = wanted
             logger.info("Ray's autoscaler is asked for %s", wanted or "no slices any more")
@@ -92,10 +93,11 @@ class AutoscalerDemand:
             del self._groups[tpu_type], self._kept_off[tpu_type]
 
     def _remove_leftovers(self) -> None:
-        """Remove what the same actor has left from before its process was restarted."""
+        """Remove all groups: those from before the actor's process was restarted, or from before a call failed."""
         for group_id, group in placement_group_table().items():
             if group["name"].startswith(NAME_PREFIX) and group["state"] != "REMOVED":
                 remove_placement_group(placement_group_by_id(group_id))
+        self._groups, self._kept_off = {}, {}
 
 
 def _make(tpu_type: str, there: frozenset[str]) -> PlacementGroup:

@@ -1,0 +1,66 @@
+"""Demand that Ray's autoscaler gets to see, when Ray fails to do what it is asked."""
+
+from typing import Any
+
+import pytest
+
+from iris_ray.actors.controller import autoscaler_demand
+from iris_ray.actors.controller.autoscaler_demand import AutoscalerDemand
+
+MISSING = {"v4-16": 2}
+
+
+class Groups:
+    """Ray's placement groups, by id. Calls fail when they have been made so often."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, str] = {}
+        self.made = 0
+        self.works_until: dict[str, int] = {}
+
+    def make(self, bundles: Any, name: str, bundle_label_selector: Any) -> str:
+        self._work("make")
+        self.made += 1
+        self.there[f"group-{self.made}"] = name
+        return f"group-{self.made}"
+
+    def table(self, group: str | None = None) -> dict[str, Any]:
+        if group is not None:
+            return {"state": "PENDING"} if group in self.there else {}
+        return {group: {"name": name, "state": "PENDING"} for group, name in self.there.items()}
+
+    def remove(self, group: str) -> None:
+        self._work("remove")
+        self.there.pop(group, None)
+
+    def _work(self, what: str) -> None:
+        if self.works_until.get(what) == 0:
+            raise RuntimeError("There was timeout")
+        if what in self.works_until:
+            self.works_until[what] -= 1
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
+    groups = Groups()
+    monkeypatch.setattr(autoscaler_demand, "placement_group", groups.make)
+    monkeypatch.setattr(autoscaler_demand, "placement_group_table", groups.table)
+    monkeypatch.setattr(autoscaler_demand, "remove_placement_group", groups.remove)
+    monkeypatch.setattr(autoscaler_demand, "placement_group_by_id", lambda group_id: group_id)
+    monkeypatch.setattr(autoscaler_demand, "has_autoscaler_v2", lambda: True)
+    return groups
+
+
+@pytest.mark.parametrize("what", ["make", "remove"])
+def test_nothing_is_asked_for_twice_after_a_call_that_failed(groups: Groups, what: str) -> None:
+    demand = AutoscalerDemand()
+    demand.update(MISSING, {})
+    assert len(groups.there) == 2
+    groups.works_until = {what: 1}
+    with pytest.raises(RuntimeError):
+        demand.update(MISSING, {"a-new-one": ("v4-16", True)})  # other groups are to be made, that keep off it
+    groups.works_until = {}
+    demand.update(MISSING, {"a-new-one": ("v4-16", True)})
+    assert len(groups.there) == 2
+    demand.update({}, {"a-new-one": ("v4-16", True)})
+    assert not groups.there
