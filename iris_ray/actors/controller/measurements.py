@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 from iris_ray.actors.controller.meter import Meter
 from iris_ray.actors.controller.metric_definitions import (
@@ -73,7 +74,8 @@ class Measurements:
     def look(self, now: float) -> None:
         """Measure what has changed since the last look, and what there is now."""
         changed = self._state.job_changes.since(self._jobs_read)
-        for job_id in dict.fromkeys(self._state.jobs if changed is None else changed):
+        known = self._state.jobs, self._ends, self._starting  # some of these may be forgotten by now
+        for job_id in dict.fromkeys(chain(*known) if changed is None else changed):
             self._look_at_job(job_id)
         self._jobs_read = self._state.job_changes.version
         self._look_at_hosts(now)

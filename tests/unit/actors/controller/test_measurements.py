@@ -9,6 +9,7 @@ from iris_ray.actors.controller.metric_definitions import METRICS, Kind
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState as S
+from iris_ray.state import job_table
 from iris_ray.state.events import JobCancelledEvent, TaintedEvent, TimePassedEvent
 from tests.support.recorded_meter import RecordedMeter
 from tests.support.worlds import World
@@ -129,6 +130,24 @@ def test_a_new_controller_does_not_count_again_what_jobs_did_before(world: Measu
     measurements.look(world.now)
     assert not again.total
     world.confirm(job)
+
+
+def test_jobs_that_are_forgotten_among_very_many_changes_leave_nothing(
+    world: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 1)
+    for job_id in ("looked-at", "never-looked-at", "last"):
+        job = world.submit(job_id)
+        world.place(job)
+        world.run(job)
+        if job_id == "looked-at":
+            world.look()
+        world.finish(job)
+    for _ in range(3000):
+        world.state.show_anew("last")
+    world.look()
+    assert world.state.jobs.keys() == world.measurements._ends.keys() == {"last"}
+    assert not world.measurements._starting
 
 
 def test_users_beyond_a_number_share_a_label(world: Measured) -> None:
