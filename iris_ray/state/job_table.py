@@ -56,6 +56,7 @@ class JobTable:
         self._limits = limits
         self._submitted = 0
         self._finished_bytes = 0
+        self._finished_in_order = True
 
     # -- finding ---------------------------------------------------------------------------------------------------
 
@@ -130,6 +131,7 @@ class JobTable:
         self._submitted = max(self._submitted, job.number)
         if job.state.finished:
             self._note_finished(job)
+            self._finished_in_order = False  # jobs come back in the order of their submission
         else:
             self._limits.submitted(job.spec)
         if job.pending and not job.state.finished:
@@ -224,6 +226,11 @@ class JobTable:
 
         `FINISHED_JOBS_KEPT` are kept if they take no more than `FINISHED_BYTES_KEPT`; the last one always is.
         """
+        if not self._finished_in_order:
+            self._finished_in_order = True
+            self.finished = dict(
+                sorted(self.finished.items(), key=lambda item: self.jobs[item[0]].times.ended_at or 0.0)
+            )
         count, taken = len(self.finished), self._finished_bytes
         forgotten = []
         for job_id, size in islice(self.finished.items(), count - 1):

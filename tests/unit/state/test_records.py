@@ -14,6 +14,7 @@ from iris_ray.model.job_spec import CoschedulingConfig, JobSpec, SpareFor
 from iris_ray.model.jobs import Eviction, Gang, Job, PastAttempt, Task
 from iris_ray.model.lifecycle import JobState, TaskState
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.state import job_table
 from iris_ray.state.controller_state import apply_all
 from iris_ray.state.events import (
     JobCancelledEvent,
@@ -357,3 +358,18 @@ FIELDS = {
     "SpareFor": ["job_id", "purpose"],
     "Notice": ["kind", "reason", "deadline"],
 }  # fmt: skip
+
+
+def test_jobs_that_ended_first_are_forgotten_first_by_a_successor_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_table, "FINISHED_JOBS_KEPT", 2)
+    world = World()
+    for name in ("long", "short", "last"):
+        world.submit(name)
+    for name in ("short", "long"):
+        world.now += 1.0
+        world.do(TimePassedEvent(world.now))
+        world.do(JobCancelledEvent(name, "enough"))
+    new, _ = successor(world)
+    new.do(JobCancelledEvent("last", "enough"))
+    assert list(new.state.jobs) == ["long", "last"]
+    new.state.check()
