@@ -77,7 +77,7 @@ class EventProcessor:
         """Change the state.
 
         Returns:
-            A future that is done when what follows is decided and recorded. Callers that acknowledge wait for it.
+            A future that is done when what follows is decided and recorded. Many share it: see `recorded`.
         """
         if self._recorded is None:
             self._recorded = asyncio.get_running_loop().create_future()
@@ -96,6 +96,13 @@ class EventProcessor:
             self._running = True
             self._background.start(self._run(self._dispatcher), "planning")
         return recorded
+
+    async def recorded(self, events: Iterable[Event]) -> None:
+        """Change the state, and wait until what follows is decided and recorded. Callers that acknowledge call this.
+
+        Ray may cancel a call. That must end neither the writing nor the calls of others that wait for it.
+        """
+        await asyncio.shield(self.apply(events))
 
     def step_down(self, error: DeposedError) -> None:
         """Acknowledge nothing any more. Callers are told to look for another Controller."""

@@ -65,7 +65,7 @@ class PoolCalls(ControllerProcess):
             self._state.limits.require_room(spec)
         elif known.spec != spec:
             raise InvalidJobError(f"there is a job {spec.job_id} already, of {known.spec.user}; choose another id")
-        await self._events.apply([JobSubmittedEvent(spec, self._clock.now())])
+        await self._events.recorded([JobSubmittedEvent(spec, self._clock.now())])
         if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
             raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")
         return self._state.jobs[spec.job_id].state
@@ -89,7 +89,7 @@ class PoolCalls(ControllerProcess):
             raise InvalidMessageError("a host gives notice of preemption or maintenance only")
         events = self._permissions.of_pools_own(sender.owner if sender else "", events)
         self._nodes.note_drains(events)
-        await self._events.apply(map(self._by_our_clock, events))
+        await self._events.recorded(map(self._by_our_clock, events))
         job = self._state.jobs.get(job_id or "")
         if job is None:
             return None

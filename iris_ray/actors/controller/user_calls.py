@@ -209,7 +209,7 @@ class UserCalls(ControllerProcess):
         """
         before = await self.job_status(job_id)
         self._permissions.require_own(user, self._job(job_id))
-        await self._events.apply([JobCancelledEvent(job_id, reason)])
+        await self._events.recorded([JobCancelledEvent(job_id, reason)])
         return before
 
     @checked
@@ -223,7 +223,7 @@ class UserCalls(ControllerProcess):
         known = {job_id: self._state.jobs[job_id] for job_id in yielding if job_id in self._state.jobs}
         for job in known.values():
             self._permissions.require_own(user, job, "say that it yields")
-        await self._events.apply([JobYieldsEvent(job_id, yielding[job_id]) for job_id in known])
+        await self._events.recorded([JobYieldsEvent(job_id, yielding[job_id]) for job_id in known])
 
     @checked
     async def taint(self, target: str, taint: str, reason: Words, user: str) -> list[str]:
@@ -236,7 +236,7 @@ class UserCalls(ControllerProcess):
         await self.ping()
         self._permissions.require_operator(user, "drain and taint hosts")
         node_ids = self._hosts(target)
-        await self._events.apply([TaintedEvent(target, taint, reason)])
+        await self._events.recorded([TaintedEvent(target, taint, reason)])
         return node_ids
 
     @checked
@@ -254,7 +254,7 @@ class UserCalls(ControllerProcess):
             if not tainted:
                 raise UnknownNameError(f"there is no taint {taint} on {target!r}, and none on any other host or slice")
             raise unknown(f"taint {taint} on", target, tainted)
-        await self._events.apply([TaintLiftedEvent(target, taint)])
+        await self._events.recorded([TaintLiftedEvent(target, taint)])
         return [w.node_id for w in self._state.fleet.slice_workers(target)] or [target]
 
     async def list_limits(self) -> list[LimitStatus]:
@@ -283,7 +283,7 @@ class UserCalls(ControllerProcess):
         table = self._state.limits.table
         before = [Limits() if reset else table.get((whose, band), Limits()) for band in bands]
         events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
-        await self._events.apply(events)
+        await self._events.recorded(events)
         return limit_statuses(self._state)
 
     async def statistics(self) -> dict[str, int]:
