@@ -1,6 +1,7 @@
 """Where a task's output goes: into files on its host, in part to the driver's terminal, as last lines to the pool."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +34,8 @@ class TaskOutput:
         self._writer = LogWriter(AttemptLog(self._logs, task.job_id, task.task_index, task.attempt))
         self._throttle = LineThrottle.for_task_of(task.num_tasks, f"iris-ray logs {task.job_id} {task.task_index}")
         self._last_lines = LastLinesReport(task, node_id, report)
-        with contextlib.suppress(OSError):  # the disk with Ray's logs is full; the host's directory may be on another
-            label_output(task.label, stderr=False)
+        self._label = task.label
+        _terminal.begin(self._label)
 
     def take(self, data: bytes, is_stopped: bool) -> None:
         """Take what the task has printed.
@@ -48,16 +49,16 @@ class TaskOutput:
         if self._writer.write(data):
             prune(self._logs, time.time())
         if self._writer.problem != problem:
-            _show([f"iris_ray: this output can't be kept on its host: {self._writer.problem}"])
+            self._show([f"iris_ray: this output can't be kept on its host: {self._writer.problem}"])
         self._last_lines.add(data, self._writer.end)
         if is_stopped:
             self._throttle.leave_out(data)
         else:
-            _show(self._throttle.feed(data, time.monotonic()))
+            self._show(self._throttle.feed(data, time.monotonic()))
 
     def pause(self) -> None:
         """Show what is held back, because the task has printed nothing for a while."""
-        _show(self._throttle.flush(time.monotonic()))
+        self._show(self._throttle.flush(time.monotonic()))
 
     def report_if_due(self) -> None:
         self._last_lines.send_if_due()
@@ -77,9 +78,37 @@ class TaskOutput:
         """Close the file."""
         self._writer.close()
 
+    def _show(self, lines: list[str]) -> None:
+        if lines:
+            _terminal.show(self._label, lines)
 
-def _show(lines: list[str]) -> None:
-    """Print lines on this process's stdout, from where Ray brings them to the driver's terminal."""
-    if lines:
-        with contextlib.suppress(OSError):  # the disk is full; the task must not stop because of that
+
+class _Terminal:
+    """The driver's terminal: Ray brings there what this process prints. Tasks without chips share it on their host.
+
+    A full disk with Ray's logs stops no task; the host's directory may be on another one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._label: str | None = None  # of what is printed now
+
+    def begin(self, label: str) -> None:
+        """Mark what is printed from now on as one task's."""
+        with self._lock, contextlib.suppress(OSError):
+            self._mark(label)
+
+    def show(self, label: str, lines: list[str]) -> None:
+        """Print lines of a task under its label."""
+        with self._lock, contextlib.suppress(OSError):
+            if label != self._label:
+                self._mark(label)
             print("\n".join(lines), flush=True)
+
+    def _mark(self, label: str) -> None:
+        self._label = None
+        label_output(label, stderr=False)
+        self._label = label
+
+
+_terminal = _Terminal()

@@ -16,6 +16,7 @@ from iris_ray.actors.host.output import pump
 from iris_ray.actors.host.output.last_lines_report import LAST_BYTES, LastBytes
 from iris_ray.actors.host.output.log_files import AttemptLog, logs_directory
 from iris_ray.actors.host.output.pump import OutputPump
+from iris_ray.actors.host.output.started_task import StartedTask
 from iris_ray.actors.host.output.task_output import TaskOutput
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.actors.wire.task_log import LastLines
@@ -131,6 +132,26 @@ def test_pump_shows_little_of_much(pumped: Pumped, capsys: pytest.CaptureFixture
     piece = pumped.log.tail(1, 100)
     assert piece is not None
     assert piece.data == b"line 299999\n"
+
+
+def test_tasks_that_share_a_host_have_their_lines_shown_under_their_own_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = (StartedTask("job-1", index, 1, 2, f"train task={index}") for index in range(2))
+    one, other = (TaskOutput(task, tmp_path, "node", lambda last: None) for task in tasks)
+    one.take(b"from 0\n", is_stopped=False)
+    one.take(b"from 0 again\n", is_stopped=False)
+    other.take(b"from 1\n", is_stopped=False)
+    one.close()
+    other.close()
+    label, shown = "", []
+    for line in capsys.readouterr().out.splitlines():
+        if line.startswith(":actor_name:"):
+            label = line
+        else:
+            shown.append((label.removeprefix(":actor_name:"), line))
+    expected = [("train task=0", "from 0"), ("train task=0", "from 0 again"), ("train task=1", "from 1")]
+    assert shown == expected
 
 
 def test_task_goes_on_printing_if_its_output_can_not_be_kept(
