@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -69,9 +70,9 @@ class TaskNotices:
         if not self._was_signalled:  # a second signal would start a handler that is saving once more, within itself
             self._was_signalled = True
             self._process.signal(signal.SIGTERM)
-        while not self._process.ended and not self._files.saved.exists():
+        while not self._process.ended and not os.path.exists(self._files.saved):
             await self._process.wait_at_most(SAVED_POLL_S)
-        return self._files.saved.exists()
+        return os.path.exists(self._files.saved)
 
     def _write(self, notice: Notice) -> bool:
         """Return whether the notice could be written; the disk may be full now and have room later."""

@@ -20,7 +20,7 @@ def survive_notices(files: TaskFiles) -> None:
     before, task = signal.getsignal(signal.SIGTERM), os.getpid()
 
     def on_sigterm(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == task and files.notice.exists():
+        if os.getpid() == task and os.path.exists(files.notice):
             return
         if callable(before):
             before(number, frame)

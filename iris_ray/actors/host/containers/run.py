@@ -44,7 +44,7 @@ def run_in_container(spec: ContainerSpec) -> None:
     state = engine.state(name)
     end_container(files, KEPT_S)
     end = container_exit(engine.name, code, state)
-    if files.notice.exists() and end.code in (0, BY_SIGTERM):
+    if os.path.exists(files.notice) and end.code in (0, BY_SIGTERM):
         raise ProgramExit(0, "the container ended after a notice")  # as a function that calls sys.exit() then
     if end.code:
         raise end
@@ -86,11 +86,11 @@ class _SigtermRelay:
         self._told = False
         self.over = threading.Event()
         signal.signal(signal.SIGTERM, self._on_sigterm)
-        if files.notice.exists():
+        if os.path.exists(files.notice):
             self._on_sigterm()
 
     def _on_sigterm(self, number: int = signal.SIGTERM, frame: FrameType | None = None) -> None:
-        if (has_notice := self._files.notice.exists()) and self._told:
+        if (has_notice := os.path.exists(self._files.notice)) and self._told:
             return
         self._told = has_notice
         threading.Thread(target=self._pass_on, daemon=True).start()

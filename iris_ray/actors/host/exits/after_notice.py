@@ -1,6 +1,7 @@
 """What a task process does when user code leaves with ``sys.exit`` after a notice: the task has saved its state."""
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -14,9 +15,10 @@ from iris_ray.actors.wire.task_files import TaskFiles
 def means_saved(stop: SystemExit, files: TaskFiles) -> bool:
     """Return whether this exit says that the task has saved its state: neither a success nor a failure.
 
-    After a notice that is so for an exit without a code or with 0, and for any exit that a SIGTERM handler raised.
+    After a notice that is so for an exit without a code or with 0, and for any exit that a SIGTERM handler raised. A
+    disk that can't tell of a notice changes nothing about an exit.
     """
-    return files.notice.exists() and (stop.code in (None, 0) or _came_from_sigterm_handler(stop))
+    return os.path.exists(files.notice) and (stop.code in (None, 0) or _came_from_sigterm_handler(stop))
 
 
 def report_saved(files: TaskFiles) -> NoReturn:

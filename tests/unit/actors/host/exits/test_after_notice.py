@@ -1,11 +1,16 @@
 """A task that leaves after a notice counts as one that has saved."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import cloudpickle
 
+from iris_ray.actors.host.user_code import run_function
+from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.model.outcomes import EndKind
 from tests.support.task_children import PATIENCE_S, Make
 
 # Runs each function in a forked process of its own, as a task that has had a notice, and says what became of it.
@@ -112,3 +117,11 @@ def test_task_that_exits_after_a_notice_has_saved_however_it_got_to_that(leavers
         "function", "method", "partial", "object", "resets", "flag",
     }  # fmt: skip
     assert (leavers["code"], leavers["error"], leavers["untold"]) == ("exited", "raised", "returned")
+
+
+@pytest.mark.parametrize(("code", "kind"), [(0, EndKind.RETURNED), (3, EndKind.EXITED)])
+def test_exit_on_a_host_whose_disk_can_not_tell_of_a_notice_is_an_exit(code: int, kind: EndKind) -> None:
+    unreadable = TaskFiles("/tmp/" + 300 * "x")  # the kernel refuses such a name, as a faulty disk refuses any
+    end = run_function(cloudpickle.dumps(lambda: sys.exit(code)), unreadable)
+    assert end.kind is kind
+    assert end.exit_code == code
