@@ -55,9 +55,12 @@ class LogWriter:
 
     def close(self) -> None:
         """Close the current file."""
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is not None:
+            try:
+                os.close(fd)
+            except OSError as error:  # a network's file system may say only here that it could not write
+                self.problem = str(error)
 
     def _is_deleted(self) -> bool:
         """Return whether `prune` or a person has deleted the current file, so that nothing in it can be read."""

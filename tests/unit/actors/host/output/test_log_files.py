@@ -131,6 +131,27 @@ def test_full_disk_raises_nothing_and_later_output_is_kept(log: AttemptLog) -> N
     assert piece.end == 4 + (1 << 20) + 4
 
 
+def test_error_that_a_disk_tells_at_the_close_of_a_file_costs_no_later_line(
+    log: AttemptLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As NFS does; the kernel has closed the descriptor all the same."""
+    close = os.close
+
+    def close_late(fd: int) -> None:
+        close(fd)
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    writer = LogWriter(log, file_bytes=4)
+    monkeypatch.setattr(os, "close", close_late)
+    writer.write(b"one\ntwo\n")
+    assert writer.problem == "[Errno 122] Disk quota exceeded"
+    writer.close()
+    monkeypatch.undo()
+    writer.write(b"more")
+    writer.close()
+    assert read_all(log) == (0, b"one\ntwo\nmore")
+
+
 def test_full_disk_costs_no_line_that_was_kept_before(log: AttemptLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a disk still lets files be created. These are empty, and push out none that has something to say."""
 
