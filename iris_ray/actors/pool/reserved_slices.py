@@ -247,9 +247,16 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         return events
 
     async def job_over(self, job_id: str) -> None:
-        """Tell the hosts of the slices that a job used last that it is over. They answer once its files are removed."""
+        """Tell the hosts of the slices that a job used last that it is over. They answer once its files are removed.
+
+        A host that can't remove them, such as one with a faulty disk, only says so.
+        """
         mine = [held for held in self._held.values() if held.used_by == job_id and TPU in held.bundle]
-        await asyncio.gather(*(host.job_over(job_id) for held in mine for host in held.crew.hosts))
+        hosts = [host for held in mine for host in held.crew.hosts]
+        replies = await asyncio.gather(*(host.job_over(job_id) for host in hosts), return_exceptions=True)
+        for host, reply in zip(hosts, replies, strict=True):
+            if isinstance(reply, Exception):
+                logger.warning("%s: the files of job %s may stay there: %s", host.name, job_id, reply)
 
     # -- giving back -----------------------------------------------------------------------------------------------
 

@@ -1,8 +1,11 @@
 """How long the slices that a pool holds may take to answer."""
 
 import asyncio
+import errno
 from types import SimpleNamespace
 from typing import Any, cast
+
+import pytest
 
 from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
@@ -33,6 +36,30 @@ def test_idle_slice_whose_actor_is_silent_for_5_s_is_lost() -> None:
         return await slices_with(ready).lost_while_idle(), virtual_time.now()
 
     assert virtual_time.run(looked_at()) == (("a",), 5.0)
+
+
+def test_host_that_can_not_remove_the_files_of_a_job_only_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Its pool would wait for the end of that job for ever."""
+    told: list[str] = []
+
+    async def removes(job_id: str) -> None:
+        told.append(job_id)
+
+    async def has_a_faulty_disk(job_id: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    async def over() -> None:
+        slices = slices_with(asyncio.get_running_loop().create_future())
+        held = slices["a"]
+        held.used_by = "job-1"
+        removals = {"a host 0": has_a_faulty_disk, "a host 1": removes}
+        hosts: Any = [SimpleNamespace(name=name, job_over=removal) for name, removal in removals.items()]
+        held.crew = cast(Any, SimpleNamespace(hosts=hosts))
+        await slices.job_over("job-1")
+
+    virtual_time.run(over())
+    assert told == ["job-1"]
+    assert "a host 0: the files of job job-1 may stay there: [Errno 5] Input/output error" in caplog.text
 
 
 def test_slice_that_is_given_back_while_it_starts_says_so() -> None:
