@@ -8,7 +8,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from ray.exceptions import ActorDiedError, OutOfMemoryError
+from ray.exceptions import ActorDiedError, ActorUnschedulableError, OutOfMemoryError
 
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks, repeat
@@ -90,7 +90,7 @@ class FailureDetector(Generic[Key]):
         finally:
             call.cancel()
         error = asyncio.CancelledError() if call.cancelled() else call.exception()
-        if isinstance(error, (ActorDiedError, OutOfMemoryError)):
+        if isinstance(error, (ActorDiedError, ActorUnschedulableError, OutOfMemoryError)):
             self._lost(key, f"is gone ({type(error).__name__})")
             return True
         if error is None:

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from unittest import mock
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError, RayError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    OutOfMemoryError,
+    RayError,
+)
 
 from iris_ray.actors.wire.failure_detector import FIRST_PING_S, PING_S, RETRY_S, FailureDetector
 from tests.support.virtual_time import block, now, run
@@ -118,13 +124,18 @@ def test_who_answers_again_before_the_limit_is_not_lost() -> None:
     assert run(watched()) == {}
 
 
-@pytest.mark.parametrize("error", [ActorDiedError(), OutOfMemoryError("killed")], ids=["died", "killed for memory"])
-def test_actor_that_died_is_lost_at_once(error: RayError) -> None:
+@pytest.mark.parametrize("since_first", [False, True])
+@pytest.mark.parametrize(
+    "error",
+    [ActorDiedError(), OutOfMemoryError("killed"), ActorUnschedulableError("its node is dead")],
+    ids=["died", "killed for memory", "never started"],
+)
+def test_actor_that_is_gone_is_lost_at_once(error: RayError, since_first: bool) -> None:
     async def died() -> None:
         raise error
 
     async def watched() -> None:
-        with watching(dead=died, prompt=answers) as watch:
+        with watching(since_first=since_first, dead=died, prompt=answers) as watch:
             await asyncio.wait_for(watch.found(), 60)
             assert now() == FIRST_PING_S
             assert list(watch.silent) == ["dead"]
