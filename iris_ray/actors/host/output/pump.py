@@ -17,7 +17,7 @@ from pathlib import Path
 
 from iris_ray.actors.host.output.started_task import StartedTask
 from iris_ray.actors.host.output.task_output import TaskOutput
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.wire.task_files import TaskFiles, remove_file
 from iris_ray.actors.wire.task_log import LastLines
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class OutputPump:
                 logger.exception("the output of process %d can no longer be kept", self._pid)
                 self._discard()
         finally:
-            self._files.output.unlink(missing_ok=True)
+            remove_file(self._files.output)
             for fd in (self._pipe, self._wake):
                 os.close(fd)
             if self._output is not None:

@@ -1,7 +1,9 @@
 """Real processes print into a pump's FIFO."""
 
 import contextlib
+import errno
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -119,6 +121,21 @@ def test_pump_of_a_process_that_never_started_leaves_nothing(tmp_path: Path) -> 
     one.pump.close()
     one.pump.close()  # again does no harm
     assert one.log.read(0, 10) is None
+
+
+def test_pump_on_a_disk_that_has_become_read_only_gives_its_file_descriptors_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    before = len(os.listdir("/proc/self/fd"))
+    one = Pumped(tmp_path)
+    one.run("print('hello')")
+    with monkeypatch.context() as read_only:
+        read_only.setattr(Path, "unlink", refuse)
+        one.pump.close()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_pump_shows_little_of_much(pumped: Pumped, capsys: pytest.CaptureFixture[str]) -> None:
