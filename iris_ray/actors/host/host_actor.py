@@ -64,7 +64,7 @@ class TPUHostActor:
         self._metadata: asyncio.Task[None] | None = None
         self._contact = Contact(HOST_UNASKED_S, self._runs_a_task)
         self._fence: asyncio.Task[None] | None = None
-        self._peers: tuple[str, HostWatch] | None = None
+        self._peers: dict[str, tuple[str, HostWatch]] = {}  # by place
 
     @cached_property
     def _ledger(self) -> ProcessLedger:
@@ -80,26 +80,29 @@ class TPUHostActor:
         self._contact.asked()
         return True
 
-    async def watch_peers(self, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float) -> None:
-        """Ask other hosts of the slice whether they are there, on behalf of its SliceActor.
+    async def watch_peers(
+        self, place: str, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float
+    ) -> None:
+        """Ask other hosts of a place whether they are there, on behalf of its SliceActor.
 
         Args:
-            watch: names this watch; the one before ends.
+            place: which; this host may be in several.
+            watch: names this watch; the one before for this place ends.
             peers: actors and names of the hosts by index.
             silence_s: as for `HostWatch`.
         """
-        if self._peers is not None:
-            self._peers[1].stop()
-        stubs = {i: HostStub(actor, name, self._place.slice_name) for i, (actor, name) in peers.items()}
-        self._peers = watch, HostWatch(stubs, silence_s)
+        self._unwatch_peers(place)
+        stubs = {i: HostStub(actor, name, place) for i, (actor, name) in peers.items()}
+        self._peers[place] = watch, HostWatch(stubs, silence_s)
 
-    async def silent_peers(self, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
+    async def silent_peers(self, place: str, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
         """Return which hosts that this one watches are silent, and which of them may live; None if it does not."""
         self._contact.asked()
-        if self._peers is None or self._peers[0] != watch:
+        known, peers = self._peers.get(place, (None, None))
+        if peers is None or known != watch:
             return None
-        self._peers[1].asked()
-        return self._peers[1].detector.silent, self._peers[1].detector.hung
+        peers.asked()
+        return peers.detector.silent, peers.detector.hung
 
     async def adopt(self, place: str, standby: ActorHandle, pid: int, started: int, token: str) -> Unfit | None:
         """Watch a standby from now on. The first call prepares the host.
@@ -200,10 +203,15 @@ class TPUHostActor:
         for watching in (self._metadata, self._fence) if self._exclusive else ():
             if watching is not None:
                 watching.cancel()
+        self._unwatch_peers(place)
         pids = self._of_place(place)
         await asyncio.gather(*(self._watches[pid].end("the slice is released") for pid in pids))
         if not self._exclusive:
             await self._forget(pids)
+
+    def _unwatch_peers(self, place: str) -> None:
+        if place in self._peers:
+            self._peers.pop(place)[1].stop()
 
     def _runs_a_task(self) -> bool:
         return any(watch.runs for watch in self._watches.values())

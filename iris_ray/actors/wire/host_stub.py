@@ -42,13 +42,14 @@ class HostStub:
 
         None if it does not watch them (yet).
         """
-        silent: Awaitable[tuple[dict[int, str], dict[int, str]] | None] = self._handle.silent_peers.remote(watch)
+        call = self._handle.silent_peers.remote(self._place, watch)
+        silent: Awaitable[tuple[dict[int, str], dict[int, str]] | None] = call
         return silent
 
     def watch_peers(self, watch: str, peers: Mapping[int, "HostStub"], silence_s: float) -> Awaitable[None]:
         """Have the host watch others, instead of those before. Return an awaitable as `ping` does."""
         handles = {i: (peer._handle, peer.name) for i, peer in peers.items()}
-        told: Awaitable[None] = self._handle.watch_peers.remote(watch, handles, silence_s)
+        told: Awaitable[None] = self._handle.watch_peers.remote(self._place, watch, handles, silence_s)
         return told
 
     async def adopt(self, standby: ActorHandle, ready: StandbyReady, timeout_s: float) -> Unreachable | None:

@@ -29,7 +29,11 @@ class Slice:
         self.calls: Counter[tuple[str, int]] = Counter()
         self.frozen: set[int] = set()
         self.actors = [TPUHostActor(HostPlace(f"n{i}", "10.0.0.1", "a", i), False, None) for i in range(count)]
-        self.stubs = {i: HostStub(self._handle(i), f"a host {i}", "a") for i in range(count)}
+        self.stubs = self.of("a")
+
+    def of(self, place: str) -> dict[int, HostStub]:
+        """Return what is asked on behalf of a place that has all of these hosts."""
+        return {i: HostStub(self._handle(i), f"{place} host {i}", place) for i in range(len(self.actors))}
 
     def _handle(self, index: int) -> Any:
         def method(name: str) -> SimpleNamespace:
@@ -78,6 +82,26 @@ def test_frozen_host_is_found_in_its_time_whoever_asks_it(count: int, frozen: in
     assert silent == {frozen: f"has not answered for {LIMIT_S:g} s"}
     assert hung == {frozen}
     assert LIMIT_S - 1.1 <= after_s <= LIMIT_S + 2.1
+
+
+def test_frozen_host_of_two_places_is_found_for_both() -> None:
+    """As two gangs without chips on the same hosts: the first host of a group asks the others for each of them."""
+
+    async def found() -> tuple[list[dict[int, str]], int]:
+        hosts = Slice(100)
+        watches = [HostWatch(hosts.of(place), LIMIT_S) for place in ("a", "b")]
+        keeping = [asyncio.ensure_future(kept(watch, 60)) for watch in watches]
+        await asyncio.sleep(20.0)
+        hosts.frozen.add(57)
+        await asyncio.sleep(LIMIT_S + 3.0)
+        for keeper, watch in zip(keeping, watches, strict=True):
+            keeper.cancel()
+            watch.stop()
+        return [dict(watch.detector.silent) for watch in watches], hosts.calls["watch_peers", 0]
+
+    silent, told = run(found())
+    assert silent == [{57: f"has not answered for {LIMIT_S:g} s"}] * 2
+    assert told == 2
 
 
 def test_of_many_hosts_few_are_asked_directly_and_every_one_by_somebody() -> None:
