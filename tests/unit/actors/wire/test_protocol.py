@@ -40,7 +40,7 @@ def test_what_travels_has_not_changed_without_a_new_protocol() -> None:
     orders = AttemptId, AttemptOrder, HostPlace, JobView, PoolProcess, PoolView, Notice
     travelling = *orders, GangProgress, WorkerDrainedEvent, MaintenanceCalledOffEvent
     fields = {cls.__name__: field_names(cls) for cls in travelling}
-    assert (PROTOCOL_VERSION, methods, fields) == (7, METHODS, FIELDS)
+    assert (PROTOCOL_VERSION, methods, fields) == (8, METHODS, FIELDS)
 
 
 def field_names(cls: Any) -> list[str]:
