@@ -9,6 +9,7 @@ from iris_ray.actors.wire.status import WorkerStatus
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue
 from iris_ray.model.ids import job_of
+from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import Worker
 from iris_ray.state.groups import Group
 
@@ -111,11 +112,12 @@ def host_name(host: WorkerStatus) -> str:
 def find_target(target: str, workers: Sequence[WorkerStatus]) -> str:
     """Return the Controller's name for a slice or host: the slice's name, or the host's node id.
 
-    People may call a host ``SLICE/NUMBER``, by its IP address, or by the beginning of its node id. An unknown name is
-    returned as it is: the Controller suggests the nearest ones.
+    People may call a host ``SLICE/NUMBER``, by its IP address, or by the beginning of its node id. Any other unknown
+    name is returned as it is: the Controller suggests the nearest ones.
 
     Raises:
         InvalidRequestError: the name fits several hosts.
+        UnknownNameError: the slice has no host of that number; the message names those that it has.
     """
     if any(target in (w.slice_name, w.node_id) for w in workers):
         return target
@@ -128,4 +130,7 @@ def find_target(target: str, workers: Sequence[WorkerStatus]) -> str:
     if len(found) > 1:
         which = ", ".join(names[node_id][0] for node_id in found)
         raise InvalidRequestError(f"{target} could be any of {which}; say which")
+    slice_name, slash, _ = target.rpartition("/")
+    if not found and slash and (hosts := [worker for worker in workers if worker.slice_name == slice_name]):
+        raise unknown("host", target, [f"{slice_name}/{host.host_index}" for host in hosts])
     return found[0] if found else target

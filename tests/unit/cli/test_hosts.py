@@ -115,6 +115,7 @@ def test_notice_that_ray_refuses_is_no_success(world: ControllerInProcess, monke
     ("arguments", "said"),
     [
         (["v4-160"], "did you mean"),
+        (["v4-16-0/7"], "there is no host 'v4-16-0/7'; did you mean v4-16-0/"),
         ([], "Missing argument"),
         (["v4-16-1", "--seconds", "0"], "0 is not in the range"),
         (["v4-16-1", "--seconds", "nan"], "not a valid integer"),
