@@ -21,6 +21,7 @@ LOSSES = frozenset({"kill", "preempt", "freeze"})
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TIME = r"\d+(?:\.\d+)?\s?(?:ms|s|m|h)\b"
+_WITHOUT_UNIT = re.compile(r"((?:after|with) \d+(?:\.\d+)?)(?= notice|$| with)")
 _VALUES = {"SLICE": r"\d{1,6}", "HOST": r"\d{1,6}", "TIME": _TIME, "NOTICE": _TIME}
 _USUAL = {"SLICE": "0", "HOST": "0", "TIME": "30s", "NOTICE": "10s"}
 _PLACE = re.compile("|".join(_VALUES))
@@ -85,8 +86,11 @@ def require_possible(faults: Sequence[PlannedFault], slices: int, hosts: int) ->
 
 
 def _parse(source: str, text: str) -> PlannedFault:
-    found = next(filter(None, (pattern.fullmatch(text) for pattern in _PATTERNS)), None)
+    found = _match(text)
     if found is None:
+        in_seconds = _WITHOUT_UNIT.sub(r"\1s", text)
+        if _match(in_seconds):
+            raise InvalidModeError(f"{source}: {text!r} lacks the unit of a time; did you mean {in_seconds!r}?")
         raise InvalidModeError(f"{source}: there is no fault {text!r}; did you mean {_nearest(text)!r}?")
     values = found.groupdict()
     number, host, notice = values.get("SLICE"), values.get("HOST"), values.get("NOTICE")
@@ -98,6 +102,10 @@ def _parse(source: str, text: str) -> PlannedFault:
         None if host is None else int(host),
         _seconds(notice) if notice else 0.0,
     )
+
+
+def _match(text: str) -> re.Match[str] | None:
+    return next(filter(None, (pattern.fullmatch(text) for pattern in _PATTERNS)), None)
 
 
 def _seconds(written: str) -> float:

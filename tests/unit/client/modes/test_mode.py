@@ -58,7 +58,11 @@ def test_faults_are_given_as_an_argument_or_behind_the_mode(given: Any) -> None:
         (("simple", "kill slice 0 after 1s", {}), "leave one of them out"),
         ((None, 30, {}), 'simulate is 30; give faults, such as "kill slice 0 after 30s"'),
         ((None, "kil slice 2 after 5s", {}), "did you mean 'kill slice 2 after 5s'"),
-        ((None, "kill slice 0 after 30", {}), "did you mean 'kill slice 0 after 30s'"),
+        ((None, "kill slice 0 after 5", {}), "lacks the unit of a time; did you mean 'kill slice 0 after 5s'"),
+        (
+            (None, "preempt slice 0 after 5 with 2.5 notice", {}),
+            "lacks the unit of a time; did you mean 'preempt slice 0 after 5s with 2.5s notice'",
+        ),
         ((None, "kill the world", {}), "did you mean 'kill slice 0 after 30s'"),
         ((None, "freeze slice 1 host 1 after 2s", {}), "did you mean 'freeze host 1 of slice 1 after 2s'"),
         ((None, "preempt slice 0 after 1m with notice of 9s", {}), "'preempt slice 0 after 1m with 9s notice'"),
