@@ -87,6 +87,7 @@ def provision(
     from iris_ray.cli.provisioner import Jobs, Provisioner
     from iris_ray.cloud.cloud_tpu import CloudTpu
 
+    config = get_tpu_config(tpu_type)
     if most < least:
         raise InvalidRequestError(f"--max is {most}, which is less than --min {least}")
     if not _NAME.fullmatch(owner):
@@ -95,10 +96,8 @@ def provision(
         raise InvalidRequestError(f"give --location projects/PROJECT/locations/ZONE, or set {LOCATION_VARIABLE}")
     cloud = CloudTpu(place, os.environ.get(ENDPOINT_VARIABLE) or None)
     text = startup_script(script.read_text() if script else STARTUP_SCRIPT, head or chosen_address())
-    settings = Settings(owner, get_tpu_config(tpu_type), least, most, idle_s)
-    template = NewSlice(
-        "", settings.config.accelerator_type, runtime_version, {OWNER_LABEL: owner}, text, spot, external_ips
-    )
+    settings = Settings(owner, config, least, most, idle_s)
+    template = NewSlice("", config.accelerator_type, runtime_version, {OWNER_LABEL: owner}, text, spot, external_ips)
     with cluster():
         provisioner = Provisioner(settings, cloud, Jobs(), template, dry_run)
         provisioner.turn()
