@@ -190,12 +190,17 @@ def _plain(spec: JobSpec, name: str, kind: Any) -> Any:
     try:
         return plain(kind, getattr(spec, name), name)
     except InvalidMessageError as error:
-        raise InvalidJobError(f"job {shown(spec.job_id)}: {error}") from None
+        raise InvalidJobError(f"{_who(spec)}: {error}") from None
+
+
+def _who(spec: JobSpec) -> str:
+    """Return what people call the job: by its name, as nobody has seen the id of a job that is not there yet."""
+    return f"job {shown(spec.name or spec.job_id)}"
 
 
 def _require_valid(spec: JobSpec) -> None:
     """Raise InvalidJobError for the first invalid value, with a message that says how to fix it."""
-    who = f"job {shown(spec.job_id)}"
+    who = _who(spec)
     _require_names(who, spec)
     _require_counts(who, spec)
     _require_times(who, spec)

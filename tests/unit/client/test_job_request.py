@@ -72,6 +72,11 @@ def test_request_with_a_bad_preload_is_refused(value: Any) -> None:
         pod_request(preload=value)
 
 
+def test_refused_request_is_called_by_its_name_and_not_by_an_id_that_nobody_has_seen() -> None:
+    with pytest.raises(InvalidJobError, match="job 'hello': spares is -1"):
+        pod_request(spares=-1)
+
+
 def test_request_with_a_generator_of_modules_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="preload"):
         pod_request(preload=(name for name in ["json"]))
