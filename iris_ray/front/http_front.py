@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Final, Self
 
 from aiohttp import web
@@ -57,7 +57,7 @@ class HttpFront:
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop  # there is one once it is started
         self._stopped = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="http front", daemon=True)
         self._started: Future[int] = Future()
@@ -65,7 +65,10 @@ class HttpFront:
     @property
     def url(self) -> str:
         """Where it listens."""
-        return f"http://{self._at[0]}:{self._started.result()}"
+        if not self._is_started:
+            raise InvalidSlotError("HttpFront is not started; call start(), or use it with `with`")
+        host = f"[{self._at[0]}]" if ":" in self._at[0] else self._at[0]
+        return f"http://{host}:{self._started.result()}"
 
     def start(self) -> Self:
         """Listen.
@@ -79,7 +82,10 @@ class HttpFront:
 
     def close(self) -> None:
         """Listen no more. Requests that have not ended after a few seconds are cancelled."""
-        self._loop.call_soon_threadsafe(self._stopped.set)
+        if not self._is_started:
+            return
+        with suppress(RuntimeError):  # its loop is closed already
+            self._loop.call_soon_threadsafe(self._stopped.set)
         self._thread.join()
 
     def __enter__(self) -> Self:
@@ -88,7 +94,12 @@ class HttpFront:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    @property
+    def _is_started(self) -> bool:
+        return self._thread.ident is not None
+
     def _run(self) -> None:
+        self._loop = asyncio.new_event_loop()
         try:
             self._loop.run_until_complete(self._serve())
         finally:
@@ -165,7 +176,8 @@ async def _json(request: web.Request) -> Any:
         return json.loads(await request.read())
     except web.HTTPRequestEntityTooLarge:
         raise BodyTooLargeError(f"the request's body has more than {MOST_BODY:,} bytes") from None
-    except (ValueError, LookupError, RecursionError):  # no JSON, no such charset, nested too deeply
+    except (ValueError, LookupError, RecursionError, web.RequestPayloadError):
+        # no JSON, no such charset, nested too deeply, compressed otherwise than it says
         raise InvalidSlotError("the request's body is no JSON object, or can't be read") from None
 
 

@@ -5,6 +5,7 @@ import http.client
 import json
 import socket
 import time
+import urllib.parse
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -93,6 +94,15 @@ def test_a_body_that_can_not_be_read_is_the_callers_mistake(front: HttpFront, bo
     assert "no JSON object" in json.loads(answer)["error"]["message"]
 
 
+def test_a_body_that_is_not_as_its_encoding_says_is_the_callers_mistake(front: HttpFront) -> None:
+    connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
+    connection.request("POST", "/v1/completions", asked("a"), {"Content-Encoding": "gzip"})
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert "no JSON object" in json.loads(answer.read())["error"]["message"]
+    connection.close()
+
+
 def test_models_that_nobody_serves_any_more_may_come_back(front: HttpFront) -> None:
     status, headers, body = post(front, asked("dead"))
     assert (status, headers["Retry-After"]) == (503, "10")
@@ -129,6 +139,24 @@ def test_a_caller_who_goes_away_cancels_the_request(front: HttpFront, client: Cl
 def test_a_port_that_is_none_is_refused_at_once(client: Any, port: Any) -> None:
     with pytest.raises(InvalidSlotError, match="port is"):
         HttpFront(client, port=port)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_its_url_is_one_that_a_caller_can_use(client: Any, host: str) -> None:
+    with HttpFront(client, host=host) as front:
+        assert urllib.parse.urlsplit(front.url).hostname == host
+        assert post(front, asked("a"))[0] == 200
+
+
+def test_closing_what_is_closed_or_was_never_open_does_nothing(client: Any) -> None:
+    with HttpFront(client) as front:
+        front.close()
+    with pytest.raises(OSError, match="assign requested address"):
+        (failed := HttpFront(client, host="192.0.2.1")).start()
+    failed.close()
+    (idle := HttpFront(client)).close()
+    with pytest.raises(InvalidSlotError, match="not started"):
+        print(idle.url)
 
 
 def test_an_address_that_is_none_is_an_error_and_start_returns(client: Any) -> None:
