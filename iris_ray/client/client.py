@@ -55,6 +55,7 @@ class IrisClient:
             NoClusterError: nothing answers there, or it is not the head of a Ray cluster.
             InvalidRequestError: the address or the workspace makes no sense, or this process is connected already.
         """
+        require_no_local_mode()  # what is refused leaves the process unconnected
         join(address, workspace)
         client = cls()
         client._at_the_end.callback(ray.shutdown)

@@ -88,8 +88,8 @@ def require_cluster() -> None:
     """Connect to the running cluster if this process has not done so.
 
     Raises:
-        NoClusterError: there is none.
-        InvalidRequestError: the process is a Ray Client.
+        NoClusterError: there is none, or nothing answers at ``$RAY_ADDRESS``.
+        InvalidRequestError: the process is a Ray Client, or ``$RAY_ADDRESS`` makes no sense.
     """
     import ray
 
@@ -101,6 +101,8 @@ def require_cluster() -> None:
             " on the cluster, for example with `ray job submit -- python script.py`"
         )
     if not ray.is_initialized():
+        if (given := os.environ.get("RAY_ADDRESS", AUTO)) not in (AUTO, "local", ""):
+            _require_answer(given)
         try:
             ray.init(address=AUTO)
         except ConnectionError as error:
@@ -151,8 +153,8 @@ def _require_answer(address: str) -> None:
         host = ray.util.get_node_ip_address()  # as Ray does
     try:
         probe = socket.create_connection((host.strip("[]"), port), _PROBE_S)
-    except OSError as error:
-        why = error.strerror or "no answer"
+    except (OSError, UnicodeError) as error:  # the latter: it can't be the name of a host
+        why = getattr(error, "strerror", None) or "no answer"
         raise NoClusterError(f"nothing answers at {address} ({why}); {TRY_A_CLUSTER}") from None
     with probe:
         if not _speaks_grpc(probe):

@@ -3,8 +3,9 @@
 import pytest
 from ray._private import services
 
-from iris_ray import run_on_pod
-from iris_ray.errors import NoClusterError
+from iris_ray import IrisClient, run_on_pod
+from iris_ray.errors import InvalidModeError, InvalidRequestError, IrisError, NoClusterError
+from tests.support.command_line import address_of_nobody
 
 
 @pytest.fixture
@@ -19,3 +20,28 @@ def no_cluster_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_cluster_to_be_found_is_a_typed_error() -> None:
     with pytest.raises(NoClusterError, match="SimulatedCluster"):
         run_on_pod(print, "v4-16")
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "said"),
+    [
+        (address_of_nobody(), NoClusterError, "nothing answers at 127.0.0.2:"),
+        ("a..b:6379", NoClusterError, "nothing answers at a..b:6379"),
+        ("http://10.0.0.2:8265", InvalidRequestError, "give HOST:PORT of the cluster's head"),
+    ],
+    ids=["nobody", "no name", "a dashboard"],
+)
+def test_address_of_the_environment_at_which_no_head_answers_is_refused_at_once(
+    address: str, error: type[IrisError], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray would wait for minutes"))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(error, match=said):
+        run_on_pod(print, "v4-16")
+
+
+def test_client_that_a_local_mode_rules_out_joins_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_RAY_MODE", "simple")
+    monkeypatch.setattr("ray.init", lambda **_: pytest.fail("it would stay connected"))
+    with pytest.raises(InvalidModeError, match=r"IrisClient\.local"):
+        IrisClient.remote(address_of_nobody())
