@@ -130,6 +130,11 @@ def find_function(module_name: str, function_name: str, folder: str) -> Callable
     except ModuleNotFoundError as error:
         where = f"neither installed nor in {here}"
         raise InvalidRequestError(f"there is no module {error.name} ({where}); {_WHAT}") from None
+    except SystemExit:
+        raise InvalidRequestError(
+            f"importing {module_name} ends the process; put what it runs as a script under"
+            ' `if __name__ == "__main__":`, or give the script itself'
+        ) from None
     except Exception as error:
         raise InvalidRequestError(f"importing {module_name} failed: {type(error).__name__}: {error}") from None
     found: Any = module

@@ -82,6 +82,7 @@ def test_script_is_found_in_the_working_directory_that_travels(home: Path, tmp_p
         ("functions:helo", "did you mean hello"),
         ("functions:NUMBER", "is a int"),
         ("raises:f", "ZeroDivisionError"),
+        ("exits:f", "importing exits ends the process"),
     ],
 )
 def test_target_that_is_not_there_is_refused_with_the_nearest(home: Path, target: str, said: str) -> None:
@@ -89,6 +90,7 @@ def test_target_that_is_not_there_is_refused_with_the_nearest(home: Path, target
     (home / "broken.py").write_text("def f(:")
     (home / "functions.py").write_text("NUMBER = 1\ndef hello(word='x'): return word\n")
     (home / "raises.py").write_text("1 / 0")
+    (home / "exits.py").write_text("import sys\nsys.exit()")
     with pytest.raises(InvalidRequestError, match=said):
         find_target(target)
 
