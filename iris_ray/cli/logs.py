@@ -55,6 +55,8 @@ def logs(
     if as_json and (follow or all_tasks):
         raise click.UsageError("--json is for one task, without --follow.")
     if (dashboard := dashboard_address()) is not None:
+        if as_json or all_tasks or (task, attempt, tail) != (None, None, None):
+            raise click.UsageError("a job of Ray's job API has no tasks; of these options it takes --follow alone.")
         show_ray_job_logs(dashboard, job, follow)
         return
     with cluster():

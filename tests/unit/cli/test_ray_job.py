@@ -61,6 +61,14 @@ def test_status_logs_and_cancel_take_the_id_with_the_same_address(dashboard: Das
     assert dashboard.changes == ["POST /api/jobs/mine/stop"]
 
 
+@pytest.mark.parametrize("option", [["--json"], ["--tail", "3"], ["--attempt", "1"], ["--all-tasks"], ["3"]], ids=str)
+def test_logs_refuse_what_is_of_tasks(dashboard: Dashboard, url: str, option: list[str]) -> None:
+    dashboard.jobs["mine"], dashboard.logs["mine"] = {}, "hello\n"
+    done = invoke("logs", "mine", *option, "--address", url)
+    assert (done.exit_code, done.stdout) == (USAGE, "")
+    assert "has no tasks" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
