@@ -9,6 +9,7 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
 from iris_ray.cli.printing.words import counted
+from iris_ray.errors import InvalidRequestError
 from iris_ray.terminal import live_line
 
 _ENDINGS = {"flamegraph": "svg", "speedscope": "json", "raw": "txt"}
@@ -35,6 +36,9 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
 
     JOB is an id that `iris-ray ls` shows, TASK a number that `iris-ray tasks JOB` shows.
     """
+    path = Path(output or f"{job.replace('/', '-')}-{task}.{_ENDINGS[layout]}")
+    if output != "-":
+        _require_place(path)
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
@@ -47,6 +51,13 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
     if output == "-":
         sys.stdout.buffer.write(found)
         return
-    path = Path(output or f"{job.replace('/', '-')}-{task}.{_ENDINGS[layout]}")
     path.write_bytes(found)
     click.echo(f"{path}: {len(found)} bytes")
+
+
+def _require_place(path: Path) -> None:
+    """Refuse a file that can't be written, before anybody watches for it."""
+    if path.is_dir():
+        raise InvalidRequestError(f"--output {path} is a directory; give a file")
+    if not path.parent.is_dir():
+        raise InvalidRequestError(f"--output {path}: {path.parent} is no directory")

@@ -6,6 +6,7 @@ import pytest
 
 from iris_ray.cli.exits import USAGE
 from iris_ray.client import inspection
+from tests.support.command_line import address_of_nobody, invoke
 from tests.support.controller_in_process import ControllerInProcess
 
 
@@ -17,6 +18,13 @@ def test_only_what_runs_has_stacks_and_a_profile(world: ControllerInProcess) -> 
     assert "task 1 is pending: only what runs has a profile" in world.iris("profile", waits, "1", code=USAGE).stderr
     assert "did you mean train" in world.iris("stacks", "trian", code=USAGE).stderr
     assert "7" in world.iris("profile", waits, "7", code=USAGE).stderr
+
+
+def test_profile_is_not_made_for_a_file_that_can_not_be_there(tmp_path: Path) -> None:
+    for output, said in ((tmp_path / "none" / "x.svg", "none is no directory"), (tmp_path, "is a directory")):
+        done = invoke("profile", "train-1", "0", "-o", str(output), "--address", address_of_nobody())
+        assert done.exit_code == USAGE
+        assert said in done.stderr
 
 
 def test_profile_of_a_job_that_a_task_has_submitted_is_a_file_here(
