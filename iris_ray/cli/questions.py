@@ -9,7 +9,7 @@ from iris_ray.cli.exits import FAILED, say_error
 
 def on_a_terminal() -> bool:
     """Return whether a person can answer a question."""
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))  # None: it is closed
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -17,6 +17,7 @@ import pytest
 from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE, errors_as_lines, exit_code
 from iris_ray.cli.groups import OTHER_NAMES
 from iris_ray.cli.main import SECTIONS, main
+from iris_ray.cli.questions import confirm
 from iris_ray.errors import ControllerUnavailableError, JobCancelledError, NoClusterError, UnknownTPUTypeError
 from iris_ray.model.suggestions import unknown
 from tests.support.command_line import COMMANDS, address_of_nobody, command_line, invoke
@@ -47,6 +48,11 @@ def test_error_becomes_one_line_and_an_exit_code(
     printed = capsys.readouterr().err
     assert printed.startswith("iris-ray: ")
     assert printed.count("\n") == 1
+
+
+def test_who_has_closed_stdin_is_asked_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)  # as with <&-
+    confirm("Really?", yes=False)
 
 
 def test_codes_are_those_of_the_help() -> None:
