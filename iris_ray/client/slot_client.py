@@ -3,12 +3,13 @@
 import uuid
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayTaskError
+from ray.exceptions import ActorDiedError, RayTaskError
 
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import TAKEN_AT_ONCE, packed
@@ -225,8 +226,9 @@ class SlotClient:
         """Give all hosts back; no client of these models can go on. If another process has made them, only detach."""
         if not self._is_ours:
             return
-        cancel_runners(ray.get(self._manager.close()))
-        ray.kill(self._manager.handle)
+        with suppress(ActorDiedError):  # it is closed already, or lost with the hosts that it had
+            cancel_runners(ray.get(self._manager.close()))
+            ray.kill(self._manager.handle)
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorDiedError
 
 from iris_ray import SlotClient
 from iris_ray.actors.slots.manager_stub import ManagerStub
@@ -64,6 +65,7 @@ class Manager:
         self.stream = SimpleNamespace(options=lambda **_: streaming)
         self.cancel = SimpleNamespace(remote=self.cancelled.append)
         self.taken = SimpleNamespace(remote=self._taken)
+        self.close: Any = None
         self.renew = SimpleNamespace(remote=self._renew)
 
     def _submit(self, ask: Ask) -> Reference:
@@ -160,3 +162,13 @@ def test_a_client_is_renewed_while_it_has_requests(
     renewed = len(manager.renewed)
     time.sleep(0.05)
     assert len(manager.renewed) == renewed
+
+
+def test_closing_what_is_closed_does_nothing(
+    client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: Future[Any] = Future()
+    gone.set_exception(ActorDiedError())
+    manager.close = SimpleNamespace(remote=lambda: Reference(gone))
+    client._is_ours = True
+    client.close()
