@@ -1,6 +1,7 @@
 """Levanter's way to run a program in containers from a laptop: a config that goes to a cluster by Ray's job API."""
 
 import json
+import re
 import shlex
 import sys
 import tempfile
@@ -81,7 +82,8 @@ def submit_tpu_job_on_ray(
     with tempfile.TemporaryDirectory(prefix="iris-ray-") as folder:
         (Path(folder) / FILE).write_text(json.dumps(asdict(config)))
         command = ["python", "-m", __name__, FILE]
-        return submit(RayJobConfig(command, folder), ray_address, run_id or f"run_docker_{config.name}")
+        name = re.sub(r"[^A-Za-z0-9_.-]+", "-", f"run_docker_{config.name}")[:100]  # what Ray takes for an id
+        return submit(RayJobConfig(command, folder), ray_address, run_id or name)
 
 
 def main(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Levanter's config of a program in containers: what is refused, what is sent, and what runs on the cluster."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -59,6 +60,9 @@ def test_config_travels_as_a_file_and_runs_as_it_was_written(tmp_path: Path, mon
     monkeypatch.setattr(docker, "submit", submit)
     assert submit_tpu_job_on_ray(CONFIG, "http://there") == "run_docker_levanter at http://there"
     assert submit_tpu_job_on_ray(CONFIG, "http://there", "mine") == "mine at http://there"
+    spaced = replace(CONFIG, name="my run")
+    assert submit_tpu_job_on_ray(spaced, "http://there") == "run_docker_my-run at http://there"
+    ran.pop()
     wanted = {"tpu_type": "v4-16", "num_slices": 2, "env": {"A": ODD}, "name": "levanter", "retries": 3}
     assert ran == [(("gcr.io/p/train", ["python", ODD]), wanted)] * 2
 
