@@ -83,6 +83,10 @@ def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: Job
             f"the job's name ({name[:20]}…) has {len(name)} characters, and the limit is {MAX_NAME_LENGTH};"
             " give a shorter one"
         )
+    if not name.isprintable():
+        raise InvalidRequestError(
+            f"the job's name {name!r} has characters that can't be printed; it is a part of ids, so leave them out"
+        )
     spec = JobSpec(
         job_id=new_job_id(name),
         owner=NO_OWNER_YET,

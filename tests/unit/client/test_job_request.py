@@ -72,6 +72,12 @@ def test_request_with_a_bad_preload_is_refused(value: Any) -> None:
         pod_request(preload=value)
 
 
+@pytest.mark.parametrize("name", ["a\0b", "a\nb", "a\x1b[2J"])
+def test_request_whose_name_could_be_no_part_of_an_id_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError, match="characters that can't be printed"):
+        pod_request(name=name)
+
+
 def test_refused_request_is_called_by_its_name_and_not_by_an_id_that_nobody_has_seen() -> None:
     with pytest.raises(InvalidJobError, match="job 'hello': spares is -1"):
         pod_request(spares=-1)
