@@ -144,7 +144,10 @@ class RayJobs:
             return bool(self._client.stop_job(_checked(run_id)))
 
     def follow(self, run_id: str, show: Callable[[str], object]) -> RayJobStatus:
-        """Give what a job prints to ``show``, until it is over; return how it then stands. Raises like `status`."""
+        """Give what a job prints to ``show``, until it is over; return how it then stands.
+
+        Raises like `status`, and InvalidRequestError in a thread whose event loop runs, as in a notebook.
+        """
         import asyncio
 
         async def copy() -> None:
@@ -156,6 +159,12 @@ class RayJobs:
                     return
                 show(piece)
 
+        with contextlib.suppress(RuntimeError):  # none runs here
+            asyncio.get_running_loop()
+            raise InvalidRequestError(
+                "follow would stop the event loop that runs in this thread, as one does in a notebook; have another"
+                " thread wait: await asyncio.to_thread(jobs.follow, run_id, print)"
+            )
         self.status(run_id)  # an unknown job
         asyncio.run(copy())
         return self.status(run_id)

@@ -1,5 +1,6 @@
 """Jobs of Ray's job API: what is sent, under which name, and what is refused before anything is sent."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -104,6 +105,15 @@ def test_reader_that_goes_away_while_logs_are_followed_is_not_taken_for_the_dash
     with pytest.raises(NoClusterError, match=r"does not answer \(ConnectionResetError\)"):
         jobs.follow("mine", show)
     assert seen == ["one", "one", "two"]
+
+
+def test_in_an_event_loop_logs_are_followed_by_a_thread(dashboard: Dashboard, url: str) -> None:
+    async def follow() -> None:
+        jobs.follow("mine", print)
+
+    dashboard.jobs["mine"], jobs = {}, RayJobs(url)
+    with pytest.raises(InvalidRequestError, match=r"await asyncio\.to_thread"):
+        asyncio.run(follow())
 
 
 def test_unknown_job_is_said_to_be_unknown(url: str) -> None:
