@@ -1,5 +1,6 @@
 """What a client tells a SlotManager, and what it sees."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -124,6 +125,9 @@ class Ask:
         kind: one request, or a session.
         idle_s: of a session: how long it keeps its seat without being used.
         client_id: who renews it: it is given up once nothing is heard of that client. "": nobody, and it is not.
+
+    Raises:
+        InvalidSlotError: ``timeout_s`` is not a number.
     """
 
     request_id: str
@@ -135,6 +139,11 @@ class Ask:
     kind: WorkloadKind = WorkloadKind.INFERENCE
     idle_s: float | None = None
     client_id: str = ""
+
+    def __post_init__(self) -> None:
+        wait = self.timeout_s
+        if wait is not None and (not isinstance(wait, int | float) or isinstance(wait, bool) or math.isnan(wait)):
+            raise InvalidSlotError(f"timeout_s is {wait!r}; give seconds, or None to wait for as long as it takes")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """What a `SlotClient` does for a caller who gives up. Its manager stands aside."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import CancelledError, Future, wait
@@ -16,7 +17,7 @@ from iris_ray.actors.slots.messages import Ask
 from iris_ray.actors.slots.pieces import Piece, packed
 from iris_ray.client import client_keeper
 from iris_ray.client.client_keeper import ClientKeeper
-from iris_ray.errors import JobCancelledError
+from iris_ray.errors import InvalidSlotError, JobCancelledError
 from tests.support.waiting import wait_until
 
 
@@ -162,6 +163,16 @@ def test_a_client_is_renewed_while_it_has_requests(
     renewed = len(manager.renewed)
     time.sleep(0.05)
     assert len(manager.renewed) == renewed
+
+
+@pytest.mark.parametrize("timeout_s", ["5", math.nan, True], ids=str)
+def test_a_timeout_that_is_none_is_refused_before_anybody_is_asked(
+    client: SlotClient, manager: Manager, timeout_s: Any
+) -> None:
+    for ask in (client.submit, lambda *_, **how: client.session("Echo", **how).open()):
+        with pytest.raises(InvalidSlotError, match="timeout_s is"):
+            ask("Echo", 1, timeout_s=timeout_s)
+    assert manager.asked == []
 
 
 def test_closing_what_is_closed_does_nothing(

@@ -13,6 +13,7 @@ from iris_ray.actors.slots.slot_request import SlotRequest
 from iris_ray.errors import InvalidSlotError, JobCancelledError, SlotQueueFullError
 from iris_ray.slots import events as ev
 from iris_ray.slots.devices import DeviceKind
+from iris_ray.slots.requests import WorkloadKind
 from tests.support.slot_processes import Method, Slots, all_of, ask, forever, manager_of, order, true, until
 from tests.support.slots import host_here
 
@@ -71,8 +72,8 @@ def test_a_request_that_is_refused_leaves_nothing_behind(slots: Slots) -> None:
         manager = await manager_of("a")
         await manager.register(order())
         for _ in range(2):
-            with pytest.raises(InvalidSlotError, match="not a number"):
-                (await manager.submit(ask("r", timeout_s=float("nan")))).open()
+            with pytest.raises(InvalidSlotError, match=r"idle_s is 0\.0"):
+                (await manager.submit(ask("r", kind=WorkloadKind.SESSION, idle_s=0.0))).open()
         assert manager._waiting == {}
 
     asyncio.run(story())
