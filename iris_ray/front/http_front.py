@@ -42,7 +42,7 @@ class HttpFront:
         timeout_s: how long a request may wait before it begins.
 
     Raises:
-        InvalidSlotError: there is no such port.
+        InvalidSlotError: there is no such port or timeout.
 
     Example:
         >>> with HttpFront(client) as front:
@@ -54,6 +54,8 @@ class HttpFront:
     ) -> None:
         if type(port) is not int or not 0 <= port <= 65535:
             raise InvalidSlotError(f"HttpFront: port is {port!r}; give an int from 0 to 65535")
+        if timeout_s is not None and (type(timeout_s) not in (int, float) or not timeout_s >= 0):
+            raise InvalidSlotError(f"HttpFront: timeout_s is {timeout_s!r}; give seconds, 0 or more, or None")
         self._client = client
         self._at = host, port
         self._timeout_s = timeout_s

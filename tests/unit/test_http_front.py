@@ -141,6 +141,12 @@ def test_a_port_that_is_none_is_refused_at_once(client: Any, port: Any) -> None:
         HttpFront(client, port=port)
 
 
+@pytest.mark.parametrize("timeout_s", ["300", -1.0, float("nan"), True], ids=str)
+def test_a_timeout_that_is_none_is_refused_at_once(client: Any, timeout_s: Any) -> None:
+    with pytest.raises(InvalidSlotError, match="timeout_s is"):
+        HttpFront(client, timeout_s=timeout_s)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_its_url_is_one_that_a_caller_can_use(client: Any, host: str) -> None:
     with HttpFront(client, host=host) as front:
