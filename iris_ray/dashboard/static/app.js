@@ -37,11 +37,13 @@ function route() {
 
 // A name that somebody has typed may have a "%" of its own.
 function decoded(text) {
-  try {
-    return decodeURIComponent(text);
-  } catch {
-    return text;
-  }
+  return text.replace(/(?:%[0-9a-f]{2})+/gi, (escaped) => {
+    try {
+      return decodeURIComponent(escaped);
+    } catch {
+      return escaped;
+    }
+  });
 }
 
 function markCurrent(name) {
