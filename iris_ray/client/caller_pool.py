@@ -13,6 +13,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.wire.messages import RunRequest, with_stored_function
+from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.client.connection import this_connection
 from iris_ray.client.pool_actor import PoolActor, PoolClient
 
@@ -60,6 +61,17 @@ class CallerPool:
                 ray.wait(ended)
         except (KeyboardInterrupt, SystemExit):  # the latter: SIGTERM in a Ray driver
             print("iris_ray: what they have not done by now is lost", file=sys.stderr)
+
+    def end_with_process(self) -> None:
+        """Wait for tasks like `wait_for_tasks`, and end the pool if this process is a task's.
+
+        Ray keeps a task's process as long as its pool lives, and that has objects of it: a pool with warm slices would
+        keep the hosts of both for another minute.
+        """
+        self.wait_for_tasks()
+        if TaskFiles.of_this_task() is not None and self._connected() is not None:
+            with self._lock, contextlib.suppress(RayError):  # it is gone already
+                self._end()
 
     def _connected(self) -> PoolClient | None:
         """Return the pool, if there is one on the cluster to which this process is connected now."""
@@ -129,4 +141,4 @@ class CallerPool:
 
 
 pool_of_this_process = CallerPool()
-atexit.register(pool_of_this_process.wait_for_tasks)  # before Ray's own handler, which was registered earlier
+atexit.register(pool_of_this_process.end_with_process)  # before Ray's own handler, which was registered earlier
