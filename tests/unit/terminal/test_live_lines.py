@@ -198,14 +198,17 @@ import threading
 log = logging.getLogger("busy")
 log.addHandler(logging.StreamHandler())
 log.propagate = False
+done = threading.Event()
 def write():
-    while True:
+    while not done.is_set():
         log.warning("logged")
-threading.Thread(target=write, daemon=True).start()
+busy = threading.Thread(target=write, daemon=True)
+busy.start()
 for number in range(50):
     with live_line("train", 0.0) as line:
         line.show(str(number))
-log.handlers.clear()
+done.set()
+busy.join()
 print("has come and gone")
 """
 )
