@@ -89,11 +89,13 @@ class MadeUpHosts:
         self._calls["healthy"] += 1
         return True
 
-    async def watch_peers(self, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float) -> None:
+    async def watch_peers(
+        self, place: str, watch: str, peers: Mapping[int, tuple[ActorHandle, str]], silence_s: float
+    ) -> None:
         self._calls["watch_peers"] += 1
         self._watches.add(watch)
 
-    async def silent_peers(self, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
+    async def silent_peers(self, place: str, watch: str) -> tuple[dict[int, str], dict[int, str]] | None:
         self._calls["silent_peers"] += 1
         return ({}, {}) if watch in self._watches else None
 
