@@ -33,7 +33,7 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Po
     if large:
         try:
             pool.begin(request)
-        except BaseException:  # Ctrl-C above all; nobody has the job's handle
+        except BaseException:  # such as Ctrl-C: the caller gets no handle with which to cancel the job
             pool.kill()
             raise
     return pool.results(f"submit({spec.name})"), pool

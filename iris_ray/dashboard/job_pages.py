@@ -15,7 +15,7 @@ from iris_ray.errors import InvalidRequestError
 from iris_ray.goodput.totals import Totals, productive_share
 
 SHARED_S = 0.5
-"""An answer is given again to whoever asks the same so soon after, or while it is awaited."""
+"""The server reuses an answer for so many seconds, and shares one that is still awaited among all who ask for it."""
 GOODPUT_S = 10.0
 MOST_ANSWERS = 200
 PIECE_BYTES = 256 << 10

@@ -118,20 +118,26 @@ def test_preempted_slice_is_deleted_and_replaced_within_its_quota(server: CloudT
     assert second != first
 
 
-def test_slice_that_the_api_refuses_to_delete_keeps_neither_other_deletions_nor_requests_from_being_made(
-    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
-) -> None:
+def one_deletion_fails(server: CloudTpuServer, jobs: PaperJobs, status: grpc.StatusCode) -> tuple[Provisioner, str]:
+    """Two failed slices are to go, and the API answers the first deletion with an error; which one stays."""
     provisioner, jobs.demand = make(server, jobs), (2,)
     provisioner.turn()
     server.advance(2)
     first, second = server.queued_states()
     for name in (first, second):
         server.set_queued(name, Queued.SUSPENDED)
-    server.fail(grpc.StatusCode.FAILED_PRECONDITION, "DeleteQueuedResource")
+    server.fail(status, "DeleteQueuedResource")
     provisioner.turn()
     states = server.queued_states()
     assert (states.pop(first), states.pop(second)) == ("SUSPENDED", "DELETING")
     assert len(states) == 2, "the jobs that wait get theirs"
+    return provisioner, first
+
+
+def test_slice_that_the_api_refuses_to_delete_keeps_neither_other_deletions_nor_requests_from_being_made(
+    server: CloudTpuServer, jobs: PaperJobs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provisioner, first = one_deletion_fails(server, jobs, grpc.StatusCode.FAILED_PRECONDITION)
     assert f"{first} can't be deleted: the Cloud TPU API refuses: FailedPrecondition" in capsys.readouterr().err
     provisioner.turn()
     assert server.queued_states()[first] == "DELETING", "it is tried again"
@@ -143,17 +149,7 @@ def test_slice_at_whose_deletion_the_api_fails_keeps_neither_other_deletions_nor
     from iris_ray.cloud import cloud_tpu
 
     monkeypatch.setattr(cloud_tpu.CloudTpu.delete, "__defaults__", (cloud_tpu.Patience(0.3, 0.3),))
-    provisioner, jobs.demand = make(server, jobs), (2,)
-    provisioner.turn()
-    server.advance(2)
-    first, second = server.queued_states()
-    for name in (first, second):
-        server.set_queued(name, Queued.SUSPENDED)
-    server.fail(grpc.StatusCode.INTERNAL, "DeleteQueuedResource")
-    provisioner.turn()
-    states = server.queued_states()
-    assert (states.pop(first), states.pop(second)) == ("SUSPENDED", "DELETING")
-    assert len(states) == 2, "the jobs that wait get theirs"
+    _, first = one_deletion_fails(server, jobs, grpc.StatusCode.INTERNAL)
     assert f"{first} can't be deleted: the Cloud TPU API can't be asked: Internal" in capsys.readouterr().err
 
 

@@ -57,7 +57,12 @@ def main() -> None:
 
 
 def end_what_is_left(ledger: ProcessLedger, recorder: tuple[int, int]) -> None:
-    """End the tasks of a recorder that is gone. Blocks until none is left: nobody else will try again."""
+    """End the tasks of a TPUHostActor that is gone. Block until none is left, because no other process would try again.
+
+    Args:
+        ledger: the host's records of processes.
+        recorder: pid and start of the TPUHostActor.
+    """
     while True:
         with contextlib.suppress(OSError, psutil.Error):  # the machine may be out of file descriptors or memory
             if not ledger.end_leftovers(recorder=recorder):

@@ -59,7 +59,7 @@ class WatchedProcess:
         return exit_code_of(self._pidfd)
 
     def close(self) -> None:
-        """Give back the file descriptor. Only after the process has ended or if nobody watches it, and only once."""
+        """Close the file descriptor. Call this once, when the process has ended or no caller watches it any more."""
         os.close(self._pidfd)
 
 
