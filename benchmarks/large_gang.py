@@ -17,7 +17,7 @@ import argparse
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -125,7 +125,7 @@ class MadeUpHosts:
     async def ready(self) -> StandbyReady:
         self._calls["ready"] += 1
         self._pids += 1
-        return StandbyReady(self._pids, 1, f"token {self._pids}", (20_000, 20_001, 20_002), 200)
+        return StandbyReady(self._pids, 1, f"token {self._pids}", (20_000, 20_001, 20_002), 200, 100 << 30)
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         self._calls["run"] += 1
@@ -151,10 +151,13 @@ class Slices:
             for hosts_of in places
         }
         self._count = len(places[0])
+        self._generation = 0
 
     async def prepare(self) -> None:
         """Give every host a standby."""
-        calls = (self.stub(name).prepare([self._hosts] * self._count, 300.0) for name in self.actors)
+        self._generation += 1
+        standbys = [self._hosts] * self._count
+        calls = (self.stub(name).prepare(self._generation, standbys, 300.0) for name in self.actors)
         assert not any(isinstance(reply, Unreachable) for reply in await asyncio.gather(*calls))
 
     def stub(self, name: str) -> SliceStub:
@@ -163,9 +166,8 @@ class Slices:
     def __contains__(self, name: str) -> bool:
         return name in self.actors
 
-    def use_standbys(self, names: object) -> None: ...
-
-    def renew_standbys(self, names: object, process: object) -> None: ...
+    def take_standbys(self, names: Iterable[str], refill: object) -> dict[str, int]:
+        return dict.fromkeys(names, self._generation)
 
     async def end_tasks(self, name: str, hosts: object) -> None: ...
 

@@ -32,10 +32,19 @@ from iris_ray.testing import SimulatedCluster
 TPU_TYPE, SLICES, HOSTS = "v4-32", 2, 4
 SETTLE_S = 6.0
 """Before each warm sample: standbys are ready again well before that, and the machine is quiet."""
+STANDBYS_S = 45.0
+"""Until three standbys wait on each host: two cores start 24 processes."""
 
 
 def empty() -> None:
     """The user's function."""
+
+
+def lasts_one_second() -> float:
+    """Return when it has begun; seconds since the epoch."""
+    began = time.time()
+    time.sleep(1.0)
+    return began
 
 
 class Answering:
@@ -140,6 +149,9 @@ def warm(samples: int) -> None:
             time.sleep(SETTLE_S)
             ours.append(launch())
         back_to_back = [launch() for _ in range(max(3, samples // 3))]
+        os.environ["IRIS_RAY_STANDBYS"] = "3"
+        launch()
+        in_a_row = [one_second_runs(3) for _ in range(max(3, samples // 3))]
         release()
         pinned = [pinned_tasks() for _ in range(samples)]
         # As launchers without standbys do it: coordinator and port, new for every launch, in the runtime environment.
@@ -151,11 +163,24 @@ def warm(samples: int) -> None:
     print(f"pinned max_calls=1 tasks           {summary(pinned)}")
     print(f"… with variables of the launch     {summary(with_env)}")
     print(f"back to back, waiting for standbys {summary(back_to_back)}")
+    for number, delays in enumerate(zip(*in_a_row, strict=True), 1):
+        print(f"three runs of a second, three standbys, run {number} {summary(list(delays))}   (to reach: at most 500)")
     middle = statistics.median(ours)
     print(f"run_on_pod / bare fan-out    {middle / statistics.median(bare):.2f}   (to reach: at most 4)")
     print(f"run_on_pod / bare actors on its way {middle / statistics.median(same_way):.2f}")
     print(f"pinned tasks / run_on_pod    {statistics.median(pinned) / middle:.1f}   (to reach: at least 50)")
     print(f"… with variables             {statistics.median(with_env) / middle:.1f}")
+
+
+def one_second_runs(count: int) -> list[float]:
+    """Return after how many seconds the last task of each of some runs in a row has started."""
+    time.sleep(STANDBYS_S)
+    delays = []
+    for _ in range(count):
+        called = time.time()
+        starts = run_on_pod(lasts_one_second, TPU_TYPE, num_slices=SLICES, keep_warm=600)
+        delays.append(max(starts) - called)
+    return delays
 
 
 def in_new_driver(address: str, what: str) -> float:

@@ -21,6 +21,8 @@ MAX_NAME_LENGTH = 100
 """Limit for a job's name: it is a part of ids, of keys and of file names."""
 MAX_SPEC_BYTES = 100_000
 """Limit for the pickled `JobSpec`, which the Controller writes into the cluster's key-value store."""
+MOST_STANDBYS = 8
+"""Limit for the task processes that wait on a host: each takes some 100 MB, and more with modules of ``preload``."""
 
 
 @takes(JobOptions)
@@ -73,6 +75,7 @@ def make_request(
         keep_warm=float(options["keep_warm"]),
         stall_timeout=options["stall_timeout"],
         silence_s=host_silence_s(),
+        standbys=standbys_wanted(),
         exit_grace=float(options["exit_grace"]),
     )
 
@@ -114,6 +117,20 @@ def _make_spec(name: str, placement: Placement, asked: TaskOptions, options: Job
             " constraints, preferences, tolerations and resources"
         )
     return spec
+
+
+def standbys_wanted(environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many standbys a host of a warm slice keeps: ``$IRIS_RAY_STANDBYS``; None: as it has room for.
+
+    Raises:
+        InvalidRequestError: the variable is not a whole number from 1 to 8.
+    """
+    written = environ.get("IRIS_RAY_STANDBYS")
+    if written is None:
+        return None
+    if written.strip() not in map(str, range(1, MOST_STANDBYS + 1)):
+        raise InvalidRequestError(f"IRIS_RAY_STANDBYS is {written!r}; give a whole number from 1 to {MOST_STANDBYS}")
+    return int(written)
 
 
 def host_silence_s(environ: Mapping[str, str] = os.environ) -> float:

@@ -409,6 +409,20 @@ def test_standby_that_died_while_it_waited_costs_no_retry(cluster: SimulatedClus
     assert (view.failures, view.preemptions) == (0, 0)
 
 
+def test_runs_in_a_row_take_one_of_the_standbys_each(
+    cluster: SimulatedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IRIS_RAY_STANDBYS", "2")
+    release()
+    wait_until(lambda: not processes_of(cluster, "ray::TaskProcess"))
+    run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600)
+    standbys = wait_until(lambda: len(found := processes_of(cluster, "ray::TaskProcess")) == 8 and found)
+    pids = {process.pid for process in standbys}
+    used = [set(run_on_pod(os.getpid, "v4-16", num_slices=2, keep_warm=600)) for _ in range(2)]
+    assert set.union(*used) == pids
+    release()
+
+
 def test_module_that_can_not_be_preloaded_is_a_typed_error(cluster: SimulatedCluster) -> None:
     with pytest.raises(TaskSetupError, match="no_such_module"):
         run_on_pod(index, "v4-16", preload=["no_such_module"], max_retries_failure=0)

@@ -37,15 +37,16 @@ class Slices:
     def __contains__(self, name: str) -> bool:
         return name == "a"
 
-    def use_standbys(self, names: object) -> None: ...
-
-    def renew_standbys(self, names: object, process: object) -> None: ...
+    def take_standbys(self, names: list[str], refill: object) -> dict[str, int]:
+        return dict.fromkeys(names, 1)
 
     # -- what its SliceActor answers -------------------------------------------------------------------------------
 
     async def ping(self) -> None: ...
 
-    async def run_remote_fn(self, attempt: AttemptId, launches: object, silence_s: float) -> dict[int, TaskEnd]:
+    async def run_remote_fn(
+        self, attempt: AttemptId, generation: int, launches: object, silence_s: float
+    ) -> dict[int, TaskEnd]:
         ways = {asyncio.ensure_future(event.wait()) for event in (self.returns, self.crashes)}
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         kind = EndKind.CRASHED if self.crashes.is_set() else EndKind.RETURNED

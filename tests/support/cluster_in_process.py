@@ -52,6 +52,7 @@ class ClusterInProcess:
         works: what the tasks of a job do, by job id; without an entry, `wait_for_end`.
         process_start_s: how long a task process takes to start; seconds.
         cores: how many each host has.
+        free_bytes: how much memory is free on each host.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ClusterInProcess:
         self.works: dict[str, Work] = {}
         self.process_start_s = 0.0
         self.cores = 2
+        self.free_bytes = 8 << 30
         self._directory = directory
         self._table = {HEAD_NODE: _node(HEAD_NODE, "10.0.0.1", {"CPU": 8.0, "node:__internal_head__": 1.0})}
         self._nodes: dict[str, NodeProcesses] = {}

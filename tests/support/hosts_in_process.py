@@ -138,7 +138,8 @@ class Process:
         await asyncio.sleep(self._born + self._cluster.process_start_s - asyncio.get_running_loop().time())
         first = 20_000 + 3 * (self.pid % 4000)
         ports = first, first + 1, first + 2
-        return StandbyReady(self.pid, 1, f"token {self.pid}", ports, self._cluster.cores, self._host.setup_error)
+        cores, free_bytes, error = self._cluster.cores, self._cluster.free_bytes, self._host.setup_error
+        return StandbyReady(self.pid, 1, f"token {self.pid}", ports, cores, free_bytes, error)
 
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before."""

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import replace
 
+import psutil
 import ray
 
 from iris_ray.actors.host.chip_release import NotFree, in_use
@@ -60,7 +61,8 @@ class TaskProcess:
         ports = tuple(held.getsockname()[1] for held in self._held)
         stat = stat_of(os.getpid())
         assert stat is not None
-        return StandbyReady(stat.pid, stat.started, self._token, ports, len(os.sched_getaffinity(0)), self._error)
+        cores, free_bytes = len(os.sched_getaffinity(0)), psutil.virtual_memory().available
+        return StandbyReady(stat.pid, stat.started, self._token, ports, cores, free_bytes, self._error)
 
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before, in place of its TPUHostActor, which is gone.

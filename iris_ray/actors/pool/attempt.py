@@ -147,32 +147,30 @@ class Attempt:
 
     async def _run_tasks(self, launch: Launch, report_running: Callable[[], None]) -> Ends:
         """Start every task; return when all have returned, or as soon as the gang can't succeed any more."""
-        loop, names = asyncio.get_running_loop(), self.place.names
+        generations = self._slices.take_standbys(self.place.names, launch.refill)
         calls: dict[asyncio.Future[Any], int] = {
-            asyncio.ensure_future(self._run_slice(name, launch.tasks[name])): slice_id
-            for slice_id, name in enumerate(names)
+            asyncio.ensure_future(self._run_slice(name, generations[name], launch.tasks[name])): slice_id
+            for slice_id, name in enumerate(self.place.names)
         }
         self.phase = Phase.RUNNING
         for call in calls:
             call.add_done_callback(_heed_error)  # there is no caller once we are cancelled
-        self._slices.use_standbys(names)
-        kept = names if self.place.on_slices else ()  # other places are given back with every attempt
-        refill = loop.call_later(launch.refill_delay_s, self._slices.renew_standbys, kept, self._request.process)
-        running = loop.call_later(RUNNING_DELAY_S, report_running)
+        running = asyncio.get_running_loop().call_later(RUNNING_DELAY_S, report_running)
         self._hangs.progress_made()
         progress = self._background.start(self.progress.watch(), f"asking how far {self.id} is")
         try:
             return await self._until_end(calls)
         finally:
             self.phase = Phase.ENDED
-            refill.cancel()
             running.cancel()
             progress.cancel()
             self._notices.cancel()
 
-    async def _run_slice(self, name: str, launches: list[TaskLaunch]) -> dict[int, TaskEnd | None] | Unreachable:
+    async def _run_slice(
+        self, name: str, generation: int, launches: list[TaskLaunch]
+    ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
-        ends = await self._slices.stub(name).run_remote_fn(self.id, launches, self._request.silence_s)
+        ends = await self._slices.stub(name).run_remote_fn(self.id, generation, launches, self._request.silence_s)
         if isinstance(ends, Unreachable):
             return ends
         return dict(zip(ends, await asyncio.gather(*map(with_fetched_payload, ends.values())), strict=True))

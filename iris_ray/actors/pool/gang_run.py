@@ -304,7 +304,7 @@ class GangRun:
 
     def _refill(self, attempt: Attempt, job_goes_on: bool) -> None:
         """Get the slices of an attempt ready for the next one, if there may be one."""
-        self._slices.refill(attempt.place.names, self._request.process, job_goes_on)
+        self._slices.refill(attempt.place.names, job_goes_on)
 
     def _changes(self, attempt: Attempt, state: TaskState) -> list[Event]:
         """Return events that say that all tasks of the attempt have reached a state."""

@@ -45,6 +45,7 @@ class JobRun:
     ) -> None:
         self.job_id = request.spec.job_id
         self._controller = controller
+        self._request = request
         self._spec = replace(request.spec, owner=slices.owner)
         first_tasks = range(1 if self._spec.coscheduling else self._spec.replicas)
         self._accepted = accepted
@@ -91,6 +92,12 @@ class JobRun:
         """Note that the Controller has ended the job."""
         for gang in self._gangs:
             gang.wake()
+
+    def is_warm_for(self, request: RunRequest) -> bool:
+        """Return whether the slices that this job leaves will be warm for another one."""
+        mine, spec = self._request, self._spec
+        is_alike = (spec.device, mine.process) == (request.spec.device, request.process)
+        return is_alike and mine.keep_warm > 0 and spec.requirement.chips > 0
 
     async def settled(self) -> None:
         """Wait until everything has been reported."""

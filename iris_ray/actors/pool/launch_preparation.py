@@ -8,15 +8,17 @@ from typing import Any
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch_plan import launch_plan
-from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
+from iris_ray.actors.pool.reserved_slices import Refill, ReservedSlices, in_words, is_broken
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import NotReserved, SetupFailed, Unfit, Unreachable
 from iris_ray.actors.wire.messages import RunRequest, SliceReady, TaskLaunch
 from iris_ray.model.outcomes import Fault
 
-REFILL_DELAY_S, MANY_CORES = 4.0, 16
-"""A gang on slices that has run so long gets its next standbys; before, they would only compete with it. On hosts with
-many cores they don't, and start at once."""
+FEW_CORES = Refill(delay_s=4.0, standbys=1)
+"""On hosts with few cores the next standbys start late: they would compete with a gang that has just started."""
+MANY_CORES, ROOMY_BYTES, MANY_STANDBYS = 16, 16 << 30, 3
+"""On hosts with so many cores they start at once. With so much free memory, too, several wait: one for each of some
+short runs in a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +27,11 @@ class Launch:
 
     Attributes:
         tasks: what each host gets, by slice name.
-        refill_delay_s: after how long the gang's slices get their next standbys.
+        refill: how the slices get their next standbys.
     """
 
     tasks: Mapping[str, list[TaskLaunch]]
-    refill_delay_s: float = REFILL_DELAY_S
+    refill: Refill = FEW_CORES
 
 
 class LaunchFailed(Exception):
@@ -98,8 +100,20 @@ async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: R
         raise _failed_launch(place, broken, works)
     first_slice: SliceReady = answers[place.names[0]]
     slices.used_ports.extend(first_slice.ports)
-    delay = REFILL_DELAY_S if first_slice.cores < MANY_CORES else 0.0
-    return Launch(launch_plan(request, place, first_slice.ports), delay)
+    return Launch(launch_plan(request, place, first_slice.ports), refill(first_slice, request.standbys))
+
+
+def refill(ready: SliceReady, wanted: int | None) -> Refill:
+    """Return how slices with such hosts get their next standbys.
+
+    Args:
+        ready: what one of them has said of its hosts.
+        wanted: how many standbys the user wants on each host; None: as many as there is room for.
+    """
+    if ready.cores < MANY_CORES:
+        return FEW_CORES._replace(standbys=wanted or FEW_CORES.standbys)
+    is_roomy = ready.free_bytes >= ROOMY_BYTES
+    return Refill(0.0, wanted or (MANY_STANDBYS if is_roomy else 1))
 
 
 def _failed_launch(place: AttemptPlace, broken: Mapping[str, Any], has_worked: bool) -> LaunchFailed:

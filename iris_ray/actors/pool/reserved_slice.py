@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Coroutine
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -31,6 +32,21 @@ _TaskProcess = ray.remote(TaskProcess)  # made once: Ray exports a class anew fo
 Bundle = dict[str, float]
 
 
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A standby on every host of a slice: what one attempt starts with.
+
+    Attributes:
+        number: later generations of the slice have larger ones.
+        standbys: by host index.
+        ready: done once all could start a task at once.
+    """
+
+    number: int
+    standbys: tuple[ActorHandle, ...]
+    ready: "asyncio.Future[SliceReady | Unreachable]"
+
+
 @dataclass(slots=True)
 class ReservedSlice:
     """A reserved slice.
@@ -39,14 +55,15 @@ class ReservedSlice:
         hosts: by host index.
         bundle: what is reserved on each host, the chips included.
         crew: the actors that watch its hosts.
-        process: what its standbys were started with.
-        ready: done once every host's next task could start at once.
+        process: what its standbys are started with.
+        waiting: the generations of standbys that wait or start; the next attempt takes the first.
+        generations: how many were started.
+        kept: how many are to wait when there has been time to start them.
         used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
         in_use: an attempt runs on it.
         spare: the attempt of the job that only holds it ready, or None.
         idle_since: seconds on the event loop's clock, while idle.
         keep_warm: seconds that it may idle.
-        needs_standbys: the standbys were used and not yet replaced.
     """
 
     hosts: tuple[HostPlace, ...]
@@ -54,14 +71,14 @@ class ReservedSlice:
     process: ProcessSpec
     group: PlacementGroup
     crew: SliceCrew | SharedCrew
-    standbys: list[ActorHandle]
-    ready: "asyncio.Future[SliceReady | Unreachable]"
+    waiting: deque[Generation] = field(default_factory=deque)
+    generations: int = 0
+    kept: int = 1
     used_by: str = ""
     in_use: bool = False
     spare: AttemptId | None = None
     idle_since: float = 0.0
     keep_warm: float = 0.0
-    needs_standbys: bool = False
 
     @property
     def name(self) -> str:
@@ -71,6 +88,11 @@ class ReservedSlice:
     def stub(self) -> SliceStub:
         """Its SliceActor."""
         return self.crew.speaker
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether every host could start a task at once, as far as is known."""
+        return bool(self.waiting) and self.waiting[0].ready.done()
 
     @staticmethod
     def reserve(
@@ -93,18 +115,30 @@ class ReservedSlice:
             bundle_label_selector=[{"ray.io/node-id": host.node_id} for host in hosts],
         )
         crew = SliceCrew.start(hosts, group) if TPU in bundle else shared.crew(hosts)
-        standbys = [_start_standby(group, host, process, avoid_ports, bundle.get(GPU, 0.0)) for host in hosts]
-        ready = _prepare(crew, standbys)
-        return ReservedSlice(hosts, bundle, process, group, crew, standbys, ready)
+        reserved = ReservedSlice(hosts, bundle, process, group, crew)
+        reserved.start_standbys(avoid_ports)
+        return reserved
 
-    def renew_standbys(self, process: ProcessSpec, avoid_ports: Collection[int]) -> None:
-        """Start a fresh task process on every host, for the next task. Return at once."""
-        self.needs_standbys = False
-        self.process = process
-        # The used ones are dropped here; their hosts' actors keep handles of their own until they are gone.
+    def start_standbys(self, avoid_ports: Collection[int]) -> None:
+        """Start a fresh task process on every host, for one attempt. Return at once."""
         gpus = self.bundle.get(GPU, 0.0)
-        self.standbys = [_start_standby(self.group, host, process, avoid_ports, gpus) for host in self.hosts]
-        self.ready = _prepare(self.crew, self.standbys)
+        standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in self.hosts)
+        self.generations += 1
+        ready = asyncio.ensure_future(self.crew.speaker.prepare(self.generations, standbys, START_TIMEOUT_S))
+        ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
+        self.waiting.append(Generation(self.generations, standbys, ready))
+
+    def take_standbys(self) -> int:
+        """Take the generation that waits longest, and return its number. Its hosts keep handles until it is gone."""
+        return self.waiting.popleft().number
+
+    def drop_standbys(self) -> None:
+        """End those that wait. Return at once."""
+        while self.waiting:
+            generation = self.waiting.pop()
+            generation.ready.cancel()
+            for standby in generation.standbys:
+                ray.kill(standby)
 
     def is_reserved(self) -> bool:
         """Return whether Ray has set the resources aside. This blocks for a millisecond or two."""
@@ -137,16 +171,16 @@ class ReservedSlice:
         return await _unless_lost(call, self.hosts[host_index].node_id)
 
     def _idle_standby(self, host_index: int) -> ActorHandle | None:
-        started = self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
-        if self.needs_standbys or not started or isinstance(self.ready.result(), Unreachable):
-            return None
-        return self.standbys[host_index]
+        for generation in self.waiting:
+            ready = generation.ready
+            started = ready.done() and not ready.cancelled() and ready.exception() is None
+            if started and not isinstance(ready.result(), Unreachable):
+                return generation.standbys[host_index]
+        return None
 
     def discard(self) -> None:
         """Give the reservation back to Ray, which ends every process that runs in it. Return at once."""
-        self.ready.cancel()
-        for standby in self.standbys:
-            ray.kill(standby)
+        self.drop_standbys()
         self.crew.end()
         remove_placement_group(self.group)
 
@@ -166,14 +200,6 @@ async def _unless_lost(reply: Coroutine[Any, Any, Any], node_id: str) -> Any:
                 return waiting.result()
     finally:
         waiting.cancel()
-
-
-def _prepare(
-    crew: SliceCrew | SharedCrew, standbys: Sequence[ActorHandle]
-) -> "asyncio.Future[SliceReady | Unreachable]":
-    ready = asyncio.ensure_future(crew.speaker.prepare(standbys, START_TIMEOUT_S))
-    ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
-    return ready
 
 
 def _start_standby(

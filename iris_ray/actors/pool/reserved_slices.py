@@ -4,9 +4,8 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import ray
 from ray.exceptions import RuntimeEnvSetupError
 
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice
@@ -40,6 +39,18 @@ class SpareFailed(Exception):
     def __init__(self, reason: str, broken: tuple[str, ...]) -> None:
         super().__init__(reason)
         self.broken = broken
+
+
+class Refill(NamedTuple):
+    """How slices get their next standbys once an attempt runs on them.
+
+    Attributes:
+        delay_s: after how many seconds. An attempt that ends before gets them then if none are left.
+        standbys: how many wait on each host in the end.
+    """
+
+    delay_s: float
+    standbys: int
 
 
 class ReservedSlices(ResourcePoolManager[str, SliceStub]):
@@ -101,10 +112,9 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             held = self._hold(hosts, order.bundle, process)
             held.in_use, held.used_by, held.spare = True, order.attempt.job_id, None
             held.keep_warm = keep_warm
-        self.renew_standbys([hosts[0].slice_name for hosts in order.slices], process)
 
     def _hold(self, hosts: tuple[HostPlace, ...], bundle: Bundle, process: ProcessSpec) -> ReservedSlice:
-        """Return the slice as it is warm, if it fits; else reserve it anew. Its standbys may have to be renewed."""
+        """Return the slice as it is warm, if it fits; else reserve it anew. Standbys of that kind wait, or start."""
         held = self._held.get(hosts[0].slice_name)
         if held is not None and (held.hosts != hosts or held.bundle != bundle):
             self._discard(held)
@@ -113,9 +123,10 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             held = ReservedSlice.reserve(self.owner, hosts, bundle, process, self.used_ports, self._shared)
             self._held[held.name] = held
         elif held.process != process:
-            for standby in held.standbys:
-                ray.kill(standby)
-            held.needs_standbys = True
+            held.drop_standbys()
+            held.process, held.kept = process, 1
+        if not held.waiting:
+            held.start_standbys(self.used_ports)
         return held
 
     async def hold_ready(self, order: AttemptOrder, process: ProcessSpec, keep_warm: float, silence_s: float) -> None:
@@ -131,8 +142,8 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             held = self._hold(hosts, order.bundle, process)
             held.used_by, held.spare, held.keep_warm = order.spare_for or "", order.attempt, keep_warm
             held.idle_since = asyncio.get_running_loop().time()
-        mine = {hosts[0].slice_name: self._held[hosts[0].slice_name] for hosts in order.slices}
-        self.renew_standbys([name for name, held in mine.items() if not held.in_use], process)
+        names = (hosts[0].slice_name for hosts in order.slices)
+        mine = {name: self._held[name] for name in names if not self._held[name].in_use}
         broken = {name: why for name, why in (await self.all_ready(list(mine), silence_s)).items() if is_broken(why)}
         if broken:
             unused = (n for n in broken if self._held.get(n) is mine[n] and not mine[n].in_use)
@@ -168,56 +179,60 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
 
     async def _ready(self, held: ReservedSlice, silence_s: float) -> Any:
         """Return `SliceReady` when a slice is; `Unreachable` or an exception if it never will be. Raise nothing."""
+        ready = held.waiting[0].ready
         try:
-            if held.ready.done():
-                return held.ready.result()
-            await asyncio.wait({held.ready}, timeout=RESERVE_TIMEOUT_S)
-            if not held.ready.done() and not await asyncio.to_thread(held.is_reserved):
+            if ready.done():
+                return ready.result()
+            await asyncio.wait({ready}, timeout=RESERVE_TIMEOUT_S)
+            if not ready.done() and not await asyncio.to_thread(held.is_reserved):
                 return NotReserved(
                     f"Ray did not reserve {held.name} within {RESERVE_TIMEOUT_S:g} s: its resources are in use outside"
                     " iris_ray, or its hosts are going away"
                 )
-            return await self._started(held, silence_s)  # reserved; the rest is a matter of starting processes
+            return await self._started(held, ready, silence_s)  # reserved; the rest is to start processes
         except RuntimeEnvSetupError as error:
             return SetupFailed(f"{held.name} host 0: {error}", (0,))
         except asyncio.CancelledError:
-            if not held.ready.cancelled():
+            if not ready.cancelled():
                 raise  # it is we who are cancelled
             return NotReserved(f"{held.name} was given back while its processes started")
         except Exception as error:
             return error
 
-    async def _started(self, held: ReservedSlice, silence_s: float) -> Any:
-        """Return `held.ready`, unless a host that has been there stops answering meanwhile."""
+    async def _started(self, held: ReservedSlice, ready: "asyncio.Future[Any]", silence_s: float) -> Any:
+        """Return the result of `ready`, unless a host that has been there stops answering meanwhile."""
         hosts = held.crew.hosts
         watch = FailureDetector(lambda i: hosts[i].ping(), range(len(hosts)), silence_s, since_first=True)
         silence = asyncio.ensure_future(watch.found())
         try:
-            first: set[asyncio.Future[Any]] = {held.ready, silence}
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ready, silence}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             silence.cancel()
             watch.stop()
-        if held.ready.done():
-            return held.ready.result()
+        if ready.done():
+            return ready.result()
         return Unreachable("; ".join(f"{held.name} host {i} {why}" for i, why in watch.silent.items()))
 
     def is_warm(self, order: AttemptOrder) -> bool:
         """Return whether every host of the order could start a task at once, as far as is known."""
         held = [self._held.get(hosts[0].slice_name) for hosts in order.slices]
-        return all(one is not None and one.ready.done() and not one.needs_standbys for one in held)
+        return all(one is not None and one.is_warm for one in held)
 
-    def use_standbys(self, names: Sequence[str]) -> None:
-        """Note that the standbys of these slices run tasks now. They are not used again."""
-        for name in names:
-            self._held[name].needs_standbys = True
+    def take_standbys(self, names: Sequence[str], refill: Refill) -> dict[str, int]:
+        """Return which generation of standbys each of these slices runs its tasks with now; the next ones come later.
 
-    def renew_standbys(self, names: Sequence[str], process: ProcessSpec) -> None:
-        """Replace the standbys that were used."""
-        for name in names:
-            held = self._held.get(name)
-            if held is not None and held.needs_standbys:
-                held.renew_standbys(process, self.used_ports)
+        Other places than slices are given back with every attempt, and so get none.
+        """
+        for held in (self._held[name] for name in names if TPU in self._held[name].bundle):
+            held.kept = refill.standbys
+            asyncio.get_running_loop().call_later(refill.delay_s, self._start_missing, held)
+        return {name: self._held[name].take_standbys() for name in names}
+
+    def _start_missing(self, held: ReservedSlice) -> None:
+        """Start the standbys that a slice lacks, unless it is given back, or is about to be."""
+        if self._held.get(held.name) is held and (held.in_use or held.keep_warm > 0):
+            while len(held.waiting) < held.kept:
+                held.start_standbys(self.used_ports)
 
     def set_idle(self, names: Sequence[str]) -> None:
         """Note that an attempt on these slices is over. From now on others may use them."""
@@ -226,9 +241,11 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             if held := self._held.get(name):
                 held.in_use, held.idle_since = False, now
 
-    def refill(self, names: Sequence[str], process: ProcessSpec, job_goes_on: bool) -> None:
+    def refill(self, names: Sequence[str], job_goes_on: bool) -> None:
         """Get these slices ready for the next attempt, if there may be one."""
-        self.renew_standbys([n for n in names if job_goes_on or (n in self and self[n].keep_warm > 0)], process)
+        for held in (self._held[name] for name in names if name in self):
+            if not held.waiting and (job_goes_on or held.keep_warm > 0):
+                held.start_standbys(self.used_ports)
 
     def retire(self, names: Sequence[str]) -> list[SliceReleasedEvent]:
         """Drop broken slices at once; their hosts may be gone."""
@@ -276,7 +293,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
 
     async def lost_while_idle(self) -> tuple[str, ...]:
         """Return the idle slices, spares included, of which some process or host does not answer any more."""
-        idle = [name for name, held in self._held.items() if not held.in_use and held.ready.done()]
+        idle = [name for name, held in self._held.items() if not held.in_use and held.is_warm]
         asks = (self.stub(name).healthy(HEALTHY_TIMEOUT_S, ANSWER_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
         return tuple(

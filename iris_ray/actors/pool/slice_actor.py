@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
@@ -36,6 +36,10 @@ ANSWER_S = 1.0
 """How long tasks have to say that they have saved, when they are asked after the deadline."""
 FETCH_S = 2.0
 """How long an exception may take from its task's process, which is ended then."""
+
+
+Standbys: TypeAlias = list[tuple[ActorHandle, int]]
+"""The standbys of a generation by host index, with their pids."""
 
 
 @dataclass(slots=True)
@@ -75,7 +79,7 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
     def __init__(self, name: str, hosts: Sequence[ActorHandle]) -> None:
         self._name = name
         self._hosts = {i: HostStub(handle, f"{name} host {i}", name) for i, handle in enumerate(hosts)}
-        self._standbys: dict[int, tuple[ActorHandle, int]] = {}  # with their pids
+        self._standbys: dict[int, Standbys] = {}  # by generation
         self._running: AttemptId | None = None
         self._refused: tuple[AttemptId, str] | None = None  # an attempt that was stopped before it came, and why
         self._tasks: dict[int, HostTask] = {}
@@ -100,21 +104,21 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         if self._watch is not None:
             self._watch.asked()
 
-    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> SliceReady | Unreachable:
-        """Take these standbys for the next attempt; returns once all have started."""
+    async def prepare(
+        self, generation: int, standbys: Sequence[ActorHandle], timeout_s: float
+    ) -> SliceReady | Unreachable:
+        """Take these standbys for an attempt to come; returns once all have started."""
         calls = (self._take_standby(i, standby, timeout_s) for i, standby in enumerate(standbys))
         answers = await asyncio.gather(*calls)
         failed = {i: reply for i, reply in enumerate(answers) if isinstance(reply, SetupFailed)}
-        for i, (standby, reply) in enumerate(zip(standbys, answers, strict=True)):
-            if isinstance(reply, StandbyReady):
-                self._standbys[i] = standby, reply.pid
-            elif i not in failed:
-                return reply
+        ready = [reply for reply in answers if isinstance(reply, StandbyReady)]
+        if len(failed) + len(ready) < len(answers):
+            return next(a for a in answers if isinstance(a, Unreachable) and not isinstance(a, SetupFailed))
         if failed:
             reasons = "; ".join(dict.fromkeys(reply.reason for reply in failed.values()))
             return SetupFailed(reasons, tuple(failed), works_elsewhere=len(failed) < len(answers))
-        assert isinstance(answers[0], StandbyReady)
-        return SliceReady(answers[0].ports, answers[0].cores)
+        self._standbys[generation] = [(standby, one.pid) for standby, one in zip(standbys, ready, strict=True)]
+        return SliceReady(ready[0].ports, ready[0].cores, ready[0].free_bytes)
 
     async def _take_standby(self, host: int, standby: ActorHandle, timeout_s: float) -> StandbyReady | Unreachable:
         name = self._hosts[host].name
@@ -131,25 +135,27 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
             return SetupFailed(f"{name}: {error}", (host,))
 
     async def run_remote_fn(
-        self, attempt: AttemptId, launches: Sequence[TaskLaunch], silence_s: float
+        self, attempt: AttemptId, generation: int, launches: Sequence[TaskLaunch], silence_s: float
     ) -> dict[int, TaskEnd | None]:
         """Start one task on every host; returns when all have returned, or at the first other end.
 
         Args:
             attempt: whose tasks they are.
+            generation: the standbys that run them; earlier ones are not used any more.
             launches: what each host gets, by host index.
             silence_s: a host that has not answered for so long counts as lost; seconds.
 
         Returns:
             The ends known by then; None where a host no longer answers.
         """
+        standbys = self._standbys.pop(generation)
+        self._standbys = {number: later for number, later in self._standbys.items() if number > generation}
         if self._refused is not None and self._refused[0] == attempt:  # calls may overtake one another
-            return await self._refuse(self._refused[1])
+            return await self._refuse(standbys, self._refused[1])
         self._running = attempt
         self._silence_s = silence_s
         self._tasks = {}
-        for i, launch in enumerate(launches):
-            standby, pid = self._standbys.pop(i)
+        for i, (launch, (standby, pid)) in enumerate(zip(launches, standbys, strict=True)):
             end = asyncio.ensure_future(self._run_task(i, standby, pid, launch))
             self._tasks[i] = HostTask(pid, end)
         tasks = self._tasks
@@ -178,11 +184,10 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         if self._watch is not None:
             self._watch.stop()
 
-    async def _refuse(self, reason: str) -> dict[int, TaskEnd | None]:
+    async def _refuse(self, standbys: Standbys, reason: str) -> dict[int, TaskEnd | None]:
         """End the standbys that were to run an attempt that is over already."""
-        standbys, self._standbys = self._standbys, {}
-        await self._stop_all({i: pid for i, (_, pid) in standbys.items()}, reason, 0.0)
-        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in standbys}
+        await self._stop_all({i: pid for i, (_, pid) in enumerate(standbys)}, reason, 0.0)
+        return {i: TaskEnd(EndKind.STOPPED, Moment.now(), error=reason) for i in self._hosts}
 
     async def _run_task(self, host: int, standby: ActorHandle, pid: int, launch: TaskLaunch) -> TaskEnd | None:
         try:

@@ -33,6 +33,8 @@ IDLE_CHECK_S = 0.5
 LONG_IDLE_S = 10.0
 IDLE_LOOK_S = 10.0
 """How often idle slices are asked whether they are still there."""
+LEAVING_S = 1.0
+"""How long a job waits for slices that are warm for it, and on which processes of the job before are just ending."""
 LATEST_QUESTION_S = 60.0
 """How long after a job's end it is known whether the Controller had it."""
 REPEATED_WITHIN_S = 60.0
@@ -90,6 +92,7 @@ class SlicePoolManager:
         self._had.add(run.job_id)
         try:
             await self._controller.connect()
+            await self._warm_slices_left(request)
             return await run.run()
         finally:
             if not accepted.done():
@@ -259,6 +262,14 @@ class SlicePoolManager:
         if epoch < self._epoch:
             raise DeposedError(f"Controller {epoch} was replaced by Controller {self._epoch}")
         self._epoch = epoch
+
+    async def _warm_slices_left(self, request: RunRequest) -> None:
+        """Wait a moment while slices that are warm for a job are still being left by one whose results are out.
+
+        The Controller would start the job cold on other slices that are free.
+        """
+        if leaving := [run.settled() for run in self._unsettled.values() if run.is_warm_for(request)]:
+            await asyncio.wait({asyncio.ensure_future(asyncio.gather(*leaving))}, timeout=LEAVING_S)
 
     async def _settle(self, run: JobRun) -> None:
         await run.settled()

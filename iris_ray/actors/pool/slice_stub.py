@@ -42,17 +42,19 @@ class SliceStub:
         hosts: dict[int, Unreachable | None] | Unreachable = await answer(call, self._name, timeout_s)
         return hosts
 
-    async def prepare(self, standbys: Sequence[ActorHandle], timeout_s: float) -> SliceReady | Unreachable:
-        """Hand over the next attempt's standbys; return once all have started."""
-        call = self._actor.prepare(standbys, timeout_s)
+    async def prepare(
+        self, generation: int, standbys: Sequence[ActorHandle], timeout_s: float
+    ) -> SliceReady | Unreachable:
+        """Hand over the standbys of an attempt to come; return once all have started."""
+        call = self._actor.prepare(generation, standbys, timeout_s)
         ready: SliceReady | Unreachable = await answer(call, self._name, timeout_s + ANSWER_TIMEOUT_S)
         return ready
 
     async def run_remote_fn(
-        self, attempt: AttemptId, launches: Sequence[TaskLaunch], silence_s: float
+        self, attempt: AttemptId, generation: int, launches: Sequence[TaskLaunch], silence_s: float
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a task on every host; return when all have returned, or at the first other end."""
-        call = self._actor.run_remote_fn(attempt, launches, silence_s)
+        call = self._actor.run_remote_fn(attempt, generation, launches, silence_s)
         ends: dict[int, TaskEnd | None] | Unreachable = await answer(call, self._name, None)
         return ends
 

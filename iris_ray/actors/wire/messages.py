@@ -49,6 +49,7 @@ class RunRequest:
         stall_timeout: seconds without a heartbeat of any task after which the gang counts as hung; None: never.
         silence_s: seconds without an answer after which a host counts as lost.
         exit_grace: seconds that threads and exit handlers of a task have after its function has returned.
+        standbys: how many standbys a host of a warm slice keeps; None: as many as it has room for.
     """
 
     spec: JobSpec
@@ -59,6 +60,7 @@ class RunRequest:
     stall_timeout: float | None = None
     silence_s: float = HOST_SILENCE_S
     exit_grace: float = EXIT_GRACE_S
+    standbys: int | None = None
 
 
 def with_stored_function(request: RunRequest) -> RunRequest:
@@ -126,6 +128,7 @@ class StandbyReady:
         token: what its task's processes will carry in their environment.
         ports: free ports of its host that it holds.
         cores: how many CPUs of its host it may use.
+        free_bytes: how much memory of its host is free.
         error: why it is of no use, or None.
     """
 
@@ -134,6 +137,7 @@ class StandbyReady:
     token: str
     ports: tuple[int, ...]
     cores: int
+    free_bytes: int
     error: str | None = None
 
 
@@ -143,10 +147,12 @@ class SliceReady(NamedTuple):
     Attributes:
         ports: free ports that host 0's standby holds.
         cores: how many CPUs host 0 has.
+        free_bytes: how much memory of host 0 is free.
     """
 
     ports: tuple[int, ...]
     cores: int
+    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from iris_ray import IrisClient
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, NO_OWNER_YET, TaskLaunch
 from iris_ray.cli.exits import USAGE
 from iris_ray.client.environment_limits import MAX_VARIABLE_BYTES
-from iris_ray.client.job_request import host_silence_s, make_request
+from iris_ray.client.job_request import host_silence_s, make_request, standbys_wanted
 from iris_ray.client.placement import placement_of
 from iris_ray.errors import InvalidJobError, InvalidRequestError, InvalidSliceCountError, UnknownTPUTypeError
 from iris_ray.model.job_info import JobInfo
@@ -245,3 +245,20 @@ def test_host_silence_travels_with_the_request(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("IRIS_RAY_HOST_SILENCE_S", "1")
     with pytest.raises(InvalidRequestError, match="IRIS_RAY_HOST_SILENCE_S"):
         pod_request()
+
+
+# -- how many standbys a host keeps ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "standbys"), [("1", 1), (" 3 ", 3), ("8", 8)])
+def test_standbys_are_what_the_environment_says(text: str, standbys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pod_request().standbys is None
+    monkeypatch.setenv("IRIS_RAY_STANDBYS", text)
+    assert pod_request().standbys == standbys
+
+
+@pytest.mark.parametrize("text", ["", "0", "9", "-1", "2.0", "two", "None", "٣"])
+def test_number_of_standbys_that_makes_no_sense_is_refused_with_its_value(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"IRIS_RAY_STANDBYS.*give a whole number from 1 to 8") as refused:
+        standbys_wanted({"IRIS_RAY_STANDBYS": text})
+    assert repr(text) in str(refused.value)

@@ -252,11 +252,15 @@ def test_tasks_that_share_their_host_end_with_our_process_before_their_next_atte
     stage.play(story, slices=0)
 
 
-@pytest.mark.parametrize(("cores", "waits_s"), [(200, 0.5), (2, 1.5)], ids=["many", "few"])
+@pytest.mark.parametrize(
+    ("cores", "free_gib", "waits_s"),
+    [(200, 100, [0.5, 0.0, 0.0]), (200, 8, [0.5, 0.5, 0.5]), (2, 100, [1.5, 1.5, 1.5])],
+    ids=["roomy", "little memory", "few cores"],
+)
 def test_next_standbys_start_with_the_task_where_there_are_cores_for_them(
-    stage: Stage, cores: int, waits_s: float
+    stage: Stage, cores: int, free_gib: int, waits_s: list[float]
 ) -> None:
-    """Where there are few, they start once it has ended."""
+    """Where there are few, they start once it has ended. On roomy hosts several wait from the second run on."""
 
     async def lasts_one_second(task: Task) -> float:
         begin = asyncio.get_running_loop().time()
@@ -264,10 +268,73 @@ def test_next_standbys_start_with_the_task_where_there_are_cores_for_them(
         return begin
 
     async def story(cluster: VirtualCluster) -> None:
-        cluster.process_start_s, cluster.cores = 1.5, cores
+        cluster.process_start_s, cluster.cores, cluster.free_bytes = 1.5, cores, free_gib << 30
         begins = [(await cluster.run(f"run-{n}", (1,), lasts_one_second, keep_warm=600.0))[0] for n in range(4)]
         waits = [after - before - 1.0 for before, after in pairwise(begins)]
-        assert waits == pytest.approx([waits_s] * 3, abs=0.1)
+        assert waits == pytest.approx(waits_s, abs=0.1)
+
+    stage.play(story, slices=1)
+
+
+def test_as_many_runs_in_a_row_start_at_once_as_the_user_wants_standbys(stage: Stage) -> None:
+    """The fourth waits until processes have started."""
+
+    async def lasts_one_second(task: Task) -> float:
+        begin = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0)
+        return begin
+
+    async def story(cluster: VirtualCluster) -> None:
+        cluster.process_start_s = 1.5
+        await cluster.run("first", (1,), lasts_one_second, keep_warm=600.0, standbys=3)
+        await asyncio.sleep(10.0)
+        waits = []
+        for n in range(4):
+            called = asyncio.get_running_loop().time()
+            began = await cluster.run(f"run-{n}", (1,), lasts_one_second, keep_warm=600.0, standbys=3)
+            waits.append(began[0] - called)
+        assert waits == pytest.approx([0.0, 0.0, 0.0, 1.5], abs=0.1)
+
+    stage.play(story, slices=1)
+
+
+@pytest.mark.parametrize(("exit_takes", "slice_name"), [(0.5, "v4-16-0"), (30.0, "v4-16-1")])
+def test_next_run_waits_a_moment_for_the_warm_slice_though_another_one_is_free(
+    stage: Stage, exit_takes: float, slice_name: str
+) -> None:
+    async def returns_and_exits_slowly(task: Task) -> str:
+        task.exit_takes = exit_takes
+        return task.info.slice_name
+
+    async def story(cluster: VirtualCluster) -> None:
+        assert await cluster.run("first", (1,), returns_and_exits_slowly, keep_warm=600.0) == ["v4-16-0"] * 2
+        assert await cluster.run("next", (1,), returns_and_exits_slowly, keep_warm=600.0) == [slice_name] * 2
+
+    stage.play(story, slices=2)
+
+
+def test_standbys_of_another_kind_are_ended_when_a_job_needs_its_own(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("first", (1,), returns_at_once, keep_warm=600.0, standbys=3)
+        await asyncio.sleep(10.0)
+        node = cluster.node(cluster.node_id("v4-16-0", 0))
+        before = {pid for pid, process in node.processes.items() if not process.gone.done()}
+        assert len(before) == 3
+        await cluster.run("other", (1,), returns_at_once, keep_warm=600.0, process=ProcessSpec(preload=("json",)))
+        await asyncio.sleep(10.0)
+        after = {pid for pid, process in node.processes.items() if not process.gone.done()}
+        assert len(after) == 1
+        assert not after & before
+
+    stage.play(story, slices=1)
+
+
+def test_slices_that_are_not_kept_warm_get_no_further_standbys(stage: Stage) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("job", (1,), returns_at_once, keep_warm=0.0, standbys=3)
+        await asyncio.sleep(10.0)
+        processes = cluster.node(cluster.node_id("v4-16-0", 0)).processes.values()
+        assert [process.gone.done() for process in processes] == [True]
 
     stage.play(story, slices=1)
 

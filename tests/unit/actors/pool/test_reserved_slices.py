@@ -2,12 +2,13 @@
 
 import asyncio
 import errno
+from collections import deque
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from iris_ray.actors.pool.reserved_slice import ReservedSlice
+from iris_ray.actors.pool.reserved_slice import Generation, ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_stub import SliceStub
@@ -25,7 +26,8 @@ def slices_with(ready: "asyncio.Future[Any]") -> ReservedSlices:
     hosts = (HostPlace("node", "10.0.0.1", "a", 0),)
     slices = ReservedSlices("pool")
     group: Any = SimpleNamespace()
-    slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, crew, [], ready)
+    waiting = deque([Generation(1, (), ready)])
+    slices._held["a"] = ReservedSlice(hosts, {"TPU": 4.0}, ProcessSpec(), group, crew, waiting)
     return slices
 
 

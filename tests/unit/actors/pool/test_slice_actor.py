@@ -46,7 +46,7 @@ class Host:
 
 def slice_actor(host: Host, task: Callable[..., Coroutine[Any, Any, Any]]) -> SliceActor:
     actor = SliceActor("a", [host.actor])
-    actor._standbys = {0: (handle(run=task), PID)}
+    actor._standbys = {1: [(handle(run=task), PID)]}
     return actor
 
 
@@ -64,7 +64,7 @@ def test_attempt_that_was_stopped_before_it_came_does_not_start() -> None:
         host = Host()
         actor = slice_actor(host, never)
         assert await actor.stop(AttemptId("job", 1), "not wanted any more") == {}
-        return await actor.run_remote_fn(AttemptId("job", 1), [launch()], 5.0), host
+        return await actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0), host
 
     ends, host = run(scenario())
     assert ends[0] is not None
@@ -79,16 +79,34 @@ def test_stop_of_an_earlier_attempt_does_not_keep_the_next_one_from_starting() -
     async def scenario() -> dict[int, TaskEnd | None]:
         actor = slice_actor(Host(), returns)
         await actor.stop(AttemptId("job", 1), "not wanted any more")
-        return await actor.run_remote_fn(AttemptId("job", 2), [launch(attempt=2)], 5.0)
+        return await actor.run_remote_fn(AttemptId("job", 2), 1, [launch(attempt=2)], 5.0)
 
     assert run(scenario()) == {0: RETURNED}
+
+
+def test_each_attempt_has_a_generation_of_standbys_and_earlier_ones_are_forgotten() -> None:
+    def returns(what: bytes) -> Callable[..., Coroutine[Any, Any, Any]]:
+        async def run(_: TaskLaunch) -> TaskEnd:
+            return TaskEnd(EndKind.RETURNED, 1.0, what)
+
+        return run
+
+    async def scenario() -> None:
+        actor = SliceActor("a", [Host().actor])
+        actor._standbys = {n: [(handle(run=returns(b"%d" % n)), n)] for n in (1, 2, 3)}
+        assert await actor.run_remote_fn(AttemptId("job", 1), 2, [launch()], 5.0) == {
+            0: TaskEnd(EndKind.RETURNED, 1.0, b"2")
+        }
+        assert list(actor._standbys) == [3]
+
+    run(scenario())
 
 
 def test_task_whose_process_is_gone_has_ended_though_no_answer_comes() -> None:
     async def scenario() -> dict[int, TaskEnd | None]:
         host = Host()
         asyncio.get_running_loop().call_later(30.0, host.gone.set)
-        return await slice_actor(host, never).run_remote_fn(AttemptId("job", 1), [launch()], 5.0)
+        return await slice_actor(host, never).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
 
     assert run(scenario()) == {0: CRASHED}
 
@@ -103,7 +121,7 @@ def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> Non
             return RETURNED
 
         asyncio.get_running_loop().call_later(30.0, host.gone.set)
-        return await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), [launch()], 5.0)
+        return await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
 
     assert run(scenario()) == {0: RETURNED}
 
@@ -129,7 +147,7 @@ def test_host_whose_task_has_returned_is_asked_until_the_attempt_is_stopped() ->
 
     async def look() -> list[float]:
         actor, now = slice_actor(host, returns), asyncio.get_running_loop().time
-        await actor.run_remote_fn(AttemptId("job", 1), [launch()], 5.0)
+        await actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
         for _ in range(100):
             await actor.ping()
             await asyncio.sleep(1.0)
@@ -149,7 +167,7 @@ def test_slice_that_its_pool_no_longer_asks_does_not_ask_its_hosts() -> None:
 
     async def look() -> tuple[float, float]:
         actor, now = slice_actor(host, never), asyncio.get_running_loop().time
-        running = asyncio.ensure_future(actor.run_remote_fn(AttemptId("job", 1), [launch()], 5.0))
+        running = asyncio.ensure_future(actor.run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0))
         for _ in range(100):
             await actor.ping()
             await asyncio.sleep(1.0)
