@@ -196,7 +196,8 @@ class GangRun:
         )
 
     async def _tidy(self, attempt: Attempt) -> None:
-        await attempt.progress.look_again(has_failed=False)
+        look = attempt.progress.look_again(has_failed=False)
+        await asyncio.wait({self._background.start(look, f"asking how far {attempt.id} was")})
         ending = self._background.start(self._let_exit(attempt), f"ending the processes of {attempt.id}")
         try:
             standing = await self._report([*_marked(attempt), *self._changes(attempt, TaskState.SUCCEEDED)])

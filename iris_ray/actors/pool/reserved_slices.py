@@ -13,7 +13,7 @@ from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_crew import SharedHosts
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.wire.background import BackgroundTasks, repeat
 from iris_ray.actors.wire.failure_detector import FailureDetector
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec
 from iris_ray.model.workers import TPU
@@ -67,7 +67,7 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         self._shared = SharedHosts()
         self._worked = deque([ProcessSpec()], maxlen=WORKED_KEPT)  # the plain one does: this process has it, too
         self._background = BackgroundTasks()
-        self._leaving: dict[str, asyncio.Future[None]] = {}  # being given back; a new order reserves them afresh
+        self._leaving: dict[asyncio.Task[None], str] = {}  # being given back; a new order reserves them afresh
 
     def __getitem__(self, name: str) -> ReservedSlice:
         return self._held[name]
@@ -282,7 +282,9 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         chosen = [held for held in self._held.values() if not held.in_use and condition(held)]
         for held in chosen:
             del self._held[held.name]
-            self._leaving[held.name] = self._background.start(self._tear_down(held), f"giving back {held.name}")
+            task = self._background.start(self._tear_down(held), f"giving back {held.name}")
+            self._leaving[task] = held.name
+            task.add_done_callback(self._leaving.pop)
         for held in chosen:
             await self.left(held.name)
         return [SliceReleasedEvent(held.name, self.owner) for held in chosen]
@@ -310,22 +312,34 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
 
     async def left(self, name: str) -> None:
         """Wait until the slice is not being given back (any more)."""
-        if leaving := self._leaving.get(name):
-            await asyncio.shield(leaving)
+        if leaving := [task for task, leaving in self._leaving.items() if leaving == name]:
+            await asyncio.wait(leaving)
 
     async def _tear_down(self, held: ReservedSlice) -> None:
         try:
             await held.stub.teardown()
         except Exception:
             logger.exception("%s could not be torn down; it ends with its reservation", held.name)
-        finally:
-            held.discard()
-            self._leaving.pop(held.name, None)
+        await discarded(held)
 
     def _discard(self, held: ReservedSlice) -> None:
-        held.discard()
         if self._held.get(held.name) is held:
             del self._held[held.name]
+        try:
+            held.discard()
+        except Exception:
+            logger.exception("%s could not be given back to Ray; it is tried again", held.name)
+            self._background.start(discarded(held), f"giving {held.name} back to Ray")
+
+
+async def discarded(held: ReservedSlice) -> None:
+    """Give a slice back to Ray. Try again after an error: Ray's GCS may be about to come back."""
+
+    async def discard() -> bool:
+        held.discard()
+        return True
+
+    await repeat(discard, f"giving {held.name} back to Ray")
 
 
 def is_broken(reply: Any) -> bool:

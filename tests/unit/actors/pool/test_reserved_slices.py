@@ -13,6 +13,7 @@ from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_br
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec
+from iris_ray.state.events import SliceReleasedEvent
 from tests.support import virtual_time
 
 
@@ -75,3 +76,45 @@ def test_slice_that_is_given_back_while_it_starts_says_so() -> None:
         return in_words(found)
 
     assert virtual_time.run(said()) == "a was given back while its processes started"
+
+
+class Unwilling:
+    """A slice that Ray takes back at the second try, once its processes have ended, which takes a while."""
+
+    def __init__(self, name: str, ends_after_s: float = 0.0) -> None:
+        self.name, self.in_use, self.tries = name, False, 0
+        self.stub = SimpleNamespace(teardown=lambda: asyncio.sleep(ends_after_s))
+
+    def discard(self) -> None:
+        self.tries += 1
+        if self.tries < 2:
+            raise RuntimeError("the GCS does not answer")
+
+
+def test_slice_that_ray_does_not_take_back_is_given_back_again() -> None:
+    """Its chips would stay reserved for as long as the pool lives."""
+
+    async def given_back() -> None:
+        slices = ReservedSlices("pool")
+        released, retired = Unwilling("a"), Unwilling("b")
+        slices._held |= cast(Any, {"a": released, "b": retired})
+        assert slices.retire(["b"]) == [SliceReleasedEvent("b", "pool")]
+        assert await slices.release_if(lambda _: True) == [SliceReleasedEvent("a", "pool")]
+        await asyncio.sleep(5.0)
+        assert (released.tries, retired.tries, len(slices)) == (2, 2, 0)
+
+    virtual_time.run(given_back())
+
+
+def test_slice_has_left_when_all_that_ever_held_it_has() -> None:
+    async def given_back() -> None:
+        slices, releases = ReservedSlices("pool"), []
+        for ends_after_s in (9.0, 3.0):
+            slices._held |= cast(Any, {"a": Unwilling("a", ends_after_s)})
+            releases.append(asyncio.ensure_future(slices.release_if(lambda _: True)))
+            await asyncio.sleep(1.0)
+        await slices.left("a")
+        assert virtual_time.now() == 10.0
+        assert len(slices) == 0
+
+    virtual_time.run(given_back())
