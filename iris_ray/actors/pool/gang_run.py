@@ -131,10 +131,16 @@ class GangRun:
             ]
         except SpareFailed as failure:
             logger.info("%s: %s", order.attempt.job_id, failure)
-            released = self._slices.retire(failure.broken)
-            failed = TaskDispatchFailedEvent(order.attempt, str(failure), 0.0, failure.broken)
-            events = [failed, *released, AttemptEndConfirmedEvent(order.attempt)]
+            events = self._spare_failed(order, str(failure), failure.broken)
+        except Exception as error:
+            logger.exception("%s could not be held ready", order.attempt.job_id)
+            events = self._spare_failed(order, f"{type(error).__name__}: {error}", ())
         await self._controller.report(None, events)
+
+    def _spare_failed(self, order: AttemptOrder, why: str, broken: tuple[str, ...]) -> list[Event]:
+        """Give broken slices back. Return what to tell the Controller, which may try again."""
+        failed = TaskDispatchFailedEvent(order.attempt, why, 0.0, broken)
+        return [failed, *self._slices.retire(broken), AttemptEndConfirmedEvent(order.attempt)]
 
     async def stop_attempt(self, number: int, reason: str) -> None:
         """End an attempt if it runs, and keep it from starting if it does not. Return when it is over."""

@@ -3,10 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from iris_ray.actors.host.host_actor import TPUHostActor
+from iris_ray.actors.pool.reserved_slice import ReservedSlice
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import NoticeKind
@@ -230,6 +232,34 @@ def test_spare_whose_slice_breaks_gets_another_attempt(stage: Stage, kind: type)
         await results
 
     stage.play(story)
+
+
+def test_spare_that_can_not_be_held_by_an_unforeseen_error_gets_another_attempt(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Controller would take it for one that is just starting, and its slice would be nobody's."""
+    reserve, errors = ReservedSlice.reserve, [RuntimeError("Ray says no")]
+
+    def reserves(owner: str, hosts: Any, *more: Any) -> ReservedSlice:
+        if hosts[0].slice_name == "v4-16-1" and errors:
+            raise errors.pop()
+        return reserve(owner, hosts, *more)
+
+    async def story(cluster: VirtualCluster) -> None:
+        monkeypatch.setattr(ReservedSlice, "reserve", staticmethod(reserves))
+        results = cluster.run("job", spares=1)
+        tasks = await cluster.runs("job", 2)
+
+        async def held_at_the_second_try() -> bool:
+            held = [job for job in await cluster.ask("list_jobs") if "/spare" in job.job_id]
+            return [(job.attempt, job.state, job.groups) for job in held] == [(2, JobState.RUNNING, ("v4-16-1",))]
+
+        await cluster.until(held_at_the_second_try)
+        for task in tasks:
+            task.end.set_result(None)
+        await results
+
+    stage.play(story, slices=2)
 
 
 # -- growth ------------------------------------------------------------------------------------------------------------
