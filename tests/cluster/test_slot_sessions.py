@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -165,6 +166,20 @@ def test_sessions_end_when_they_are_idle_or_others_have_waited_or_their_slot_goe
         assert list(pieces) == list(range(1, 100)), "what runs is not cut off"
         with pytest.raises((SessionEndedError, RequestLostError)):  # the slot may be gone before it can say why
             session.call(1)
+
+
+@pytest.mark.long
+def test_a_call_that_never_ends_is_cut_off_when_another_request_waits_for_its_seat(cluster: SimulatedCluster) -> None:
+    impatient = replace(EAGER, ageing_s=2.0, drain_s=3.0)
+    with SlotClient([SlotHosts(memory=1000 * MB)], name="impatient", policy=impatient) as client:
+        client.register(Echo, memory=LARGE)
+        with client.session("Echo") as session, ThreadPoolExecutor(1) as thread:
+            pid = session.call(0)[1]
+            endless = thread.submit(session.call, 10_000.0)
+            answer, other_pid = client.submit("Echo", 1).result(120)
+            assert (answer, other_pid == pid) == (1, False)
+            with pytest.raises(RequestLostError):
+                endless.result(60)
 
 
 @pytest.mark.long
