@@ -16,6 +16,7 @@ from aiohttp import web
 from iris_ray.client.slot_client import SlotClient
 from iris_ray.errors import InvalidSlotError
 from iris_ray.front.openai_words import BodyTooLargeError, Question, error_answer, question, text_of
+from iris_ray.front.web_pages import refusing_pages
 
 MOST_BODY = 64 * 2**20
 """Bytes of a request."""
@@ -33,7 +34,7 @@ class HttpFront:
     """Serves the models of a client at ``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``.
 
     A model gets the request's JSON object and answers with text, whole or in pieces. A caller who goes away cancels its
-    request. There are no keys: whoever reaches the port can use the models.
+    request. There are no keys: whoever reaches the port can use the models, except web pages.
 
     Args:
         client: whose models.
@@ -108,10 +109,10 @@ class HttpFront:
             self._loop.close()
 
     async def _serve(self) -> None:
-        app = web.Application(client_max_size=MOST_BODY)
+        app = web.Application(client_max_size=MOST_BODY, middlewares=[_errors_said, refusing_pages(self._at[0])])
         app.router.add_post("/v1/completions", self._answers(chat=False))
         app.router.add_post("/v1/chat/completions", self._answers(chat=True))
-        app.router.add_get("/v1/models", _with_errors_said(self._models))
+        app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CLOSE_S)
         await runner.setup()
         try:
@@ -135,7 +136,7 @@ class HttpFront:
             asked = question(body, chat=chat, request_id=request_id, created=int(time.time()))
             return await (self._stream(request, asked) if asked.streams else self._whole(asked))
 
-        return _with_errors_said(handle)
+        return handle
 
     async def _whole(self, asked: Question) -> web.Response:
         answer = await self._client.generate(
@@ -158,17 +159,16 @@ class HttpFront:
         return response
 
 
-def _with_errors_said(handler: Handler) -> Handler:
-    """Have a handler answer with a status and a JSON object if something goes wrong."""
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except Exception as error:
-            status, headers, body = error_answer(error)
-            return web.json_response(body, status=status, headers=headers)
-
-    return handle
+@web.middleware
+async def _errors_said(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer with a status and a JSON object if something goes wrong."""
+    try:
+        return await handler(request)
+    except web.HTTPException:
+        raise  # no such path
+    except Exception as error:
+        status, headers, body = error_answer(error)
+        return web.json_response(body, status=status, headers=headers)
 
 
 async def _json(request: web.Request) -> Any:

@@ -13,6 +13,7 @@ from iris_ray.errors import (
     InvalidRequestError,
     InvalidSlotError,
     ModelUnavailableError,
+    NotPermittedError,
     RequestExpiredError,
     RequestLostError,
     SlotQueueFullError,
@@ -28,6 +29,7 @@ class BodyTooLargeError(InvalidSlotError):
 
 STATUS: tuple[tuple[type[Exception], int, int | None], ...] = (
     (UnknownNameError, 404, None),
+    (NotPermittedError, 403, None),
     (BodyTooLargeError, 413, None),
     (InvalidRequestError, 400, None),
     (SlotQueueFullError, 429, 1),

@@ -70,6 +70,16 @@ def post(front: HttpFront, body: bytes, kind: str = "application/json") -> tuple
         connection.close()
 
 
+def status_for(front: HttpFront, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+    connection = http.client.HTTPConnection(front.url.removeprefix("http://"), timeout=30)
+    try:
+        connection.request(method, path, asked("a"), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
 def asked(prompt: str, **more: Any) -> bytes:
     return json.dumps({"model": "m", "prompt": prompt, **more}).encode()
 
@@ -129,7 +139,9 @@ def test_a_connection_error_of_the_model_is_an_error_like_any_other(front: HttpF
 def test_a_caller_who_goes_away_cancels_the_request(front: HttpFront, client: Client, stream: bool) -> None:
     with socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1]))) as caller:
         body = asked("a wait", stream=stream)
-        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        caller.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         wait_until(lambda: client.began)
     wait_until(lambda: client.cancelled)
     assert client.cancelled == client.began
@@ -176,7 +188,9 @@ def test_closing_waits_for_no_request_for_long(client: Client, monkeypatch: pyte
     with HttpFront(made) as front:
         caller = socket.create_connection(("127.0.0.1", int(front.url.rsplit(":", 1)[1])))
         body = asked("wait")
-        caller.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        caller.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        )
         wait_until(lambda: client.began)
         started = time.monotonic()
     assert time.monotonic() - started < 20.0
@@ -190,3 +204,30 @@ def test_a_charset_that_takes_long_to_decode_is_refused_and_stops_nobody(front: 
     assert "JSON" in said
     for charset in ("utf-8", "UTF-8", "us-ascii"):
         assert post(front, asked("a b"), f"application/json; charset={charset}")[0] == 200
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://localhost:3000"])
+def test_a_web_page_can_not_use_the_models(front: HttpFront, origin: str) -> None:
+    status, said = status_for(front, "POST", "/v1/completions", {"Content-Type": "text/plain", "Origin": origin})
+    assert status == 403
+    assert f"a web page of '{origin}'" in json.loads(said)["error"]["message"]
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("host", ["evil.example:80", "evil.example", "[", "localhost.evil.example", "0.0.0.0"])
+def test_a_name_that_was_made_to_lead_here_is_refused(front: HttpFront, method: str, host: str) -> None:
+    path = "/v1/models" if method == "GET" else "/v1/completions"
+    status, said = status_for(front, method, path, {"Host": host})
+    assert status == 403
+    assert "listens for its own machine only" in json.loads(said)["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LocalHost:80", "127.0.0.1:8000", "[::1]:80", "127.1.2.3"])
+def test_names_of_this_machine_are_right(front: HttpFront, host: str) -> None:
+    assert status_for(front, "POST", "/v1/completions", {"Host": host})[0] == 200
+
+
+def test_a_front_for_other_machines_is_asked_under_any_name(client: Any) -> None:
+    with HttpFront(client, host="0.0.0.0") as front:
+        assert status_for(front, "POST", "/v1/completions", {"Host": "models.example"})[0] == 200
+        assert status_for(front, "POST", "/v1/completions", {"Origin": "http://models.example"})[0] == 403
