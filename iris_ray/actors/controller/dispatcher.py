@@ -139,19 +139,20 @@ class Dispatcher:
         return gang.attempt == attempt.number and gang.running_since < math.inf
 
     async def _reclaim(self, slices: list[ReclaimSlice]) -> str | None:
-        """Ask the holders of warm slices to release them; return why it failed, or None."""
-        for wanted in slices:
-            holder = self._pools.get(wanted.holder)
-            if holder is None:
-                continue  # its owner is gone, and so are its actors
-            reply = await holder.give_up_slice(wanted.slice_name, self._journal.epoch)
-            if reply is True:
-                self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
-            if reply is False:
-                return f"{wanted.slice_name} was in use after all"
-            if isinstance(reply, Unreachable):
-                logger.info("reclaiming %s: %s", wanted.slice_name, reply.reason)
-        return None
+        """Ask the holders of warm slices to release them, all at once; return why it failed, or None."""
+        problems = await asyncio.gather(*map(self._reclaim_one, slices))
+        return next((problem for problem in problems if problem is not None), None)
+
+    async def _reclaim_one(self, wanted: ReclaimSlice) -> str | None:
+        holder = self._pools.get(wanted.holder)
+        if holder is None:
+            return None  # its owner is gone, and so are its actors
+        reply = await holder.give_up_slice(wanted.slice_name, self._journal.epoch)
+        if reply is True:
+            self._apply([SliceReleasedEvent(wanted.slice_name, wanted.holder)])
+        if isinstance(reply, Unreachable):
+            logger.info("reclaiming %s: %s", wanted.slice_name, reply.reason)
+        return f"{wanted.slice_name} was in use after all" if reply is False else None
 
     async def _notify(self, told: NotifyGang) -> None:
         """Have a gang told that it is to move. Its pool may be busy; a notice is worth some tries."""

@@ -1,6 +1,7 @@
 """Calls on pools that may be gone by the time of the call."""
 
 import asyncio
+import math
 from collections.abc import Iterable
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,13 +13,19 @@ from iris_ray.actors.controller import dispatcher as module
 from iris_ray.actors.controller import recovery
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.dispatcher import Dispatcher
-from iris_ray.actors.wire.answers import Gone
+from iris_ray.actors.wire.answers import Gone, Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder, HostPlace
 from iris_ray.model.ids import AttemptId
 from iris_ray.scheduler.planner import Placement
-from iris_ray.state.events import Event, TaskAssignedEvent, TaskDispatchFailedEvent
-from iris_ray.state.instructions import Instructions, StopAttempt
+from iris_ray.state.events import (
+    AttemptEndConfirmedEvent,
+    Event,
+    SliceReleasedEvent,
+    TaskAssignedEvent,
+    TaskDispatchFailedEvent,
+)
+from iris_ray.state.instructions import Instructions, ReclaimSlice, StopAttempt
 from tests.support.worlds import World, cpu_host
 
 ATTEMPT = AttemptId("job", 1)
@@ -60,6 +67,50 @@ def test_pool_that_is_forgotten_before_its_order_is_sent_fails_the_dispatch() ->
     assert isinstance(failed, TaskDispatchFailedEvent)
     assert (failed.attempt, failed.error) == (ATTEMPT, "the job's pool is gone (ActorDiedError)")
     assert not errors
+
+
+def test_holders_of_warm_slices_are_asked_side_by_side() -> None:
+    """One that hangs takes half a minute."""
+    answered, applied = asyncio.Event(), list[Event]()
+
+    class Holder:
+        def __init__(self, answer: bool | Unreachable) -> None:
+            self.answer = answer
+
+        async def give_up_slice(self, name: str, epoch: int) -> bool | Unreachable:
+            if self.answer is True:
+                answered.set()
+            else:
+                await answered.wait()
+            return self.answer
+
+    class Owner:
+        async def stop_attempt(self, attempt: AttemptId, reason: str, epoch: int) -> None:
+            pass
+
+    async def dispatched() -> None:
+        background = BackgroundTasks()
+        held = iter([True, False])
+        gang = SimpleNamespace(attempt=1, running_since=math.inf)
+        job = SimpleNamespace(spec=SimpleNamespace(owner="owner"), gangs=[gang])
+        dispatcher = Dispatcher(
+            SimpleNamespace(holds_capacity=lambda attempt: next(held, False), jobs={"job": job}),  # type: ignore[arg-type]
+            SimpleNamespace(epoch=1, clock=Clock()),  # type: ignore[arg-type]
+            {"owner": Owner(), "a": Holder(Unreachable("no answer")), "b": Holder(False), "c": Holder(True)},  # type: ignore[arg-type]
+            SimpleNamespace(placed=lambda order: None),  # type: ignore[arg-type]
+            applied.extend,
+            background,
+        )
+        reclaim = [ReclaimSlice(f"slice-{holder}", holder) for holder in ("a", "b", "gone", "c")]
+        dispatcher.dispatch(ORDER, Placement(job, gang, reclaim))  # type: ignore[arg-type]
+        await asyncio.wait_for(background.all_ended(), 30.0)
+
+    asyncio.run(dispatched())
+    released, failed, ended = applied
+    assert released == SliceReleasedEvent("slice-c", "c")
+    assert isinstance(failed, TaskDispatchFailedEvent)
+    assert failed.error == "slice-b was in use after all"
+    assert ended == AttemptEndConfirmedEvent(ATTEMPT)
 
 
 def test_very_many_attempts_are_stopped_a_few_in_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
