@@ -22,10 +22,14 @@ def require_no_arguments(function: Callable[..., Any], name: str) -> None:
     Raises:
         InvalidFunctionError: the function is of that kind; the message says how to wrap it.
     """
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise InvalidFunctionError(f"{name} is an async function; give one that runs it: lambda: asyncio.run({name}())")
-    if inspect.isgeneratorfunction(function):
-        raise InvalidFunctionError(f"{name} is a generator; give a function that returns: lambda: list({name}())")
+    inner = function.func if isinstance(function, functools.partial) else function
+    routine = inspect.isroutine(inner)
+    run: Any = inner if routine else type(inner).__call__
+    what, call = (name, f"{name}()") if routine else (f"the __call__ of this {name}", "it()")
+    if inspect.iscoroutinefunction(run) or inspect.isasyncgenfunction(run):
+        raise InvalidFunctionError(f"{what} is an async function; give one that runs it: lambda: asyncio.run({call})")
+    if inspect.isgeneratorfunction(run):
+        raise InvalidFunctionError(f"{what} is a generator; give a function that returns: lambda: list({call})")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -78,6 +79,40 @@ def test_callable_of_every_kind_is_named_and_taken(function: Any, name: str, res
 )
 def test_function_that_needs_arguments_is_refused_and_told_how_to_bind_them(function: Any) -> None:
     with pytest.raises(InvalidFunctionError, match=r"functools\.partial"):
+        pod_request(function)
+
+
+class AsyncGreeter:
+    async def __call__(self) -> str:
+        return "hello"
+
+    async def method(self) -> str:
+        return "method"
+
+
+class Pieces:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+class AsyncPieces:
+    async def __call__(self) -> AsyncIterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (AsyncGreeter().method, r"^method is an async function.*lambda: asyncio\.run\(method\(\)\)"),
+        (AsyncGreeter(), r"__call__ of this AsyncGreeter is an async function.*lambda: asyncio\.run\(it\(\)\)"),
+        (functools.partial(AsyncGreeter()), "__call__ of this AsyncGreeter is an async function"),
+        (AsyncPieces(), "__call__ of this AsyncPieces is an async function"),
+        (Pieces(), r"__call__ of this Pieces is a generator.*lambda: list\(it\(\)\)"),
+    ],
+    ids=["method", "instance", "partial of an instance", "instance with an async generator", "with a generator"],
+)
+def test_what_would_not_run_when_called_is_refused(function: Any, advice: str) -> None:
+    with pytest.raises(InvalidFunctionError, match=advice):
         pod_request(function)
 
 
