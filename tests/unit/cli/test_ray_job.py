@@ -77,6 +77,7 @@ def test_logs_refuse_what_is_of_tasks(dashboard: Dashboard, url: str, option: li
         (["--ray-job", "../train.py", "--working-dir", "sub"], "there is no script"),
         (["--ray-job", "train.py", "--working-dir", "sub"], "train.py is not in sub"),
         (["--ray-job", "train.py", "--tpu", "v4-8"], "--tpu is not for --ray-job"),
+        (["--ray-job", "train.py", "--json", "--follow", "--address", "http://x:1"], "leave out --follow"),
         (["--exclude", "data", "train.py"], "--exclude is for --ray-job"),
         (["--env-file", "x", "train.py"], "--env-file is for --ray-job"),
         (["--ray-job", "train.py", "--env-file", "nothing"], "nothing can't be read"),

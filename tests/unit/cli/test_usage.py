@@ -160,6 +160,7 @@ def test_shell_completes_commands_and_options(typed: str, wanted: str) -> None:
         (["submit", __file__, "--num-slices", "2"], "--tpu"),
         (["submit", __file__, "--tpu", "v4-17"], "v4-16"),
         (["submit", __file__, "--max-task-failures", "-1"], "-1 is not in the range"),
+        (["submit", __file__, "--json", "--follow"], "leave out --follow"),
         (["run", __file__, "v4-16", "--env", "1=2"], "NAME=VALUE"),
         (["taint", "v4-16-0", "not a name"], "is not the name of a taint"),
     ],
