@@ -35,10 +35,12 @@ class CallerPool:
 
     def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
         """Start a job. Returns the reference to its results, and the pool that runs it."""
+        stored = with_stored_function(request)
         with self._lock:
             pool = self._current()
-            self._calls += 1
-            return pool.run(with_stored_function(request), f"run_on_pod({request.spec.name})"), pool
+            results = pool.run(stored, f"run_on_pod({request.spec.name})")
+            self._calls += 1  # only now: the pool ends after so many
+            return results, pool
 
     def release(self) -> None:
         """Have the pool give up every slice that none of its jobs uses."""

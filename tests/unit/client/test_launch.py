@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import ObjectStoreFullError
 
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.actors.wire.payloads import INLINE_BYTES
 from iris_ray.client import client, detached_job
-from iris_ray.client.caller_pool import pool_of_this_process
+from iris_ray.client.caller_pool import CallerPool, pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
 
 
@@ -63,6 +64,29 @@ def test_detached_job_is_not_left_behind_if_it_is_interrupted_while_its_large_fu
     with pytest.raises(KeyboardInterrupt):
         launch(monkeypatch, pool, make_pod_request(lambda: data, "v4-16", 1), detached=True)
     assert pool.ended == ["the pool"]
+
+
+def test_call_whose_large_function_can_not_be_stored_is_not_one_that_its_pool_waits_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counted: list[int] = []
+
+    def full(value: object) -> None:
+        raise ObjectStoreFullError("no room")
+
+    def until_idle(calls: int) -> Future[None]:
+        counted.append(calls)
+        return Future()
+
+    pool: Any = SimpleNamespace(run=lambda request, name: name, until_idle=until_idle)
+    pools, data = CallerPool(), bytes(INLINE_BYTES)
+    monkeypatch.setattr(pools, "_current", lambda: pool)
+    monkeypatch.setattr(ray, "put", full)
+    assert pools.submit(make_pod_request(lambda: None, "v4-16", 1))[1] is pool
+    with pytest.raises(ObjectStoreFullError):
+        pools.submit(make_pod_request(lambda: data, "v4-16", 1))
+    pools._end_when_idle(pool)
+    assert counted == [1]
 
 
 @pytest.mark.parametrize(("bytes_of_environment", "kept"), [(INLINE_BYTES // 2, True), (INLINE_BYTES, False)])
