@@ -40,7 +40,9 @@ def main() -> None:
         say(f"training on 2 of 4 {TPU_TYPE} slices; each attempt says where it runs")
         train = functools.partial(train_digits.train, checkpoints, STEPS, step_s=0.02)
         began = time.time()
-        ref = run_on_pod_ray.remote(train, TPU_TYPE, num_slices=2, spares=1, preload=train_digits.PRELOAD)
+        ref = run_on_pod_ray.remote(
+            train, TPU_TYPE, num_slices=2, spares=1, preload=train_digits.PRELOAD, mode="cluster"
+        )
 
         def wait_for(step: int) -> None:
             while (

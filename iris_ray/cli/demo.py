@@ -60,7 +60,7 @@ def demo() -> None:
     with SimulatedCluster({TPU_TYPE: 4}) as cluster, tempfile.TemporaryDirectory(prefix="iris-demo-") as directory:
         _say(f"a job of four tasks on 2 of 4 {TPU_TYPE} slices counts to {STEPS}, with a checkpoint at every tenth")
         began = time.monotonic()
-        ref = run_on_pod_ray.remote(functools.partial(count, directory), TPU_TYPE, num_slices=2)
+        ref = run_on_pod_ray.remote(functools.partial(count, directory), TPU_TYPE, num_slices=2, mode="cluster")
         _wait_for_step(Path(directory), NOTICE_AT, ref)
         _say(f"the provider announces that it takes slice {TPU_TYPE}-1 away in {NOTICE_S:g} s")
         cluster.preempt_slice(f"{TPU_TYPE}-1", notice_s=NOTICE_S)

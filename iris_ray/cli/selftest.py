@@ -120,6 +120,7 @@ class SelfTest:
             max_retries_failure=0,
             scheduling_timeout=self._timeout_s,
             keep_warm=KEEP_WARM_S,
+            mode="cluster",
         )
 
     def _start(self) -> Finding:

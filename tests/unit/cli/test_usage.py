@@ -1,5 +1,6 @@
 """How the command line is used: help, typos, exit codes, no cluster. Without Ray."""
 
+import contextlib
 import difflib
 import os
 import re
@@ -14,12 +15,17 @@ from typing import Any
 import click
 import pytest
 
+from iris_ray import testing
 from iris_ray.cli.exits import FAILED, INTERRUPTED, NO_CLUSTER, OK, USAGE, errors_as_lines, exit_code
 from iris_ray.cli.groups import OTHER_NAMES
 from iris_ray.cli.main import SECTIONS, main
 from iris_ray.cli.questions import confirm
+from iris_ray.cli.selftest import SelfTest
+from iris_ray.client import run_on_pod
+from iris_ray.client.modes.mode import Mode, ModeKind
 from iris_ray.errors import ControllerUnavailableError, JobCancelledError, NoClusterError, UnknownTPUTypeError
 from iris_ray.model.suggestions import unknown
+from iris_ray.model.topology import get_tpu_config
 from tests.support.command_line import COMMANDS, address_of_nobody, command_line, invoke
 
 COMPLETION = "_IRIS_RAY_COMPLETE"
@@ -218,3 +224,24 @@ def test_address_of_something_else_is_said_to_be_none_of_rays() -> None:
         done = invoke("ls", "--address", f"127.0.0.2:{server.getsockname()[1]}")
     assert done.exit_code == NO_CLUSTER
     assert "6379" in done.output
+
+
+@pytest.mark.parametrize("mode", ["simple", "simulate", "nonsense"])
+def test_what_shows_or_tests_a_cluster_takes_no_mode_from_the_variable(
+    monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    seen: list[Mode] = []
+
+    def begins(request: object, mode: Mode) -> list[object]:
+        seen.append(mode)
+        raise NoClusterError("enough")
+
+    monkeypatch.setattr(run_on_pod, "start_request", begins)
+    monkeypatch.setattr(run_on_pod, "run_request", begins)
+    monkeypatch.setattr(testing, "SimulatedCluster", contextlib.nullcontext)
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # the demo sets it, and the other tests are to do without
+    assert "enough" in invoke("demo", IRIS_RAY_MODE=mode).stderr
+    monkeypatch.setenv("IRIS_RAY_MODE", mode)
+    (found,) = SelfTest(get_tpu_config("v4-16"), 1, 10.0).run(await_notice_s=0.0)
+    assert found.found.startswith("enough")
+    assert seen == [Mode(ModeKind.CLUSTER)] * 2
