@@ -110,7 +110,7 @@ class Provisioner:
         demand, joined = self._jobs.look(self._settings.config.name)
         if demand is None:
             self._say(NO_CONTROLLER, problem=True)
-        actions = plan(self._settings, demand, found, joined, self._history, time.time())
+        actions = plan(self._settings, demand, found, joined, self._history, time.monotonic(), time.time())
         for action in actions:
             self._say(f"would {action}" if self._dry_run else str(action))
         if self._dry_run:
@@ -127,7 +127,7 @@ class Provisioner:
                 break  # the API would refuse the next request, too
 
     def _create(self, action: Create) -> bool:
-        now = time.time()
+        now = time.monotonic()
         self._history.unconfirmed.setdefault(action.name, now)
         refused = self._cloud.create(self._template.named(action.name))
         if refused is not None:

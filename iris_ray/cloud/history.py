@@ -10,9 +10,11 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 30.0, 1800.0
 class History:
     """What a provisioner remembers from one plan to the next. If it is lost, timers begin anew.
 
+    Times are of the clock that the plans are made with.
+
     Attributes:
         failures: how many in a row; a slice that joins the cluster ends the row.
-        not_before: when the next slice may be asked for, in seconds since the epoch.
+        not_before: when the next slice may be asked for.
         last_failure: a sentence.
         unconfirmed: names that were asked for and are not listed yet, and the times of the first requests.
     """

@@ -106,6 +106,7 @@ def plan(
     joined: Mapping[str, Joined],
     history: History,
     now: float,
+    date: float,
 ) -> list[Action]:
     """Return what to do now, each action with its reason.
 
@@ -116,7 +117,8 @@ def plan(
         found: all queued resources of the zone.
         joined: the slices that have hosts in the cluster; ignored if ``demand`` is None.
         history: what earlier plans left behind; this call changes it.
-        now: seconds since the epoch; new names contain it.
+        now: seconds by a clock that nobody sets.
+        date: seconds since the epoch; new names contain it.
     """
     ours = {one.name: one for one in found if settings.owns(one)}
     for name, asked_at in list(history.unconfirmed.items()):
@@ -125,7 +127,7 @@ def plan(
     history.forget_all_but([*ours, *history.unconfirmed])
     actions, coming, present = _sort_out(demand, ours, joined, history, now)
     actions += _release(settings, demand, coming, present, joined, history, now)
-    return actions + _obtain(settings, demand or (), len(ours), len(coming), len(present), history, now)
+    return actions + _obtain(settings, demand or (), len(ours), len(coming), len(present), history, now, date)
 
 
 def _sort_out(
@@ -231,7 +233,14 @@ def _idle_slices(
 
 
 def _obtain(
-    settings: Settings, demand: Sequence[int], held: int, coming: int, present: int, history: History, now: float
+    settings: Settings,
+    demand: Sequence[int],
+    held: int,
+    coming: int,
+    present: int,
+    history: History,
+    now: float,
+    date: float,
 ) -> list[Action]:
     """Ask for what completes gangs, within the cap, and not soon after a failure."""
     unconfirmed = list(history.unconfirmed)
@@ -251,7 +260,7 @@ def _obtain(
         pause = f"{history.pause_s:g} s after {history.failures} failures, the last: {history.last_failure}"
         return [*actions, Wait(f"{wanted} more wanted ({why}), but pausing {pause}")]
     for number in range(wanted):
-        name = f"{settings.prefix}{int(now * 1000):x}-{number}"
+        name = f"{settings.prefix}{int(date * 1000):x}-{number}"
         actions.append(Create(name, why))
     return actions
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner, Result
 from google.cloud import tpu_v2
 from ray.exceptions import GetTimeoutError, RaySystemError
 
+from iris_ray.cli import provisioner as provisioner_module
 from iris_ray.cli.main import main
 from iris_ray.cli.provision import startup_script
 from iris_ray.cli.provisioner import Jobs, Provisioner, joined_slices
@@ -100,6 +102,25 @@ def test_slices_come_for_jobs_and_go_when_nobody_needs_them(server: CloudTpuServ
     jobs.joined = {}
     provisioner.turn()
     assert jobs.closed == [], "no taint is left of a slice that is gone"
+
+
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
+def test_clock_that_is_set_neither_deletes_nor_keeps_a_slice(
+    server: CloudTpuServer, jobs: PaperJobs, monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    clock = SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: 50.0)
+    monkeypatch.setattr(provisioner_module, "time", clock)
+    provisioner, jobs.demand = make(server, jobs, idle_s=600.0), (1,)
+    provisioner.turn()
+    server.advance(2)
+    jobs.demand, jobs.joined = (), joined_ones(server, in_use=False)
+    provisioner.turn()
+    clock.time = lambda: 1.7e9 + jump_s
+    provisioner.turn()
+    assert list(server.queued_states().values()) == ["ACTIVE"]
+    clock.monotonic = lambda: 651.0
+    provisioner.turn()
+    assert list(server.queued_states().values()) == ["DELETING"]
 
 
 def test_preempted_slice_is_deleted_and_replaced_within_its_quota(server: CloudTpuServer, jobs: PaperJobs) -> None:

@@ -171,7 +171,7 @@ def make_plan(
     """A plan; so many slices that gangs of one slice miss, or what each gang misses."""
     gangs = (1,) * demand if isinstance(demand, int) else demand
     chosen = Settings(**({k: getattr(SETTINGS, k) for k in SETTINGS.__slots__} | settings))
-    return plan(chosen, gangs, found, joined or {}, history or History(), now)
+    return plan(chosen, gangs, found, joined or {}, history or History(), now, 1.7e9 + now)
 
 
 def creates(actions: list[Action]) -> list[str]:
