@@ -8,6 +8,8 @@ from collections.abc import Collection
 # Below Linux' default ephemeral range (32768 and up), where an outgoing connection may take a port at any moment, and
 # above Ray's default worker ports (10002-19999).
 PORTS = range(20_000, 32_768)
+MOST_REFUSALS = 1000
+"""Even if 99 of 100 ports are in use or forbidden, a free one is found by then."""
 
 
 def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.socket]:
@@ -19,9 +21,10 @@ def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.
         avoid: ports not to use.
 
     Raises:
-        OSError: no port of this address can be bound, such as because it is another host's.
+        OSError: no port of this address can be bound, such as because it is another host's, or all are forbidden.
     """
     held: list[socket.socket] = []
+    refusals = 0
     while len(held) < count:
         port = random.choice(PORTS)
         if port in avoid:
@@ -31,7 +34,11 @@ def hold_ports(address: str, count: int, avoid: Collection[int]) -> list[socket.
             candidate.bind((address, port))
         except OSError as error:
             candidate.close()
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+            refusals += 1
+            passes = error.errno in (errno.EADDRINUSE, errno.EACCES)  # the latter: a rule of this host for this port
+            if not passes or refusals == MOST_REFUSALS:
+                for one in held:
+                    one.close()
                 raise
         else:
             held.append(candidate)

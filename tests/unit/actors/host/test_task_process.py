@@ -1,18 +1,21 @@
 """The process that runs user code, as a plain object in the test's own process."""
 
+import errno
 import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray import cloudpickle
 
+from iris_ray.actors.host import free_ports
 from iris_ray.actors.host.exits import result_pickling
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.host.task_process import PORTS_HELD, TaskProcess
@@ -257,3 +260,25 @@ def test_hold_ports_avoids_what_earlier_attempts_used() -> None:
 def test_hold_ports_on_an_address_of_another_host_raises() -> None:
     with pytest.raises(OSError):  # noqa: PT011
         hold_ports("192.0.2.1", 1, ())  # reserved for documentation
+
+
+class ForbiddenPorts(socket.socket):
+    """What a host lets a process have that may bind few ports, or none."""
+
+    forbidden: Collection[int] = free_ports.PORTS
+
+    def bind(self, address: Any) -> None:
+        if address[1] in self.forbidden:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        super().bind(address)
+
+
+@pytest.mark.timeout(20)
+def test_hold_ports_tries_others_if_some_are_forbidden_and_raises_if_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_ports, "socket", SimpleNamespace(socket=ForbiddenPorts))
+    with pytest.raises(PermissionError):
+        hold_ports(HERE, 1, ())
+    monkeypatch.setattr(ForbiddenPorts, "forbidden", free_ports.PORTS[::2])
+    for one in hold_ports(HERE, 8, ()):
+        assert one.getsockname()[1] % 2 == 1
+        one.close()
