@@ -9,6 +9,9 @@ from iris_ray.model.topology import TPUConfig, get_tpu_config
 NoticeChannel = Literal["both", "ray", "metadata"]
 """Where a preemption is announced: as a drain of Ray's nodes, by the hosts' metadata servers, or both."""
 
+LONGEST_S = 365 * 24 * 3600.0
+"""The kernel's and Ray's own times overflow at some point; a year is enough."""
+
 
 def checked_slices(slices: Mapping[str, int] | None) -> list[tuple[TPUConfig, int]]:
     """Return each TPU type with the number of its slices."""
@@ -36,8 +39,8 @@ def checked_notice(notice_s: object) -> float:
 
 
 def checked_seconds(what: str, seconds: object) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-        raise InvalidRequestError(f"{what} must be a number of seconds, 0 or more, not {seconds!r}.")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds <= LONGEST_S:
+        raise InvalidRequestError(f"{what} must be a number of seconds from 0 to {LONGEST_S:.0f}, not {seconds!r}.")
     return float(seconds)
 
 

@@ -18,6 +18,7 @@ FORMS = (
 )
 LOSSES = frozenset({"kill", "preempt", "freeze"})
 """What costs a slice; a new one then takes its place."""
+LONGEST_S = 365 * 24 * 3600.0
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _TIME = r"\d+(?:\.\d+)?\s?(?:ms|s|m|h)\b"
@@ -94,13 +95,16 @@ def _parse(source: str, text: str) -> PlannedFault:
         raise InvalidModeError(f"{source}: there is no fault {text!r}; did you mean {_nearest(text)!r}?")
     values = found.groupdict()
     number, host, notice = values.get("SLICE"), values.get("HOST"), values.get("NOTICE")
+    after_s, notice_s = _seconds(values["TIME"]), _seconds(notice) if notice else 0.0
+    if max(after_s, notice_s) > LONGEST_S:
+        raise InvalidModeError(f"{source}: {text!r} has a time of more than a year; give a shorter one")
     return PlannedFault(
         text,
         text.split()[0],
-        _seconds(values["TIME"]),
+        after_s,
         None if number is None else int(number),
         None if host is None else int(host),
-        _seconds(notice) if notice else 0.0,
+        notice_s,
     )
 
 

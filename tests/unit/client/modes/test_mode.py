@@ -86,6 +86,12 @@ def test_faults_are_sorted_by_time_and_every_form_can_be_written() -> None:
     assert faults[0].notice_s == 5.0
 
 
+@pytest.mark.parametrize("fault", ["kill slice 0 after 9000h", "preempt slice 0 after 1s with 10000000000s notice"])
+def test_fault_for_which_nobody_waits_is_refused(fault: str) -> None:
+    with pytest.raises(InvalidModeError, match="has a time of more than a year"):
+        parse_schedule("simulate", fault)
+
+
 def test_fault_of_a_slice_that_there_will_not_be_is_refused_but_not_of_one_that_replaces_another() -> None:
     first, second = parse_schedule("simulate", "kill slice 0 after 1s, kill slice 2 after 2s")
     require_possible([first, second], slices=2, hosts=2)
