@@ -28,6 +28,8 @@ class CandidateCache:
             self._fleet = fleet
             self._candidates.clear()
         found = self._candidates.get(shape)
+        if found is not None and not fleet.keeps(shape.group_by, found.grouping):
+            found = None
         changed = None if found is None else fleet.changes_since(found.fleet_version)
         if found is None or changed is None:
             found = self._candidates[shape] = _evaluated(fleet, shape, now)
@@ -39,7 +41,14 @@ class CandidateCache:
         return found
 
     def trim(self) -> None:
-        """Drop the candidates that were not read for longest, beyond `EVALUATIONS_KEPT`."""
+        """Drop the candidates whose groups are not kept up to date.
+
+        Then drop those that were not read for longest, beyond `EVALUATIONS_KEPT`.
+        """
+        fleet = self._fleet
+        for shape, found in list(self._candidates.items()):
+            if fleet is None or not fleet.keeps(shape.group_by, found.grouping):
+                del self._candidates[shape]
         kept = sum(len(candidates.evaluations) for candidates in self._candidates.values())
         while kept > EVALUATIONS_KEPT and len(self._candidates) > 1:
             _, dropped = self._candidates.popitem(last=False)

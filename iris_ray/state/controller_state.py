@@ -212,6 +212,9 @@ class ControllerState:
             job_times.job_ended(self.jobs[job_id], change.now)
             self._kept.release(self.jobs[job_id])
             self._spares.look_at(self.jobs[job_id])
+            grouped = self.jobs[job_id].spec.coscheduling
+            if grouped and grouped.group_by not in self._table.grouped_by:
+                self.fleet.forget_grouping(grouped.group_by)
         if (job := self.jobs.get(about)) is not None and not job.pending:
             self._kept.release(job)
         if not isinstance(event, JobRestoredEvent):  # a job comes back before its spares do, and who takes its hosts
@@ -408,6 +411,8 @@ class ControllerState:
         """Raise AssertionError if any invariant is broken. For tests; every test that touches state ends with it."""
         table = self._table
         check_state(table.jobs, self.fleet, self.usage, self._allocations.all_of(), table.pending, table.finished)
+        grouped = {job_id for job_id, job in self.jobs.items() if job.spec.coscheduling and not job.over}
+        assert grouped == set[str]().union(*table.grouped_by.values()), "jobs by the attribute of their groups are off"
         self._spares.check(self.jobs)
         self._evictions.check(self.jobs)
         held = sorted(attempt for attempts in self.attempts.values() for attempt in attempts)

@@ -80,6 +80,10 @@ class Fleet:
                 grouping.add(worker)
         return grouping
 
+    def keeps(self, key: str | None, grouping: Grouping) -> bool:
+        """Return whether this grouping by that attribute is kept up to date."""
+        return self._groupings.get(key) is grouping
+
     def changes_since(self, version: int) -> Sequence[Worker] | None:
         """Return the workers that have changed since a version, oldest change first; None if it is too long ago."""
         return self._changes.since(version)
@@ -105,6 +109,11 @@ class Fleet:
         return tuple(node_id for node_id, until in hosts.items() if now < until) if hosts else ()
 
     # -- changing --------------------------------------------------------------------------------------------------
+
+    def forget_grouping(self, key: str) -> None:
+        """Keep the workers grouped by an attribute no more, until somebody asks for it."""
+        if key != TPU_NAME:
+            self._groupings.pop(key, None)
 
     def register(self, worker: Worker) -> None:
         """Add a worker, or update what it reports. Everything else that is known of it is kept, a drain included."""

@@ -32,6 +32,7 @@ class JobTable:
         jobs: all of them.
         pending: those that have gangs waiting for hosts.
         yielding: those that have not ended and give their hosts to whoever waits.
+        grouped_by: attribute → ids of those that have not ended and whose groups share a value of it.
         finished: ids of those that have ended, the first to finish first; each with the memory that the job takes.
         unrecorded: ids of jobs that have changed, or are forgotten, since the caller last cleared it; each with the
             numbers of the chunks of its record that have changed.
@@ -46,6 +47,7 @@ class JobTable:
         self.jobs: dict[str, Job] = {}
         self.pending: dict[str, Job] = {}
         self.yielding: dict[str, Job] = {}
+        self.grouped_by: dict[str, set[str]] = {}
         self.finished: dict[str, int] = {}
         self.unrecorded: dict[str, set[int]] = {}
         self.changes: ChangeLog[str] = ChangeLog()
@@ -120,6 +122,7 @@ class JobTable:
             counts=Counter({TaskState.PENDING: sum(len(gang.tasks) for gang in gangs)}),
             pending=dict.fromkeys(range(len(gangs))),
         )
+        self._is_grouped(spec)
         self._limits.submitted(spec)
         self.all_changed(job)
         self.queue_changed(spec.job_id)
@@ -133,6 +136,7 @@ class JobTable:
             self._note_finished(job)
             self._finished_in_order = False  # jobs come back in the order of their submission
         else:
+            self._is_grouped(job.spec)
             self._limits.submitted(job.spec)
         if job.pending and not job.state.finished:
             self.pending[job_id] = job
@@ -209,13 +213,16 @@ class JobTable:
         job.over = job.state
         self._note_finished(job)
         self._limits.ended(job.spec)
+        self._is_grouped_no_more(job.spec)
         self.pending.pop(job_id, None)
         self.yielding.pop(job_id, None)
         self.queue_changed(job_id)
 
     def remove(self, job_id: str) -> None:
         """Forget a job that has not finished: a spare that is dropped."""
-        self.all_changed(self.jobs.pop(job_id))
+        job = self.jobs.pop(job_id)
+        self.all_changed(job)
+        self._is_grouped_no_more(job.spec)
         self.pending.pop(job_id, None)
         self.yielding.pop(job_id, None)
         self.stories.forget(job_id)
@@ -245,6 +252,16 @@ class JobTable:
             job = self.jobs.pop(job_id)
             self.all_changed(job)
             self.forgotten.extend(job_times.forgotten(job))
+
+    def _is_grouped(self, spec: JobSpec) -> None:
+        if spec.coscheduling:
+            self.grouped_by.setdefault(spec.coscheduling.group_by, set()).add(spec.job_id)
+
+    def _is_grouped_no_more(self, spec: JobSpec) -> None:
+        if spec.coscheduling and (ids := self.grouped_by.get(spec.coscheduling.group_by)):
+            ids.discard(spec.job_id)
+            if not ids:
+                del self.grouped_by[spec.coscheduling.group_by]
 
     def _note_finished(self, job: Job) -> None:
         if job.spec.job_id not in self.finished:

@@ -8,6 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from iris_ray.model.constraints import AttributeValue, Scalar
+from iris_ray.model.job_spec import CoschedulingConfig
+from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import TaskState
+from iris_ray.state.events import JobCancelledEvent
 from iris_ray.state.groups import group_name
 from tests.support.worlds import World, cpu_host
 
@@ -43,3 +47,29 @@ def test_gang_is_not_split_over_racks_that_look_alike() -> None:
     world.do(cpu_host("host-5", rack=1.0))
     assert {len(group.workers) for group in world.state.fleet.grouping("rack").groups()} == {1, 2}
     world.state.check()
+
+
+def test_groups_by_an_attribute_are_kept_up_to_date_as_long_as_a_job_that_has_not_ended_names_it() -> None:
+    world = World()
+    for number in range(4):
+        world.do(cpu_host(f"host-{number}", rack=number // 2))
+
+    def submit(job_id: str) -> Job:
+        by_rack = CoschedulingConfig("rack", 1)
+        return world.submit_tasks(job_id, resources={"CPU": 8.0}, coscheduling=by_rack)
+
+    first, second = submit("first"), submit("second")
+    world.schedule()
+    kept = world.state.fleet.grouping("rack")
+    world.report_all(first, TaskState.SUCCEEDED)
+    world.confirm(first)
+    assert world.state.fleet.keeps("rack", kept)
+    world.do(JobCancelledEvent("second", "enough"))
+    assert not world.state.fleet.keeps("rack", kept)
+    world.confirm(second)
+    world.do(cpu_host("host-4", rack=1))
+    world.lose("host-0")
+    third = submit("third")
+    world.schedule()
+    assert third.gang.groups == ("1",), "what was evaluated before the groups were forgotten counts no more"
+    world.check()
