@@ -31,6 +31,8 @@ from iris_ray.state.events import (
 logger = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.5
+REMOVE_AGAIN_S, REMOVAL_TRIES = 1.0, 30
+"""If Ray can't remove what pools have left; a GCS that starts anew takes some seconds."""
 POOL_GONE = "the process that called run_on_pod is gone"
 
 
@@ -160,16 +162,26 @@ class PoolRegistry(Mapping[str, PoolStub]):
         self._journal.note_pool(owner, None)
 
     async def _remove_reservations(self, owners: Collection[str]) -> None:
-        """Remove what pools have left. Ray's table has all groups there ever were: all who wait share one look."""
+        """Remove what pools have left. Ray's table has all groups there ever were: all who wait share one look.
+
+        A pool that goes on must not reserve anything before, so this is not done later.
+        """
         self._left_by |= set(owners)
         async with self._removing:
-            left_by, self._left_by = self._left_by, set()
-            if not left_by:
-                return  # those before have removed it
-            try:
-                await asyncio.to_thread(remove_reservations, left_by)
-            except Exception:
-                logger.exception("removing the reservations of a pool that is gone failed")
+            for number in range(REMOVAL_TRIES):
+                if number:
+                    await asyncio.sleep(REMOVE_AGAIN_S)
+                left_by, self._left_by = self._left_by, set()
+                if not left_by:
+                    return  # those before have removed it
+                try:
+                    await asyncio.to_thread(remove_reservations, left_by)
+                    return
+                except Exception:
+                    logger.exception("removing the reservations of pools whose processes are gone failed")
+                    self._left_by |= left_by
+            logger.error("the reservations of pools %s are left, and hold chips until the pools end", self._left_by)
+            self._left_by.clear()
 
     async def _look_at(self, owner: str, pool: PoolStub) -> bool:
         """Learn what a pool has that has not answered for a while. Return whether it answers now."""

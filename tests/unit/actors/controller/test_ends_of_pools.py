@@ -78,3 +78,27 @@ def test_owners_that_end_while_their_table_is_read_share_the_next_look(monkeypat
     monkeypatch.setattr(pool_registry, "remove_reservations", look)
     asyncio.run(many_end())
     assert [len(owners) for owners in looks] == [1, 49]
+
+
+@pytest.mark.parametrize("failures", [3, 1000])
+def test_removal_that_fails_is_tried_again_before_the_owner_goes_on_but_not_without_end(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    looks: list[set[str]] = []
+
+    def look(owners: Collection[str]) -> None:
+        looks.append(set(owners))
+        if len(looks) <= failures:
+            raise RuntimeError("the GCS does not answer")
+
+    async def two_end() -> None:
+        pools = registry()
+        await asyncio.gather(pools._remove_reservations({"one"}), pools._remove_reservations({"two"}))
+        await pools._remove_reservations({"three"})
+
+    monkeypatch.setattr(pool_registry, "REMOVE_AGAIN_S", 0.0)
+    monkeypatch.setattr(pool_registry, "remove_reservations", look)
+    asyncio.run(two_end())
+    assert looks[1] == {"one", "two"}
+    assert looks[-1] == {"three"}
+    assert len(looks) == (failures + 2 if failures == 3 else 2 * pool_registry.REMOVAL_TRIES)
