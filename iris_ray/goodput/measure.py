@@ -1,5 +1,6 @@
 """From the times of a job to what its time went into, as Google's ``ml-goodput-measurement`` counts it."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -68,29 +69,28 @@ def last_disruption(times: JobTimes, now: float) -> Disruption | None:
 
     A disruption is the end of an attempt in which user code ran, if the job went on.
     """
-    if (disrupted := _latest_disrupted(times)) is not None:
-        attempt = times.attempts[disrupted]
-        number, until = attempt.number, _end(attempt, now)
-        _, _, *spans = _attempt(times, disrupted, attempt.assigned_at, True, now)
-        later = disrupted + 1
-    elif times.has_run and times.settled_until is not None and times.attempts:  # that attempt made no steps
-        number, until, spans, later = times.attempts[0].number - 1, times.settled_until, [], 0
-    else:
+    if (disrupted := _latest_disrupted(times)) is None:
         return None
-    recovery, runs_again = _until_user_code_runs(times, later, until, now)
+    attempt = times.attempts[disrupted]
+    _, _, *spans = _attempt(times, disrupted, attempt.assigned_at, True, now)
+    if not attempt.marks.steps:
+        spans = []  # what it may have done is not known
+    recovery, runs_again = _until_user_code_runs(times, disrupted + 1, _end(attempt, now), now)
     lost = [span for span in (*spans, *recovery) if span.kind in _DISRUPTIONS]
     wasted_s = sum(span.seconds for span in lost if span.kind is _K.WASTED_PROGRESS_FROM_DISRUPTION)
     total_s = sum(span.seconds for span in lost)
     chip_seconds = sum(span.seconds * span.chips for span in lost)
     over = runs_again or times.ended_at is not None
-    return Disruption(number, wasted_s, total_s - wasted_s, chip_seconds, over)
+    return Disruption(attempt.number, wasted_s, total_s - wasted_s, chip_seconds, over)
 
 
 def _latest_disrupted(times: JobTimes) -> int | None:
     """Return the place of the latest attempt in which user code ran, if it has ended and the job went on."""
-    disrupted = times.attempts if times.ended_at is None else times.attempts[:-1]
-    known = [at for at, one in enumerate(disrupted) if one.began_at is not None and one.ended_at is not None]
-    return known[-1] if known else None
+    job_ended_at = math.inf if times.ended_at is None else times.ended_at
+    for at, attempt in reversed(list(enumerate(times.attempts))):
+        if attempt.began_at is not None and attempt.ended_at is not None and attempt.ended_at < job_ended_at:
+            return at
+    return None
 
 
 def _until_user_code_runs(times: JobTimes, first: int, since: float, now: float) -> tuple[list[Span], bool]:
@@ -113,7 +113,10 @@ def both_of(both: tuple[float, float]) -> tuple[float, float]:
 
 
 def settle(times: JobTimes, submitted_at: float) -> None:
-    """Settle the earliest attempts: those from which a later one has gone on, and too many."""
+    """Settle the earliest attempts: those from which a later one has gone on, and too many.
+
+    The last disruption is told of attempts that are not settled.
+    """
     while len(times.attempts) > 1 and _can_settle(times):
         first = times.attempts[0]
         until = submitted_at if times.settled_until is None else times.settled_until
@@ -129,7 +132,10 @@ def _can_settle(times: JobTimes) -> bool:
     first, *later = times.attempts
     if first.ended_at is None:
         return False
-    return len(times.attempts) > ATTEMPTS_KEPT or not first.marks.steps or any(one.marks.steps for one in later)
+    if len(times.attempts) > ATTEMPTS_KEPT:
+        return True
+    is_latest_that_ran = first.began_at is not None and all(one.began_at is None for one in later)
+    return not is_latest_that_ran and (not first.marks.steps or any(one.marks.steps for one in later))
 
 
 def _attempt(times: JobTimes, index: int, since: float, has_run: bool, now: float) -> Iterator[Span]:

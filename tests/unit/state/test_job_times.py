@@ -2,7 +2,7 @@
 
 from iris_ray.goodput.kinds import TimeKind
 from iris_ray.goodput.marks import MOST_STEPS, Marks
-from iris_ray.goodput.measure import measure
+from iris_ray.goodput.measure import last_disruption, measure
 from iris_ray.goodput.totals import Totals
 from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
@@ -46,6 +46,40 @@ def test_life_of_a_job_that_loses_a_host(world: World) -> None:
     }
     held = Totals.of(measure(job.times, job.submitted_at, world.now)).chip_seconds
     assert sum(held.values()) == 8 * (1.0 + 30.0 + 2.0 + 20.0), "it holds nothing while it waits"
+
+
+def disrupted(world: World, job: Job) -> tuple[int, float]:
+    """The attempt that the last disruption ended, and how long the way back took."""
+    found = last_disruption(job.times, world.now)
+    assert found is not None
+    return found.attempt, found.recovery_s
+
+
+def test_launch_that_fails_after_a_disruption_is_no_disruption(world: World) -> None:
+    job = world.submit(max_retries_failure=3)
+    run(world, job, 5.0, 1.0, 30.0)
+    world.report(job, S.FAILED)
+    world.confirm(job)
+    world.now += 10.0
+    world.schedule()
+    world.dispatch_fails(job)
+    world.confirm(job)
+    assert disrupted(world, job) == (1, 10.0)
+    run(world, job, 5.0, 2.0, 30.0)
+    assert disrupted(world, job) == (1, 10.0 + 5.0 + 2.0)
+
+
+def test_disruption_after_which_the_job_was_cancelled_while_it_waited_is_the_last_one(world: World) -> None:
+    job = world.submit(max_retries_failure=3)
+    for waits in (5.0, 10.0):
+        run(world, job, waits, 1.0, 30.0)
+        world.report(job, S.FAILED)
+        world.confirm(job)
+    assert disrupted(world, job) == (2, 0.0)
+    world.now += 7.0
+    world.do(JobCancelledEvent("job", "enough"))
+    world.now += 1000.0
+    assert disrupted(world, job) == (2, 7.0)
 
 
 def test_what_comes_after_the_end_of_a_job_is_counted_and_nonsense_is_not(world: World) -> None:
