@@ -80,6 +80,7 @@ class Story:
 
     async def play(self, cluster: VirtualCluster) -> None:
         self._cluster, self._faults = cluster, Faults(cluster, SLICES, self._chance)
+        cluster.cores, cluster.process_start_s = self._chance.choice([2, 200]), self._chance.choice([0.0, 0.5, 2.0])
         for number in range(JOBS):
             self._submit(f"job-{number}")
         for number in range(FAULTS):
@@ -113,6 +114,7 @@ class Story:
         how |= {
             "slices": self._chance.choice([(1,), (2,), (1, 2)]),
             "keep_warm": self._chance.choice([0.0, 60.0]),
+            "standbys": self._chance.choice([None, 1, 3]),
             "spares": self._chance.choice([0, 0, 1]),
             "grow_after": self._chance.choice([3.0, None]),
         }
