@@ -14,6 +14,8 @@ from iris_ray.slots import events as ev
 from iris_ray.slots.active_requests import ActiveRequests
 from iris_ray.slots.allocator import Allocator
 from iris_ray.slots.converge import Converger
+from iris_ray.slots.defects import Defects
+from iris_ray.slots.endings import Endings
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.instructions import (
     AskRunner,
@@ -51,6 +53,8 @@ class Reconciler:
     sessions: Sessions = field(init=False)
     allocator: Allocator = field(init=False)
     _converger: Converger = field(init=False)
+    _endings: Endings = field(init=False)
+    _defects: Defects = field(init=False)
     _drained: set[str] = field(default_factory=set)
     _unknown: set[str] = field(default_factory=set)
     """Runners that get no slots, because they have not yet reported, or have processes that nobody wants."""
@@ -64,7 +68,11 @@ class Reconciler:
         self.active = ActiveRequests(self.fleet, self.queue, self.policy.most_attempts)
         self.allocator = Allocator(self.fleet, self.policy.placement)
         self.sessions = Sessions(self.active, self.policy)
-        self._converger = Converger(self.policy, self.new_id, self.models, self.sessions, self.allocator)
+        self._defects = Defects(self.models)
+        self._endings = Endings(self.policy, self.models, self.sessions, self.fleet, self._defects)
+        self._converger = Converger(
+            self.policy, self.new_id, self.models, self.sessions, self.allocator, self._endings, self._defects
+        )
 
     def handle(self, event: ev.Event, now: float) -> list[Instruction]:
         """Take in an event, and return what is to be done. ``now`` must not go backwards."""
@@ -115,7 +123,7 @@ class Reconciler:
             self._unknown.discard(event.runner_id)
             for slot in self.fleet.remove_runner(event.runner_id):
                 lost = self.active.lose(slot, f"runner {event.runner_id} is lost", now)
-                yield from self._converger.defects.contained(slot.identity, lost)
+                yield from self._defects.contained(slot.identity, lost)
 
     def _runner_closed(self, event: ev.RunnerClosed, now: float) -> Iterator[Instruction]:
         if event.runner_id in self.fleet.runners:
@@ -123,7 +131,7 @@ class Reconciler:
             self._set_open(event.runner_id)
             slots = self.fleet.on_runner(event.runner_id) if event.closed else []
             for slot in slots:
-                self._converger.drain(slot, now, event.reason)
+                self._endings.drain(slot, now, event.reason)
         yield from ()
 
     def _runner_reported(self, event: ev.RunnerReported, now: float) -> Iterator[Instruction]:
@@ -152,7 +160,7 @@ class Reconciler:
         identity = event.spec.identity
         for slot in self.fleet.of_identity(identity):
             if slot.spec != event.spec:
-                self._converger.drain(slot, now)
+                self._endings.drain(slot, now)
         model = ServedModel(event.spec, event.replicas, event.prewarm, event.load_s)
         if identity in self.models:
             model.load_s, model.demand = self.models[identity].load_s, self.models[identity].demand
@@ -167,7 +175,7 @@ class Reconciler:
                 self.queue.remove(request.request_id)
                 yield RefuseRequest(request.request_id, Refusal.UNKNOWN_MODEL, f"{event.identity} is served no more")
             for slot in self.fleet.of_identity(event.identity):
-                self._converger.drain(slot, now)
+                self._endings.drain(slot, now)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -230,14 +238,14 @@ class Reconciler:
     def _slot_failed(self, event: ev.SlotFailed, now: float) -> Iterator[Instruction]:
         slot = self.fleet.slots.get(event.slot_id)
         if slot is not None and slot.state in (SlotState.STARTING, SlotState.READY):
-            yield from self._converger.fail(slot, event.reason, now)
+            yield from self._endings.fail(slot, event.reason, now)
 
     def _slot_ended(self, event: ev.SlotEnded, now: float) -> Iterator[Instruction]:
         slot = self.fleet.slots.get(event.slot_id)
         if slot is None or slot.state is SlotState.PLANNED:
             return
         if slot.wanted:
-            yield from self._converger.fail(slot, f"the process of slot {slot.slot_id} ended by itself", now)
+            yield from self._endings.fail(slot, f"the process of slot {slot.slot_id} ended by itself", now)
         yield from self._forget(slot, now)
 
     def _forget(self, slot: Slot, now: float) -> Iterator[Instruction]:
@@ -248,7 +256,7 @@ class Reconciler:
     def _slot_evicted(self, event: ev.SlotEviction, now: float) -> Iterator[Instruction]:
         slot = self.fleet.slots.get(event.slot_id)
         if slot is not None:
-            self._converger.drain(slot, now)
+            self._endings.drain(slot, now)
         yield from ()
 
     def _tick(self, event: ev.Tick, now: float) -> Iterator[Instruction]:
@@ -267,7 +275,7 @@ class Reconciler:
             for model in self.models.values():
                 model.age_demand()
             self.fleet.set_prices({identity: model.price for identity, model in self.models.items()})
-            yield from self._converger.end_idle_slots(now)
+            yield from self._endings.end_idle_slots(now)
 
     def _complain(self, now: float) -> Iterator[Instruction]:
         """Say that the policy's rule of when slots are stale fails; not too often, for it is asked all the time."""
