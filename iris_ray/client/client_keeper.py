@@ -11,7 +11,9 @@ from contextlib import contextmanager, suppress
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from iris_ray.actors.slots.manager_stub import ManagerStub
+from iris_ray.client.connection import this_connection
 from iris_ray.client.lease import Lease
+from iris_ray.errors import NoClusterError
 
 RENEW_S = 5.0
 """A SlotManager waits six times as long: `ServingPolicy.silence_s`."""
@@ -31,10 +33,25 @@ class ClientKeeper:
     def __init__(self, manager: ManagerStub) -> None:
         self.client_id = uuid.uuid4().hex
         self._manager = manager
+        self._connection = this_connection()
         self._leases: dict[str, Lease] = {}
         self._requests = 0
         self._lock = threading.Lock()
         self._runs = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether this process is still in the manager's cluster. If not, a call of the manager would have Ray join
+        another cluster, or start one on this machine."""
+        return this_connection() == self._connection
+
+    def require_connection(self) -> None:
+        """Raise NoClusterError if this process has left the manager's cluster."""
+        if not self.is_connected:
+            raise NoClusterError(
+                "this process has left the cluster on which these models are served (ray.shutdown); connect again, and"
+                " make another SlotClient"
+            )
 
     def add(self, lease: Lease) -> None:
         """Renew a session from now on, until it is over."""
@@ -48,7 +65,8 @@ class ClientKeeper:
             self._leases.pop(lease.session_id, None)
 
     def add_request(self) -> None:
-        """Count a request: the client is renewed while it has any."""
+        """Count a request: the client is renewed while it has any. Raises like `require_connection`."""
+        self.require_connection()
         with self._lock:
             self._requests += 1
             self._start()
@@ -72,8 +90,9 @@ class ClientKeeper:
 
     def cancel(self, request_id: str) -> None:
         """Have the manager forget a request, and don't wait for that."""
-        with suppress(RayError):  # Ray is shut down in this process
-            self._manager.cancel(request_id)
+        if self.is_connected:
+            with suppress(RayError):  # the manager is gone
+                self._manager.cancel(request_id)
 
     def _start(self) -> None:
         if not self._runs:
@@ -95,6 +114,10 @@ class ClientKeeper:
 
     def _renew(self, leases: dict[str, Lease]) -> bool:
         """Return whether the manager is there."""
+        if not self.is_connected:
+            for each in leases.values():
+                each.end("this process has left the cluster")
+            return False
         idle = {name: each.idle_s() for name, each in leases.items()}
         try:  # a thread that waits in ray.get while the driver disconnects would crash the process
             over = self._manager.renew(self.client_id, idle).future().result(RENEW_S)

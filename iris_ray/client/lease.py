@@ -17,6 +17,7 @@ from ray.exceptions import ObjectLostError, RayActorError
 from iris_ray.actors.slots.messages import Grant, NotHeld
 from iris_ray.actors.slots.pieces import Piece
 from iris_ray.actors.slots.slot_stub import SlotStub
+from iris_ray.client.connection import this_connection
 from iris_ray.errors import RequestLostError, SessionEndedError, SlotQueueFullError
 
 MOST_CALLS = 32
@@ -57,6 +58,7 @@ class Lease:
     _used_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _slot: SlotStub = field(init=False)
+    _connection: str | None = field(default_factory=this_connection)
 
     def __post_init__(self) -> None:
         self._slot = SlotStub(self.grant.actor)
@@ -106,10 +108,14 @@ class Lease:
             given_up = True
             raise
         finally:
-            if given_up and turn.end is not None:
+            if given_up and turn.end is not None and self._is_connected():
                 self._stop(turn, turn.end)
             else:
                 self._leave(turn)
+
+    def _is_connected(self) -> bool:
+        """Return whether this process is still in the slot's cluster. If not, Ray would start one to tell the slot."""
+        return this_connection() == self._connection
 
     def _stop(self, turn: "Turn", end: "ObjectRef") -> None:
         """Stop a call. Until its end it has the session's seat, and the next call waits."""

@@ -66,7 +66,7 @@ class Session:
             with self._keeper.request(ask.request_id):
                 self._take(ask, ray.get(self._manager.submit(ask)).open())
         except BaseException:
-            self._manager.cancel(ask.request_id)
+            self._keeper.cancel(ask.request_id)
             raise
         return self
 
@@ -77,7 +77,7 @@ class Session:
             with self._keeper.request(ask.request_id):
                 self._take(ask, (await self._manager.submit(ask)).open())
         except BaseException:
-            self._manager.cancel(ask.request_id)
+            self._keeper.cancel(ask.request_id)
             raise
         return self
 
@@ -146,12 +146,15 @@ class Session:
         self._keeper.add(self._lease)
 
     def _give_up(self) -> Lease | None:
-        if (lease := self._lease) is not None:
-            self._keeper.remove(lease)
-            lease.end(CLOSED)
-        return lease
+        """Use the seat no more; return it, if there is somebody to give it back to."""
+        if (lease := self._lease) is None:
+            return None
+        self._keeper.remove(lease)
+        lease.end(CLOSED)
+        return lease if self._keeper.is_connected else None
 
     def _line_up(self) -> tuple[Lease, Turn]:
         if self._lease is None:
             raise SessionEndedError(f"the session with {self._model} is not open; open() it, or use it with `with`")
+        self._keeper.require_connection()
         return self._lease, self._lease.line_up()

@@ -11,6 +11,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.messages import Ask, ModelOrder, SlotHosts, SlotStatus
 from iris_ray.actors.slots.pieces import TAKEN_AT_ONCE, packed
 from iris_ray.actors.wire.remote_methods import Reference
@@ -120,12 +121,12 @@ class SlotClient:
             memory = _estimated(model, keywords)
         made = ModelSpec(name or model.__name__, dict(memory), **{"kind": self._kind, **spec})
         order = ModelOrder(made, cloudpickle.dumps((model, keywords)), replicas, prewarm)
-        _get(self._manager.register(order))
+        _get(self._there().register(order))
         return made
 
     def remove(self, name: str) -> None:
         """Serve a model no more."""
-        _get(self._manager.remove(name))
+        _get(self._there().remove(name))
 
     def submit(self, model: str, payload: Any, *, request_id: str | None = None, **how: Any) -> "Future[Any]":
         """Ask a model. Returns a future of its answer; one that comes in pieces is a list.
@@ -208,23 +209,23 @@ class SlotClient:
 
     def cancel(self, request_id: str) -> None:
         """Forget a request: it leaves the queue, or its slot if the model is a coroutine."""
-        ray.get(self._manager.cancel(request_id))
+        ray.get(self._there().cancel(request_id))
 
     def status(self) -> SlotStatus:
         """Return runners, slots and models."""
-        return _get(self._manager.status())
+        return _get(self._there().status())
 
     def evict(self, slot_id: str) -> None:
         """Have a slot end once its requests have."""
-        _get(self._manager.evict(slot_id))
+        _get(self._there().evict(slot_id))
 
     def prewarm(self, model: str) -> None:
         """Give each host a slot of a model, if nothing has to be evicted for it."""
-        _get(self._manager.prewarm(model))
+        _get(self._there().prewarm(model))
 
     def close(self) -> None:
         """Give all hosts back; no client of these models can go on. If another process has made them, only detach."""
-        if not self._is_ours:
+        if not (self._is_ours and self._keeper.is_connected):  # the models end with the connection
             return
         with suppress(ActorDiedError):  # it is closed already, or lost with the hosts that it had
             cancel_runners(ray.get(self._manager.close()))
@@ -235,6 +236,11 @@ class SlotClient:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def _there(self) -> ManagerStub:
+        """Return the manager, if this process is still in its cluster; else raise NoClusterError."""
+        self._keeper.require_connection()
+        return self._manager
 
     def _ask(self, model: str, payload: Any, request_id: str | None, how: Mapping[str, Any]) -> Ask:
         ask = Ask(request_id or uuid.uuid4().hex, model, packed(payload).data, client_id=self._keeper.client_id)

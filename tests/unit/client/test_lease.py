@@ -105,3 +105,15 @@ def test_a_call_that_is_given_up_before_it_was_sent_leaves_the_line_at_once() ->
     with seat.calling(first):
         pass
     assert third.came.done()
+
+
+def test_a_call_that_is_given_up_once_this_process_has_left_the_cluster_asks_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seat = lease()
+    turn = seat.line_up()
+    turn.end = object()
+    monkeypatch.setattr("iris_ray.client.lease.this_connection", lambda: "another cluster")
+    with pytest.raises(KeyboardInterrupt), seat.calling(turn):
+        raise KeyboardInterrupt
+    assert seat.idle_s() > 0.0

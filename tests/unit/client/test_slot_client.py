@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +13,12 @@ from ray.exceptions import ActorDiedError
 
 from iris_ray import SlotClient
 from iris_ray.actors.slots.manager_stub import ManagerStub
-from iris_ray.actors.slots.messages import Ask
+from iris_ray.actors.slots.messages import Ask, Grant
 from iris_ray.actors.slots.pieces import Piece, packed
 from iris_ray.client import client_keeper
 from iris_ray.client.client_keeper import ClientKeeper
-from iris_ray.errors import InvalidSlotError, JobCancelledError
+from iris_ray.client.lease import Lease
+from iris_ray.errors import InvalidSlotError, JobCancelledError, NoClusterError
 from tests.support.waiting import wait_until
 
 
@@ -183,3 +184,45 @@ def test_closing_what_is_closed_does_nothing(
     manager.close = SimpleNamespace(remote=lambda: Reference(gone))
     client._is_ours = True
     client.close()
+
+
+@pytest.fixture
+def leave(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Have this process leave its cluster, when it is called."""
+    there = ["its cluster"]
+    monkeypatch.setattr(client_keeper, "this_connection", lambda: there[0] if there else None)
+    return there.clear
+
+
+def test_nobody_is_asked_once_this_process_has_left_the_cluster(
+    leave: Callable[[], None], client: SlotClient, manager: Manager
+) -> None:
+    """A call of an actor would have Ray start a cluster on this machine."""
+    client._is_ours = True
+    future, pieces, session = client.submit("m", 1), client.stream("m", 1), client.session("m")
+    next(pieces)
+    leave()
+    for ask in (lambda: client.submit("m", 1), lambda: next(client.stream("m", 1)), client.status, session.open):
+        with pytest.raises(NoClusterError, match="has left the cluster"):
+            ask()
+    future.cancel()
+    pieces.close()
+    client.close()
+    assert len(manager.asked) == 2
+    assert manager.cancelled == []
+
+
+def test_a_client_is_renewed_no_more_once_this_process_has_left_the_cluster(
+    leave: Callable[[], None], client: SlotClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_keeper, "RENEW_S", 0.01)
+    handle: Any = SimpleNamespace()
+    lease = Lease("s", "m", Grant("m-0", handle))
+    client._keeper.add(lease)
+    wait_until(lambda: bool(manager.renewed))
+    leave()
+    wait_until(lambda: lease.over != "")
+    renewed = len(manager.renewed)
+    time.sleep(0.05)
+    assert len(manager.renewed) <= renewed + 1
+    assert lease.over == "this process has left the cluster"
