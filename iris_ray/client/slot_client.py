@@ -20,6 +20,7 @@ from iris_ray.client.named_manager import find, make_or_find
 from iris_ray.client.session import Session
 from iris_ray.client.slot_runners import cancel_runners, submit_runners
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
+from iris_ray.model.plain import shown
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy
@@ -37,6 +38,7 @@ class SlotClient:
         policy: limits and times; None: the usual ones.
 
     Raises:
+        InvalidSlotError: an argument makes no sense.
         NoClusterError: Ray is not initialised.
         SlotNameTakenError: another driver serves models under this name. A driver that is started again can have it
             once the one before has ended.
@@ -52,6 +54,10 @@ class SlotClient:
     def __init__(
         self, hosts: Sequence[SlotHosts] = (), *, name: str | None = None, policy: ServingPolicy | None = None
     ) -> None:
+        if not isinstance(hosts, (list, tuple)) or not all(isinstance(each, SlotHosts) for each in hosts):
+            raise InvalidSlotError(f"SlotClient: hosts is {shown(hosts)}; give a list, such as [SlotHosts(count=2)]")
+        if not isinstance(policy, ServingPolicy | None):
+            raise InvalidSlotError(f"SlotClient: policy is {shown(policy)}; give a ServingPolicy, or None")
         if not ray.is_initialized():
             raise NoClusterError("Ray is not initialised; call ray.init() first")
         kinds = {each.kind for each in hosts}
@@ -112,15 +118,17 @@ class SlotClient:
                 ``lora`` says which slots are alike; the class learns of its adapter by ``arguments``.
 
         Raises:
-            InvalidSlotError: the class can't serve, or its memory is not known.
+            InvalidSlotError: the class can't serve or travel, or its memory is not known.
         """
+        if not isinstance(arguments, Mapping | None):
+            raise InvalidSlotError(f"arguments is {shown(arguments)}; give values by name, such as {{'seed': 1}}")
         keywords = dict(arguments or {})
         if not isinstance(model, type) or not any("__call__" in vars(base) for base in model.__mro__):
             raise InvalidSlotError(f"{model!r} can't be served; give a class that has __call__(self, payload)")
         if memory is None:
             memory = _estimated(model, keywords)
-        made = ModelSpec(name or model.__name__, dict(memory), **{"kind": self._kind, **spec})
-        order = ModelOrder(made, cloudpickle.dumps((model, keywords)), replicas, prewarm)
+        made = ModelSpec(name or model.__name__, memory, **{"kind": self._kind, **spec})
+        order = ModelOrder(made, _pickled(model, keywords), replicas, prewarm)
         _get(self._there().register(order))
         return made
 
@@ -272,6 +280,17 @@ def _open(done: "Future[Any]", opened: "Future[Any]") -> None:
         opened.set_result(done.result().open())
     except Exception as error:
         opened.set_exception(error)
+
+
+def _pickled(model: type, keywords: Mapping[str, Any]) -> bytes:
+    try:
+        pickled: bytes = cloudpickle.dumps((model, keywords))
+    except Exception as error:
+        raise InvalidSlotError(
+            f"{model.__name__}, or one of its arguments, can't be pickled: {error}. Create what does not travel between"
+            " hosts (a lock, an open file, …) in the class"
+        ) from error
+    return pickled
 
 
 def _estimated(model: type, keywords: Mapping[str, Any]) -> Mapping[int, int]:

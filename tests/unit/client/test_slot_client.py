@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import CancelledError, Future, wait
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError
 
-from iris_ray import SlotClient
+from iris_ray import SlotClient, SlotHosts
 from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.messages import Ask, Grant
 from iris_ray.actors.slots.pieces import Piece, packed
@@ -19,6 +20,7 @@ from iris_ray.client import client_keeper
 from iris_ray.client.client_keeper import ClientKeeper
 from iris_ray.client.lease import Lease
 from iris_ray.errors import InvalidSlotError, JobCancelledError, NoClusterError
+from iris_ray.slots.devices import DeviceKind
 from tests.support.waiting import wait_until
 
 
@@ -226,3 +228,43 @@ def test_a_client_is_renewed_no_more_once_this_process_has_left_the_cluster(
     time.sleep(0.05)
     assert len(manager.renewed) <= renewed + 1
     assert lease.over == "this process has left the cluster"
+
+
+@pytest.mark.parametrize(
+    "hosts", [SlotHosts(), (SlotHosts() for _ in range(2)), ["v4-8"], None], ids=["one", "generator", "str", "none"]
+)
+def test_hosts_that_are_no_list_are_refused(hosts: Any) -> None:
+    """A generator would be used up before the hosts are asked for."""
+    with pytest.raises(InvalidSlotError, match=r"hosts is .*; give a list, such as \[SlotHosts"):
+        SlotClient(hosts)
+
+
+def test_a_policy_that_is_none_is_refused() -> None:
+    policy: Any = {"idle_s": 60}
+    with pytest.raises(InvalidSlotError, match=r"policy is .*; give a ServingPolicy"):
+        SlotClient(policy=policy)
+
+
+class Echo:
+    def __init__(self, lock: Any = None) -> None:
+        """It needs none."""
+
+    def __call__(self, payload: Any) -> Any:
+        return payload
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"memory": 2**30}, "memory is 1073741824; give bytes by number of devices"),
+        ({"memory": {1: 1}, "arguments": 5}, "arguments is 5; give values by name"),
+        ({"memory": {1: 1}, "arguments": {"lock": threading.Lock()}}, "one of its arguments, can't be pickled"),
+    ],
+    ids=["memory", "arguments", "lock"],
+)
+def test_a_model_that_can_not_be_served_as_written_is_refused_with_the_reason(
+    client: SlotClient, given: dict[str, Any], words: str
+) -> None:
+    client._kind = DeviceKind.CPU
+    with pytest.raises(InvalidSlotError, match=words):
+        client.register(Echo, **given)
