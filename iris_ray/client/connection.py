@@ -88,17 +88,23 @@ def require_cluster() -> None:
     """Connect to the running cluster if this process has not done so.
 
     Raises:
-        NoClusterError: there is none, or nothing answers at ``$RAY_ADDRESS``.
+        NoClusterError: there is none, or nothing answers at ``$RAY_ADDRESS``, or the process was forked from one that
+            is connected.
         InvalidRequestError: the process is a Ray Client, or ``$RAY_ADDRESS`` makes no sense.
     """
     import ray
 
-    from iris_ray.actors.wire.ray_internals import is_client_mode
+    from iris_ray.actors.wire.ray_internals import has_inherited_connection, is_client_mode
 
     if is_client_mode():
         raise InvalidRequestError(
             "this process is connected with Ray Client (ray://), which can't own the actors of a gang; run the script"
             " on the cluster, for example with `ray job submit -- python script.py`"
+        )
+    if has_inherited_connection():
+        raise NoClusterError(
+            "this process was forked from one that is connected to Ray, and that connection works there only;"
+            ' start it by multiprocessing.get_context("spawn") and call ray.init() in it, or run jobs from a thread'
         )
     if not ray.is_initialized():
         if (given := os.environ.get("RAY_ADDRESS", AUTO)) not in (AUTO, "local", ""):

@@ -12,7 +12,7 @@ import ray
 
 from iris_ray.actors.wire.controller_connection import RESTART_S, ControllerConnection
 from iris_ray.actors.wire.local_run import LocalRun
-from iris_ray.actors.wire.ray_internals import ClusterStore
+from iris_ray.actors.wire.ray_internals import ClusterStore, has_inherited_connection
 from iris_ray.actors.wire.shared_names import endpoint_key
 from iris_ray.errors import EndpointNotFoundError, InvalidRequestError, NoClusterError
 from iris_ray.model.job_info import JobInfo
@@ -103,7 +103,7 @@ def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
 
 
 def _store() -> ClusterStore:
-    if not ray.is_initialized():
+    if not ray.is_initialized() or has_inherited_connection():
         raise NoClusterError(
             "this process is connected to no Ray cluster, as processes are that a task has started; ask for endpoints"
             " in the task's own process, and hand the addresses on"

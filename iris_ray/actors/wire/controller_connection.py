@@ -394,12 +394,13 @@ def find_controller() -> Any:
     """
     import ray
 
+    from iris_ray.actors.wire.ray_internals import has_inherited_connection
     from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 
-    if not ray.is_initialized():  # Ray itself would start a cluster on this machine
+    if not ray.is_initialized() or has_inherited_connection():  # Ray itself would start a cluster here, or wait
         raise NoClusterError(
-            "this process is in no Ray cluster, or has left it (ray.shutdown, or the end of IrisClient.remote); connect"
-            " again to ask about jobs"
+            "this process is in no Ray cluster, or has left it (ray.shutdown, or the end of IrisClient.remote), or was"
+            " forked from one that is in a cluster; connect again to ask about jobs"
         )
     try:
         return ray.get_actor(CONTROLLER_NAME, NAMESPACE)

@@ -112,6 +112,26 @@ def is_client_mode() -> bool:
     return bool(client.is_connected())
 
 
+_inherited: list[object] = []
+"""The connection of the process that this one was forked from."""
+
+
+def _note_connection() -> None:
+    _inherited[:] = [getattr(ray._private.worker.global_worker, "core_worker", None)]
+
+
+os.register_at_fork(after_in_child=_note_connection)
+
+
+def has_inherited_connection() -> bool:
+    """Return whether this process has the connection of the one that it was forked from, and no other.
+
+    Calls of Ray would wait there for ever: the threads that carry them out are in the other process only.
+    """
+    mine = getattr(ray._private.worker.global_worker, "core_worker", None)
+    return mine is not None and mine in _inherited
+
+
 def placement_group_by_id(hex_id: str) -> PlacementGroup:
     """Return a handle of a placement group that another process made."""
     return PlacementGroup(PlacementGroupID(bytes.fromhex(hex_id)))

@@ -1,6 +1,10 @@
 """Endpoints on a cluster: which of the recorded addresses counts, and what is recorded."""
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -108,3 +112,34 @@ def test_process_that_a_task_has_started_is_told_that_it_has_no_endpoints(monkey
             ask()
     with pytest.raises(NoClusterError, match="is connected to no Ray cluster"):
         endpoints.endpoints_of("job", "")
+
+
+FORK = """
+import os, ray
+from iris_ray import lookup_endpoint, register_endpoint, run_on_pod
+from iris_ray.actors.wire.controller_connection import find_controller
+from iris_ray.errors import NoClusterError
+
+ray._private.worker.global_worker.core_worker = object()
+ray.is_initialized = lambda: True
+run_on_pod
+if os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.wait()[1]))
+calls = lambda: register_endpoint("a", "b"), lambda: lookup_endpoint("a"), lambda: run_on_pod(print, "v4-8")
+refused = 0
+for call in (*calls, find_controller):
+    try:
+        call()
+    except NoClusterError:
+        refused += 1
+os._exit(refused)
+"""
+
+
+def test_process_that_a_task_has_forked_is_told_so_and_does_not_wait_for_ray(tmp_path: Path) -> None:
+    """Such as a worker of a data loader: it has the task's connection, which does not work there."""
+    environ = {name: value for name, value in os.environ.items() if name != "IRIS_RAY_MODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORK], env=environ | ME.to_env(), cwd=tmp_path, timeout=60, check=False
+    )
+    assert done.returncode == 4
