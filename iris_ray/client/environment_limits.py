@@ -1,4 +1,4 @@
-"""How large the environment of a job may be."""
+"""What the environment of a job may be: its values, and how large it is."""
 
 from collections.abc import Mapping
 
@@ -10,6 +10,15 @@ MAX_VARIABLE_BYTES = 128 * 1024 - 1
 """Limit for one variable, ``NAME=value``: Linux starts no process with a longer one (MAX_ARG_STRLEN, less the NUL)."""
 
 _INSTEAD = "put it into a file, or let the function close over it: that travels by Ray's object store"
+
+
+def plain_variables(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables as exact str, also those of a subclass such as an Enum: a host need not have its module."""
+    return {_plain(name): _plain(value) for name, value in env.items()}
+
+
+def _plain(text: str) -> str:
+    return str.__str__(text) if isinstance(text, str) else text
 
 
 def require_env_travels(env: Mapping[str, str]) -> None:

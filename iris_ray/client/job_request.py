@@ -7,7 +7,7 @@ from typing import Any, Unpack
 
 from iris_ray.actors.host.task_environment import split_by_start
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, NO_OWNER_YET, ProcessSpec, RunRequest
-from iris_ray.client.environment_limits import require_env_travels
+from iris_ray.client.environment_limits import plain_variables, require_env_travels
 from iris_ray.client.identity import current_user, new_job_id
 from iris_ray.client.placement import Placement, on_slices
 from iris_ray.client.remote_options import TaskOptions, function_and_options
@@ -61,7 +61,7 @@ def make_request(
     own_name = name_of(function)
     spec = _make_spec(name or asked.name or own_name.strip("<>"), placement, asked, options)
     require_no_arguments(function, own_name)
-    env = asked.env | dict(options["env"] or {})
+    env = asked.env | plain_variables(options["env"] or {})
     require_env_travels(env)
     # Without TPU a task must not have JAX imported before it is told to keep off its host's chips.
     preload = tuple(options["preload"]) if placement.device else ()

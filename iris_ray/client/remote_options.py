@@ -9,6 +9,7 @@ from ray.remote_function import RemoteFunction
 from ray.runtime_env import RuntimeEnv
 
 from iris_ray.actors.wire.ray_internals import remote_function_parts
+from iris_ray.client.environment_limits import plain_variables
 from iris_ray.errors import InvalidFunctionError, UnsupportedOptionError
 from iris_ray.model.topology import TPUConfig
 from iris_ray.model.workers import GPU
@@ -81,7 +82,7 @@ def _translate(given: dict[str, Any], config: TPUConfig | None) -> TaskOptions:
     runtime_env = dict(given.pop("runtime_env", {}) or {})
     if unknown := set(runtime_env) - RuntimeEnv.known_fields - {"_ray_commit"}:
         raise UnsupportedOptionError(f"runtime_env has no {sorted(unknown)}; it has {sorted(RuntimeEnv.known_fields)}")
-    env = {str(k): str(v) for k, v in (runtime_env.pop("env_vars", None) or {}).items()}
+    env = plain_variables(runtime_env.pop("env_vars", None) or {})
     name = given.pop("name", None)
     resources = _taken_resources(given, config)
     _refuse_others(given)

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from iris_ray.actors.host.containers.run import run_in_container
 from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.client.environment_limits import require_env_travels
+from iris_ray.client.environment_limits import plain_variables, require_env_travels
 from iris_ray.client.job_request import make_pod_request
 from iris_ray.client.modes.mode import chosen_mode
 from iris_ray.client.request_run import run_request
@@ -96,7 +96,7 @@ def make_docker_request(
     **options: Unpack[ContainerOptions],
 ) -> RunRequest:
     """Check everything that can be checked without a cluster; arguments and errors as for `run_docker_on_pod`."""
-    variables = dict(env) if isinstance(env, Mapping) else env  # another mapping may not travel
+    variables = plain_variables(env) if isinstance(env, Mapping) else env  # another mapping may not travel
     spec = ContainerSpec(image_id, command, {} if variables is None else variables, container_options)
     require_env_travels(spec.env)
     if name is not None and not isinstance(name, str):

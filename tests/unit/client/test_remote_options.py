@@ -1,5 +1,6 @@
 """What the options of a Ray remote function become: honoured, or refused with a reason."""
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ def test_options_that_are_honoured() -> None:
     assert made.spec.resources == {"TPU": 4.0, "CPU": 3.0, "memory": 1000.0, "disk": 2.0}
     assert made.env == {"A": "1"}
     assert made.process.runtime_env["env_vars"] == {"LD_PRELOAD": "x.so", "PYTHONPATH": "/p"}
+
+
+class Colour(str, Enum):  # noqa: UP042 - its str() is not its value
+    RED = "red"
+
+
+def test_variables_of_a_subclass_of_str_have_its_value_and_need_no_module_on_the_hosts() -> None:
+    made = pod_request(remote(runtime_env={"env_vars": {"A": Colour.RED, "TZ": Colour.RED}}), env={"B": Colour.RED})
+    values = (made.env["A"], made.env["B"], made.process.runtime_env["env_vars"]["TZ"])
+    assert [(type(value), value) for value in values] == 3 * [(str, "red")]
 
 
 def test_options_without_variables_that_act_at_start_need_no_process_of_their_own() -> None:
