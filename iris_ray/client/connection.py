@@ -74,7 +74,7 @@ def join(address: str, workspace: Path | str | None) -> None:
 
     options: dict[str, Any] = {}
     if workspace is not None:
-        if not Path(workspace).is_dir():
+        if not isinstance(workspace, (str, Path)) or not Path(workspace).is_dir():
             raise InvalidRequestError(f"workspace is {str(workspace)!r}, which is not a directory")
         options["runtime_env"] = {"working_dir": str(workspace)}
     if ray.is_initialized():
@@ -138,6 +138,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     Raises:
         InvalidRequestError: it makes no sense.
     """
+    if not isinstance(address, str):
+        raise InvalidRequestError(f"the address is {address!r}; give HOST:PORT, such as 10.0.0.2:6379")
     if "://" in address:
         raise InvalidRequestError(
             f"the address is {address}; give HOST:PORT of the cluster's head (Ray's port, 6379 unless set otherwise)."

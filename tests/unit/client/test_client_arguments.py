@@ -17,3 +17,15 @@ def test_what_is_no_number_of_a_task_attempt_or_byte_is_refused_by_name(name: st
     if name == "task_index":
         with pytest.raises(InvalidRequestError, match="task_index is"):
             client.task_status("job-1", value)
+
+
+@pytest.mark.parametrize("address", [None, 6379, "", "10.0.0.2"])
+def test_what_is_no_address_of_a_head_is_refused(address: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"the address is .*; give HOST:PORT"):
+        IrisClient.remote(address)
+
+
+@pytest.mark.parametrize("workspace", [5, b".", "no/such/directory"])
+def test_what_is_no_directory_is_refused_as_a_workspace(workspace: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"workspace is .*, which is not a directory"):
+        IrisClient.remote("10.0.0.2:6379", workspace)
