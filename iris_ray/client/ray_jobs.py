@@ -28,7 +28,7 @@ PROBE_S = 5.0
 """How long the dashboard may take to answer the first request."""
 MOST_NAMES = 1_000
 """Suffixes that are tried for a name that is taken."""
-OUR_JOB = re.compile(r"^iris_ray: job (\S+)$", re.MULTILINE)
+OUR_JOB = re.compile(r"^iris_ray: job (.+)$", re.MULTILINE)
 """How a script says which jobs it has submitted; see `run_on_pod`."""
 _TRY = "give the dashboard's URL, such as http://10.0.0.2:8265"
 

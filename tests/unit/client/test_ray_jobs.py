@@ -75,10 +75,10 @@ def test_job_without_a_name_is_called_by_its_script(dashboard: Dashboard, url: s
 
 def test_status_knows_the_jobs_that_the_script_has_submitted(dashboard: Dashboard, url: str) -> None:
     dashboard.jobs["mine"] = {}
-    dashboard.logs["mine"] = "hello\niris_ray: job train-1\nprinted: iris_ray: job none\niris_ray: job train-2\n"
+    dashboard.logs["mine"] = "hello\niris_ray: job train-1\nprinted: iris_ray: job none\niris_ray: job my train-2\n"
     status = RayJobs(url).status("mine")
     assert (status.state, status.message, status.finished) == ("running", "runs", False)
-    assert status.job_ids == ("train-1", "train-2")
+    assert status.job_ids == ("train-1", "my train-2")
     assert RayJobs(url).stop("mine")
     assert dashboard.changes == ["POST /api/jobs/mine/stop"]
 
