@@ -106,5 +106,5 @@ def is_complete(path: str, num_train_steps: int) -> bool:
     import fsspec
 
     files, _, (directory,) = fsspec.get_fs_token_paths(path)
-    saved = [found.split("/")[-2] for found in files.glob(f"{directory}/step-*/metadata.json")]
-    return any(int(name.removeprefix("step-")) >= num_train_steps - 1 for name in saved)
+    saved = [found.split("/")[-2].removeprefix("step-") for found in files.glob(f"{directory}/step-*/metadata.json")]
+    return any(step.isdecimal() and int(step) >= num_train_steps - 1 for step in saved)  # step-500-best is a user's

@@ -182,6 +182,7 @@ def test_what_else_is_asked_of_the_checkpointer_is_answered_by_levanters() -> No
         (["step-9"], True),
         (["step-5", "step-12"], True),
         (["epoch-12"], False),
+        (["step-3", "step-12-best"], False),
     ],
 )
 def test_run_is_complete_if_its_last_step_or_a_later_one_is_saved(
