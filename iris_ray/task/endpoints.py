@@ -5,8 +5,10 @@ attempt of that task is not over. So it outlives the Controller, and need not be
 files instead.
 """
 
+import math
 import pickle
 import time
+from numbers import Real
 
 import ray
 
@@ -47,15 +49,17 @@ def lookup_endpoint(name: str, timeout: float = 0.0) -> str:
 
     Args:
         name: its name.
-        timeout: for how many seconds to wait until a task registers it.
+        timeout: for how many seconds to wait until a task registers it; ``math.inf`` waits for ever.
 
     Raises:
         EndpointNotFoundError: no task has, or the one that did has ended.
         ControllerUnavailableError: no Controller could tell: none ran within the timeout, nor within 20 s.
-        InvalidRequestError: called outside a task.
+        InvalidRequestError: called outside a task, or the timeout is no number.
         NoClusterError: called in a process that the task has started.
     """
     me, key = _task(name)
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, Real)) or math.isnan(timeout):
+        raise InvalidRequestError(f"timeout is {shown(timeout)}; give seconds, or math.inf to wait for ever")
     deadline = time.monotonic() + timeout
     while (address := _registered(me, key, deadline - time.monotonic())) is None:
         if time.monotonic() > deadline:

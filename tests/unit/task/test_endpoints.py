@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -112,6 +113,14 @@ def test_process_that_a_task_has_started_is_told_that_it_has_no_endpoints(monkey
             ask()
     with pytest.raises(NoClusterError, match="is connected to no Ray cluster"):
         endpoints.endpoints_of("job", "")
+
+
+@pytest.mark.parametrize("timeout", [None, "5", float("nan"), True], ids=str)
+def test_timeout_that_is_no_number_is_refused(timeout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in ME.to_env().items():
+        monkeypatch.setenv(variable, value)
+    with pytest.raises(InvalidRequestError, match=r"timeout is .*; give seconds"):
+        lookup_endpoint("server", timeout)
 
 
 FORK = """
