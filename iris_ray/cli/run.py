@@ -71,7 +71,7 @@ def run(target: str, second: str | None, arguments: tuple[str, ...], options: Jo
     request = make_pod_request(task, tpu_type, num_slices, keep_warm=0, **options.for_job())
     name = options.name or called
     if where.local:
-        with _failure_told(name):
+        with _failure_told(name), contextlib.chdir(options.working_dir or "."):
             results = run_here(request, where)
     else:
         with cluster(show_logs=True, **options.for_ray()):

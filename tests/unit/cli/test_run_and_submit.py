@@ -55,6 +55,15 @@ def test_run_waits_for_its_job_and_has_passed_its_options_on(world: ControllerIn
     assert [j["state"] for j in world.json("ls", "--all")] == ["SUCCEEDED"]
 
 
+def test_run_on_this_machine_runs_in_the_working_directory_too(world: ControllerInProcess, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("found")
+    script = tmp_path / "reads.py"
+    script.write_text("print(open('data.txt').read())")
+    before = Path.cwd()
+    world.iris("run", str(script), "v4-8", "--mode", "simple", "--working-dir", str(tmp_path))
+    assert Path.cwd() == before
+
+
 def test_run_ends_as_its_job_does(world: ControllerInProcess, script: str) -> None:
     def ends() -> None:
         wait_until(world.has_running_job)
