@@ -63,7 +63,7 @@ def _pickled(error: Exception) -> bytes | None:
     for travelling in (error, Rebuilt(error)):  # Rebuilt: for an __init__ that takes other arguments than it passes on
         try:
             payload: bytes = cloudpickle.dumps(travelling)
-            cloudpickle.loads(payload)
+            cloudpickle.dumps(cloudpickle.loads(payload))  # as Ray does where it arrives
             return payload if len(payload) <= MOST_ERROR_BYTES else None
         except Exception:
             continue

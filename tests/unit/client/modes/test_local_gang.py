@@ -15,7 +15,7 @@ import ray
 from iris_ray import get_job_info, heartbeat, lookup_endpoint, preemption_notice, register_endpoint, run_on_pod
 from iris_ray.actors.host.processes.tree import stat_of
 from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.errors import InvalidRequestError, TaskCrashedError, TaskSetupError
+from iris_ray.errors import InvalidRequestError, RemoteUserError, TaskCrashedError, TaskSetupError
 from tests.support.waiting import wait_until
 
 WATCHED = ("MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "JAX_PLATFORMS", "MINE", "IRIS_RAY_MODE")
@@ -136,6 +136,21 @@ def test_first_error_ends_the_gang_and_is_raised_as_on_a_cluster(tmp_path: Path)
     assert "slice 0 (v4-16-0) worker 1: " in str(raised.value)
     for file in tmp_path.iterdir():
         assert stat_of(int(file.read_text())) is None, "nobody is left, and there was one attempt"
+
+
+class UntravelledError(Exception):
+    """Can't be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not pickled")
+
+
+def test_error_that_can_not_be_pickled_has_a_stand_in_with_its_traceback() -> None:
+    def fail() -> None:
+        raise UntravelledError("the users own words")
+
+    with pytest.raises(RemoteUserError, match="UntravelledError: the users own words"):
+        run_on_pod(fail, "v4-8", mode="simple")
 
 
 def test_process_that_ends_without_a_word_is_a_crash_with_its_exit_code() -> None:
