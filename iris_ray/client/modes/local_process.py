@@ -4,8 +4,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import site
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -66,5 +68,10 @@ def end_with_parent(parent: int) -> None:
 
 def with_module_path(environ: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which a process finds the modules that this one finds."""
-    ours = [path or os.getcwd() for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    pythons = {
+        *(os.path.dirname(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")),
+        *site.getsitepackages(),
+    }
+    given = (path or os.getcwd() for path in sys.path if isinstance(path, str))  # Python leaves out others, too
+    ours = [path for path in given if not any(Path(path).is_relative_to(theirs) for theirs in pythons)]
     return {**environ, "PYTHONPATH": os.pathsep.join(ours)}

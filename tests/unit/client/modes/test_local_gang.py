@@ -253,3 +253,16 @@ def test_processes_of_a_local_gang_make_one_jax_program() -> None:
         return jax.process_index(), jax.process_count()
 
     assert run_on_pod(count, "v4-16", mode="simple") == [(0, 2), (1, 2)]
+
+
+def test_task_finds_the_modules_of_its_script_wherever_these_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the directory in which Python itself is, as /usr/src/app, or beside a Path that Python leaves out."""
+    (tmp_path / "beside_the_script.py").write_text("def answer():\n    return 42\n")
+    odd: Any = Path("/nowhere")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path, odd])
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path.parent))
+    from beside_the_script import answer  # type: ignore[import-not-found]
+
+    assert run_on_pod(answer, "v4-8", mode="simple") == [42]
