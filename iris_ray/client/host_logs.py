@@ -23,6 +23,7 @@ from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.remote_methods import remote_method
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+from iris_ray.client.connection import this_connection
 
 PLACES_S = 1.0
 """How long the Controller's word on where a task runs is good for."""
@@ -40,6 +41,7 @@ class HostLogs:
 
     def __init__(self, controller: ControllerConnection) -> None:
         self._controller = controller
+        self._connection = this_connection()
         self._readers: dict[Host, ActorHandle] = {}
         self._used_at: dict[Host, float] = {}
         self._places: dict[tuple[str, int, int | None], tuple[float, LogPlace]] = {}
@@ -110,7 +112,9 @@ class HostLogs:
             self._end(host)
 
     def _end(self, host: Host) -> None:
-        ray.kill(self._readers.pop(host))
+        reader = self._readers.pop(host)
+        if this_connection() == self._connection:  # else it has ended, and Ray would start a cluster on this machine
+            ray.kill(reader)
 
 
 @contextmanager

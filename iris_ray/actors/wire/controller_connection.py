@@ -337,6 +337,7 @@ class ControllerConnection:
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
+        _require_connected()
         try:
             return ray.get(call(self._handle), timeout=ANSWER_TIMEOUT_S)
         except RayTaskError as error:
@@ -394,15 +395,23 @@ def find_controller() -> Any:
     """
     import ray
 
-    from iris_ray.actors.wire.ray_internals import has_inherited_connection
     from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 
-    if not ray.is_initialized() or has_inherited_connection():  # Ray itself would start a cluster here, or wait
-        raise NoClusterError(
-            "this process is in no Ray cluster, or has left it (ray.shutdown, or the end of IrisClient.remote), or was"
-            " forked from one that is in a cluster; connect again to ask about jobs"
-        )
+    _require_connected()
     try:
         return ray.get_actor(CONTROLLER_NAME, NAMESPACE)
     except ValueError:
         return None
+
+
+def _require_connected() -> None:
+    """Raise NoClusterError if this process is in no cluster: Ray itself would start one on this machine."""
+    import ray
+
+    from iris_ray.actors.wire.ray_internals import has_inherited_connection
+
+    if not ray.is_initialized() or has_inherited_connection():
+        raise NoClusterError(
+            "this process is in no Ray cluster, or has left it (ray.shutdown, or the end of IrisClient.remote), or was"
+            " forked from one that is in a cluster; connect again to ask about jobs"
+        )

@@ -106,3 +106,14 @@ def test_reader_that_is_not_needed_for_a_while_is_ended(
 
 
 async def nothing() -> None: ...
+
+
+def test_readers_are_left_alone_once_this_process_has_left_the_cluster(
+    world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have ended with the connection, and a call would have Ray start a cluster on this machine."""
+    with host_logs(ControllerConnection()) as logs:
+        logs.fetch_logs("job", START, 1000)
+        monkeypatch.setattr(module, "this_connection", lambda: None)
+        monkeypatch.setattr("ray.kill", lambda _: pytest.fail("Ray would start a cluster here"))
+    assert readers(world) == TASKS

@@ -36,6 +36,18 @@ def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of
         find_controller()
 
 
+def test_a_connection_that_is_asked_after_its_process_has_left_the_cluster_starts_none_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller = ControllerConnection.__new__(ControllerConnection)
+    controller._patience_s = 0.0
+    handle: Any = None
+    controller._handle = handle  # a call of it would have Ray start a cluster here
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(NoClusterError, match="has left it"):
+        controller.job_status("train-1")
+
+
 def defaults(method: Callable[..., Any]) -> dict[str, Any]:
     """By name of the parameter, without those that Ray adds to a class that it makes actors of."""
     return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.name != "_ray_trace_ctx"}
