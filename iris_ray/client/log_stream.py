@@ -121,7 +121,13 @@ def print_logs(controller: LogSource, job_id: str, task_index: int | None, live:
             whose = job_id if line.task_index is None else f"{job_id} task {line.task_index}"
             print(f"{whose}: {text}", file=sys.stderr, flush=True)
         else:
-            print(text if task_index is not None else f"task-{line.task_index}| {text}", flush=True)
+            print_line(text if task_index is not None else f"task-{line.task_index}| {text}")
+
+
+def print_line(text: str) -> None:
+    """Print a line of a task. Characters that stdout can't encode are replaced: tasks print what they like."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 @dataclass(slots=True)

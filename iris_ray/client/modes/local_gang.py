@@ -26,6 +26,7 @@ from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, RunRequest, T
 from iris_ray.actors.wire.payloads import load
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.client.callers_error import callers_error
+from iris_ray.client.log_stream import print_line
 from iris_ray.client.modes.local_process import LocalProcess
 from iris_ray.client.modes.mode import VARIABLE, ModeKind
 from iris_ray.errors import InvalidJobError
@@ -146,7 +147,7 @@ class LocalTask:
         with self.process.output as lines:
             for line in lines:
                 text = line.decode(errors="replace").rstrip("\n")
-                print(f"({self._label} pid={self.process.pid}) {text}", flush=True)
+                print_line(f"({self._label} pid={self.process.pid}) {text}")
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Simple and validate: a gang in local processes, without Ray."""
 
+import io
 import os
 import signal
 import subprocess
@@ -177,6 +178,20 @@ def test_thread_that_goes_on_after_the_function_has_its_time(tmp_path: Path) -> 
 
     assert run_on_pod(upload_later, "v4-8", mode="simple") == ["done"]
     assert (tmp_path / "uploaded").exists()
+
+
+def test_line_that_stdout_can_not_encode_ends_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    def talk() -> str:
+        for _ in range(100):
+            os.write(1, b"caf\xc3\xa9 \xff\n")
+            time.sleep(0.01)
+        return "done"
+
+    stdout = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    assert run_on_pod(talk, "v4-8", mode="simple") == ["done"]
+    stdout.seek(0)
+    assert stdout.read().count("café ?") == 100
 
 
 def test_lines_come_with_their_task_and_what_ray_would_set_up_is_left_out(capfd: pytest.CaptureFixture[str]) -> None:
