@@ -5,6 +5,7 @@ marks there that it has saved its state. So child processes of a task can use th
 """
 
 import contextlib
+import inspect
 import threading
 import time
 from collections.abc import Callable
@@ -81,8 +82,10 @@ def on_preemption(callback: Callable[[PreemptionNotice], object]) -> None:
     Raises:
         InvalidRequestError: nobody could call it.
     """
-    if not callable(callback):
-        raise InvalidRequestError(f"callback is {shown(callback)}; give a function that takes a PreemptionNotice")
+    if not callable(callback) or inspect.iscoroutinefunction(callback):
+        raise InvalidRequestError(
+            f"callback is {shown(callback)}; give a function that takes a PreemptionNotice, and is not async"
+        )
     if TaskFiles.of_this_task() is None:
         return
 

@@ -28,6 +28,12 @@ def test_callback_that_nobody_could_call_is_refused_at_once_inside_a_task_and_ou
     with pytest.raises(InvalidRequestError, match="callback is None; give a function"):
         on_preemption(None)  # type: ignore[arg-type]
 
+    async def save(notice: PreemptionNotice) -> None:
+        """Nobody would run it."""
+
+    with pytest.raises(InvalidRequestError, match=r"callback is <function .*, and is not async"):
+        on_preemption(save)
+
 
 def test_notice_says_what_it_was_told_and_a_more_urgent_one_replaces_it(files: TaskFiles) -> None:
     assert preemption_notice() is None
