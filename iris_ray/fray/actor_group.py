@@ -78,7 +78,8 @@ class ActorGroup:
 
     def _ready(self) -> list[int]:
         prefix = f"{self._name}-"
-        return sorted(int(name.removeprefix(prefix)) for name in endpoints_of(self.job_id, prefix))
+        found = (name.removeprefix(prefix) for name in endpoints_of(self.job_id, prefix))
+        return sorted(int(number) for number in found if number.isdecimal())  # others are the user's own
 
     def _hand_out(self, indexes: list[int]) -> "list[FraysHandle]":
         self._handed_out.update(indexes)

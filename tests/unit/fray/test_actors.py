@@ -12,7 +12,7 @@ import pytest
 import ray
 
 from iris_ray.errors import ActorUnavailableError, RemoteUserError, ResultNotPicklableError, UnsupportedOptionError
-from iris_ray.fray import actor_handle
+from iris_ray.fray import actor_group, actor_handle
 from iris_ray.fray.actor_call import ActorAddress, require_no_tls
 from iris_ray.fray.actor_handle import ActorHandle, InProcess
 from iris_ray.fray.actor_server import ActorServer
@@ -201,3 +201,14 @@ def test_actors_are_refused_where_ray_encrypts() -> None:
     with pytest.raises(UnsupportedOptionError, match="not encrypted"):
         require_no_tls({"RAY_USE_TLS": "1"})
     require_no_tls({"RAY_USE_TLS": "0"})
+
+
+def test_endpoints_that_the_actors_of_a_group_have_besides_are_no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"eval-1": "a", "eval-0": "b", "eval-metrics": "c"}
+    monkeypatch.setattr(actor_group, "endpoints_of", lambda job_id, prefix: found)
+    group = actor_group.ActorGroup("eval-1a2b", "eval", 2)
+    assert [repr(actor) for actor in group.discover_new()] == [
+        "<ActorHandle eval-0 of eval-1a2b>",
+        "<ActorHandle eval-1 of eval-1a2b>",
+    ]
+    assert group.ready_count == 2
