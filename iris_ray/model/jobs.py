@@ -87,6 +87,11 @@ class Eviction:
     deadline: float
     reason: str
 
+    @property
+    def notice(self) -> Notice:
+        """What its tasks are told."""
+        return Notice(NoticeKind.EVICTION, self.reason, self.deadline)
+
 
 @dataclass(slots=True)
 class Gang:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Eviction, Gang, Job
-from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.notices import NoticeKind
 from iris_ray.state.attempt_ends import AttemptEnds
 from iris_ray.state.change import Change
 from iris_ray.state.events import EvictionEvent, GivesWayEvent
@@ -131,8 +131,7 @@ class Evictions:
         self._table.gang_changed(victim, gang)
         self._spares.look_at(victim)  # it does not grow meanwhile
         self._note(victim.current_attempt(gang), eviction)
-        notice = Notice(NoticeKind.EVICTION, eviction.reason, eviction.deadline)
-        self._notices.tell(victim, gang, notice, change)
+        self._notices.tell(victim, gang, eviction.notice, change)
 
     def _note(self, attempt: AttemptId, eviction: Eviction) -> None:
         self._victims[attempt] = None
@@ -159,6 +158,7 @@ class Evictions:
                     continue
                 attempt = job.current_attempt(gang)
                 assert gang.placed, f"{job_id} is evicted but does not run"
+                assert gang.notice is not None, f"{job_id} is evicted without notice"
                 assert job.spec.spare_for is None, f"{job_id} is a spare, which is dropped at once"
                 assert self._gives_way(gang, eviction.job_id), f"{job_id}: nobody takes its hosts"
                 if eviction.job_id:

@@ -58,7 +58,10 @@ class GangNotices:
                 self._look_again(*found, change)
 
     def _look_again(self, job: Job, gang: Gang, change: Change) -> None:
-        """Take a gang's maintenance notice back, unless another of its hosts has the same one."""
+        """Take a gang's maintenance notice back, unless another of its hosts has the same one.
+
+        The gang is told of what is left: of its other hosts, and of an eviction.
+        """
         told = gang.notice
         if told is None or told.kind is not NoticeKind.MAINTENANCE:
             return
@@ -68,6 +71,8 @@ class GangNotices:
             return
         gang.notice = None
         self._table.gang_changed(job, gang)
+        if gang.eviction is not None:
+            left.append(gang.eviction.notice)
         if left:
             self.tell(job, gang, min(left, key=lambda notice: notice.deadline), change)
 

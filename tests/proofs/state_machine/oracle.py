@@ -214,6 +214,8 @@ class Oracle(PlanChecks):
                 for attempt in self.attempts_on(node_id):
                     hosts = account.held[attempt].values()
                     left = [account.notices[host] for host in hosts if host in account.notices]
+                    if attempt in account.evicted:
+                        left.append((NoticeKind.EVICTION, account.evicted[attempt][1]))
                     told_of = account.told.get(attempt, (None, 0.0))
                     if told_of[0] is NoticeKind.MAINTENANCE and told_of not in left:
                         del account.told[attempt]

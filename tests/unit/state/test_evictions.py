@@ -11,6 +11,7 @@ from iris_ray.state.events import (
     EvictionEvent,
     GangMovedEvent,
     JobCancelledEvent,
+    MaintenanceCalledOffEvent,
     TimePassedEvent,
     WorkerDrainedEvent,
 )
@@ -112,6 +113,21 @@ def test_notice_of_a_host_comes_back_when_an_eviction_is_called_off(world: World
     production(world)
     world.schedule()
     assert victim.gang.eviction is None, "a slice that is to go is of no use"
+
+
+def test_eviction_is_told_when_a_nearer_maintenance_of_another_slice_is_called_off(world: World) -> None:
+    victim = batch(world, slices=(2,))
+    doomed, taken = victim.gang.groups
+    world.do(WorkerDrainedEvent(f"{doomed}-0", "maintenance", NoticeKind.MAINTENANCE, world.now + 10.0))
+    production(world)
+    world.schedule()
+    assert victim.gang.eviction is not None
+    assert victim.gang.notice is not None
+    assert victim.gang.notice.kind is NoticeKind.MAINTENANCE, "it is the nearer one"
+    assert world.state.jobs["prod"].kept == (f"{taken}-0", f"{taken}-1")
+    (told,) = world.do(MaintenanceCalledOffEvent(f"{doomed}-0")).notices
+    assert told.notice == victim.gang.notice
+    assert (told.notice.kind, told.notice.deadline) == (NoticeKind.EVICTION, world.now + GRACE_S)
 
 
 def test_spares_of_lower_bands_go_at_once_and_another_one_waits(world: World) -> None:
