@@ -31,7 +31,7 @@ from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.retry_budget import YIELDED_S
 from iris_ray.state.user_limits import UserLimits
 
-_Kind = tuple[Requirement, tuple[int, ...], str]
+_Kind = tuple[Requirement, tuple[int, ...], str, bool]
 
 TASKS_PER_GANG = 10
 """A gang of so many tasks is about twice the work of a single task."""
@@ -342,4 +342,4 @@ class Cycle:
 def _kind_of(job: Job) -> _Kind:
     """Return what jobs have in common that fare alike, as a rule, if they find too few groups."""
     spec = job.spec
-    return job.requirement, num_groups(job), spec.user
+    return job.requirement, num_groups(job), spec.user, spec.may_evict

@@ -63,6 +63,17 @@ def test_only_lower_bands_give_way(world: World, band: PriorityBand) -> None:
     world.check()
 
 
+def test_job_that_evicts_nothing_does_not_hold_up_those_like_it(world: World) -> None:
+    """Hosts for slots evict nothing. A job of the same user may ask for the same."""
+    world.add_slice("a")
+    world.now = 10_000.0
+    run(world, "running")
+    world.submit("slots", may_evict=False)
+    assert evicted(world) == set()
+    world.submit("job")
+    assert evicted(world) == {"running"}
+
+
 def test_the_youngest_of_equal_ones_loses_least(world: World) -> None:
     for name in "abc":
         world.add_slice(name)
