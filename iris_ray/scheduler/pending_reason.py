@@ -93,9 +93,10 @@ class ReachedLimit:
     @property
     def summary(self) -> str:
         """The same, in sentences."""
+        rest = f" The rest is kept for {self.before or 'it'}." if self.before or self.kept else ""
         return (
             f"{self.user} may have {self.limit:,g} {self.what} in band {self.band.name.lower()} and has {self.held:,g}."
-            f" This job needs {self.needed:,g} more."
+            f" This job needs {self.needed:,g} more.{rest}"
         )
 
 

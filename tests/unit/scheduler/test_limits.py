@@ -224,6 +224,8 @@ def test_after_the_bound_later_jobs_of_the_same_user_pass_no_more(world: World) 
     plan = world.plan()
     assert plan.pending_reasons["large"].keeps
     assert "the rest is kept for large" in str(plan.pending_reasons["later"])
+    summaries = {job_id: reason.summary.split(" more. ")[1] for job_id, reason in plan.pending_reasons.items()}
+    assert summaries == {"large": "The rest is kept for it.", "later": "The rest is kept for large."}
     world.submit("of bob", user="bob")
     assert placed(world) == ["of bob"]
     world.finish(small)
