@@ -148,10 +148,10 @@ class Cycle:
         for position in untried:
             gang = job.gangs[position]
             if (pause_s := self._deadlines.seconds_paused(gang)) > 0:
-                self._pause(job, gang, pause_s)
+                self._pause(job, pause_s, gang.error)
                 continue
             if job.yields and self._leaving:  # what they leave is for those that wait
-                self._pause(job, gang, YIELDED_S)
+                self._pause(job, YIELDED_S, "its owner has no use for hosts now, and others wait")
                 continue
             granted = self._place(job, gang)
             if granted is not None:  # the job comes again
@@ -292,11 +292,11 @@ class Cycle:
         if self._spares:
             self._unplaced.append(Unplaced(job, available, reason))
 
-    def _pause(self, job: Job, gang: Gang, pause_s: float) -> None:
+    def _pause(self, job: Job, pause_s: float, cause: str | None) -> None:
         """Leave a gang out that pauses. Nothing is kept for it: others may use meanwhile what it needs."""
         reasons, job_id = self._result.pending_reasons, job.spec.job_id
         if job_id not in reasons:
-            reasons[job_id] = paused(job, pause_s, gang.error)
+            reasons[job_id] = paused(job, pause_s, cause)
 
     def _available_to(self, job: Job) -> Availability:
         """Return what is available to a job. Hosts that it avoids count only if it can't do without them.

@@ -126,6 +126,16 @@ def test_what_yields_does_not_come_back_while_others_leave_for_a_gang(world: Wor
     assert plan(world)[0] == ["other-1"]
 
 
+def test_it_says_why_it_waits_while_others_leave(world: World) -> None:
+    world.submit_tasks("more-slots", 1, **SLOTS)
+    for job_id in ("slots-one", "more-slots"):
+        world.do(JobYieldsEvent(job_id, True))
+    waiting(world)
+    plan(world)
+    assert world.state.jobs["slots-one"].gang.eviction is not None
+    assert world.why("more-slots").endswith("its owner has no use for hosts now, and others wait")
+
+
 def test_it_comes_back_when_nobody_waits(world: World) -> None:
     world.do(JobYieldsEvent("slots-two", True))
     other = waiting(world)
