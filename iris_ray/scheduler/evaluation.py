@@ -11,6 +11,7 @@ from heapq import nsmallest
 
 from iris_ray.model.constraints import TAINT_PREFIX, AttributeValue, Constraint
 from iris_ray.model.requirement import Requirement
+from iris_ray.model.resources import BYTES_PER_GB
 from iris_ray.model.workers import TPU_VM_COUNT, Resources, Worker, accelerators
 from iris_ray.state.groups import Group
 
@@ -362,8 +363,13 @@ def _too_small(worker: Worker, need: Requirement) -> str | None:
     for resource, amount in need.resources:
         have = worker.resources.get(resource, 0.0)
         if have < amount:
-            return f"{worker.name} has {have:g} {resource}, a task needs {amount:g}"
+            has, needs = _in_words(resource, have), _in_words(resource, amount)
+            return f"{worker.name} has {has} {resource}, a task needs {needs}"
     return None
+
+
+def _in_words(resource: str, amount: float) -> str:
+    return f"{amount / BYTES_PER_GB:,.12g} GB" if resource == "memory" else f"{amount:,.12g}"
 
 
 def _use_in_words(full: Sequence[Worker], hosts: int, used_by: tuple[str, ...], free_soon: bool) -> str:

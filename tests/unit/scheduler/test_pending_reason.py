@@ -12,7 +12,13 @@ from iris_ray.model.workers import TPU_TOPOLOGY
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 from iris_ray.scheduler.planner import Planner
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
-from iris_ray.state.events import JobCancelledEvent, TaskDispatchFailedEvent, WorkerDrainedEvent, WorkerSuspectedEvent
+from iris_ray.state.events import (
+    JobCancelledEvent,
+    TaskDispatchFailedEvent,
+    WorkerDrainedEvent,
+    WorkerRegisteredEvent,
+    WorkerSuspectedEvent,
+)
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World, add_slices, assigned_tasks, cpu_host, host, placed, tagged
 
@@ -168,6 +174,22 @@ def test_reason_names_the_host_and_what_is_wrong_with_it(world: World, changes: 
     world.submit(resources={"TPU": 4.0, "CPU": 2.0})
     assert placed(world) == {}
     assert words in world.why("job")
+
+
+@pytest.mark.parametrize(
+    ("resource", "have", "need", "words"),
+    [
+        ("memory", 13_421_772_800.0, 13_422e6, "has 13.4217728 GB memory, a task needs 13.422 GB"),
+        ("memory", 0.0, 2e12, "has 0 GB memory, a task needs 2,000 GB"),
+        ("licences", 1_234_567.0, 1_234_568.5, "has 1,234,567 licences, a task needs 1,234,568.5"),
+    ],
+)
+def test_reason_shows_large_amounts_that_differ_a_little(
+    world: World, resource: str, have: float, need: float, words: str
+) -> None:
+    world.do(WorkerRegisteredEvent("x", "10.0.0.9", {}, {"CPU": 8.0, resource: have}))
+    world.submit_tasks(replicas=1, resources={resource: need})
+    assert words in world.why()
 
 
 def test_reason_names_who_uses_the_slice(world: World) -> None:
