@@ -29,7 +29,7 @@ from iris_ray.state.events import GivesWayEvent, SpareGivenBackEvent, TaskUnsche
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.past_usage import PastUsage
 from iris_ray.state.retry_budget import YIELDED_S
-from iris_ray.state.user_limits import UserLimits
+from iris_ray.state.user_limits import Account, UserLimits
 
 _Kind = tuple[Requirement, tuple[int, ...], str, bool]
 
@@ -75,7 +75,8 @@ class Cycle:
         self._elsewhere: dict[tuple[Requirement, tuple[str, ...]], Availability] = {}  # without what a job avoids
         self._remaining: dict[Requirement, RemainingCapacity] = {}  # by shape
         self._spares: list[Job] = []
-        self._unplaced: list[Unplaced] = []  # if there are spares, which might be given back
+        self._with_spares: set[Account] = set()  # who has some of them
+        self._unplaced: list[Unplaced] = []  # for which spares might be given back, if there are some
         self._in_vain: dict[_Kind, Unplaced] = {}  # jobs of this band that found too few groups
         self._placed: Counter[str] = Counter()  # job id → how many of its gangs
         self._untried: dict[str, Iterator[int]] = {}  # job id → positions of its gangs that were not tried yet
@@ -93,6 +94,7 @@ class Cycle:
         queue = FairQueue(pending, usage, past, self._fleet.totals, self._deadlines)
         self._rooms = KeptRooms(pending, self._fleet, self._deadlines, self._plan)
         self._spares = list(spares)
+        self._with_spares = {(spare.spec.user, spare.spec.priority) for spare in self._spares}
         band = None
         for job in queue:
             if job.spec.priority is not band:
@@ -240,7 +242,14 @@ class Cycle:
             if self._deadlines.is_starving(gang) and not comes_last(job) and self._has_hosts_for(job):
                 reached = self._allowances.keep_for(job, reached)
                 self._in_vain.clear()
-        self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+        reason = self._result.pending_reasons[job.spec.job_id] = limited(job, reached, kept)
+        has_spares = (job.spec.user, job.spec.priority) in self._with_spares
+        if has_spares and reached.what == "chips" and not reached.before and not self._waits_for_its_own(job, gang):
+            self._unplaced.append(Unplaced(job, self._available_to(job), reason))
+
+    def _waits_for_its_own(self, job: Job, gang: Gang) -> bool:
+        """Return whether what a gang's last attempt holds is about to be free for it."""
+        return self._deadlines.is_returning(job) or self._own_chips_ending(job, gang) > 0
 
     def _has_hosts_for(self, job: Job) -> bool:
         """Return whether the cluster has enough groups that suit a job, used or not."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from iris_ray.model.jobs import Job
-from iris_ray.model.workers import Worker
+from iris_ray.model.workers import Worker, accelerators
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.evaluation import Status
@@ -16,6 +16,7 @@ from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
 from iris_ray.scheduler.plan import Plan
 from iris_ray.scheduler.turns import Turns
 from iris_ray.state.fleet import Fleet
+from iris_ray.state.user_limits import Account
 
 KINDS_LOOKED_AT = 64
 """For so many kinds of jobs that wait, a plan looks for spares in vain; the others are left to the next one."""
@@ -53,8 +54,11 @@ class GivenBack:
         self._leaving = leaving
         self._on: dict[str, str] = {}  # node_id → id of the spare that holds the host
         self._yielding: set[str] = set()
+        self._accounts: dict[str, Account] = {}  # id of a spare → whose it is
+        self._within_limits: set[Account] = set()  # who gets below a limit with what is given back already
         for spare in spares:
             if comes_last(spare):
+                self._accounts[spare.spec.job_id] = spare.spec.user, spare.spec.priority
                 if spare.yields:
                     self._yielding.add(spare.spec.job_id)
                 held = (task.node_id for task in spare.gang.tasks if task.node_id in fleet.workers)
@@ -107,6 +111,8 @@ class GivenBack:
         available.catch_up()
         if self._hopes(one.job) and any(map(available.free_soon, buckets_for(one.job, available))):
             return None  # it might leave alone what is given back
+        if one.reason.limit is not None:
+            return self._for_limited(one, one.reason.limit.needed)
         least = num_groups(one.job)[0]
         names = self._free(one, least)
         room, soon = self._room(one, names, max(0, least - len(names)))
@@ -119,6 +125,42 @@ class GivenBack:
         self._promised.update(node_id for name in soon for node_id in available.group(name).node_ids)
         node_ids = (node_id for name in room for node_id in available.group(name).node_ids)
         return list(dict.fromkeys(self._on[node_id] for node_id in node_ids if node_id in self._on))
+
+    def _for_limited(self, one: Unplaced, needed: float) -> list[str] | None:
+        """Return the spares of a job's own user in whose place it could run: what they hold counts towards the limit.
+
+        Args:
+            one: the job.
+            needed: how many chips it expects to take.
+        """
+        job, available, least = one.job, one.available, num_groups(one.job)[0]
+        account = job.spec.user, job.spec.priority
+        if account in self._within_limits:
+            return None  # one at a time, since each takes some of what is left
+        own = (name for name in self._groups(one) if self._accounts_in(name, available) == {account})
+        room = list(islice(own, least))
+        free = best_free(least - len(room), available, buckets_for(job, available), ()) if self._is_first else []
+        if not room or len(room) + len(free) < least:
+            return None
+        node_ids = [node_id for name in room for node_id in available.group(name).node_ids]
+        found = list(dict.fromkeys(self._on[node_id] for node_id in node_ids if node_id in self._on))
+        chips = max(needed, most_chips_of([*room, *free], available))
+        if not self._allowances.may_take(job, chips, given_back=sum(map(self._chips_of, found))):
+            return None
+        self._is_first = False
+        self._within_limits.add(account)
+        return found
+
+    def _accounts_in(self, name: str, available: Availability) -> set[Account]:
+        """Return whose spares a group has."""
+        node_ids = available.group(name).node_ids
+        return {self._accounts[self._on[node_id]] for node_id in node_ids if node_id in self._on}
+
+    def _chips_of(self, spare: str) -> float:
+        """Return how many chips a spare holds."""
+        workers = (self._fleet.workers[node_id] for node_id, on_it in self._on.items() if on_it == spare)
+        held = (held for worker in workers for who, held in worker.occupants.items() if who[1].job_id == spare)
+        return sum(map(accelerators, held))
 
     def _free(self, one: Unplaced, least: int) -> list[str]:
         """Return groups that are free for a job already: those of its room, and of others as many as it needs.

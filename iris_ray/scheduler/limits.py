@@ -125,14 +125,20 @@ class Allowances:
             if mine.is_new(job):
                 mine.started.add(job_id)
 
-    def may_take(self, job: Job, chips: float) -> bool:
-        """Return whether a job may get so many chips, beside what others of its user are about to take."""
+    def may_take(self, job: Job, chips: float, given_back: float = 0.0) -> bool:
+        """Return whether a job may get so many chips, beside what others of its user are about to take.
+
+        Args:
+            job: which.
+            chips: how many.
+            given_back: how many its user gives back before.
+        """
         mine = self._allowance(job)
         if mine is None:
             return True
         if mine.is_new(job) and mine.jobs_beside(job) >= mine.most_jobs:
             return False
-        return not chips or rounded(mine.chips_beside(job) + chips) <= mine.most_chips
+        return not chips or rounded(mine.chips_beside(job) - given_back + chips) <= mine.most_chips
 
     def promised(self, job: Job, chips: float) -> None:
         """Count the chips of the hosts that a job is about to take from lower bands."""

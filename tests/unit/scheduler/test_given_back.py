@@ -11,7 +11,14 @@ from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.explanation import Unplaced
 from iris_ray.scheduler.given_back import KINDS_LOOKED_AT, GivenBack
 from iris_ray.scheduler.planner import Planner
-from iris_ray.state.events import LimitsSetEvent, SpareGivenBackEvent, TaskDispatchFailedEvent, WorkerDrainedEvent
+from iris_ray.state.events import (
+    JobYieldsEvent,
+    LimitsSetEvent,
+    SpareGivenBackEvent,
+    TaskDispatchFailedEvent,
+    TimePassedEvent,
+    WorkerDrainedEvent,
+)
 from iris_ray.state.instructions import Instructions
 from tests.support.worlds import World
 
@@ -42,6 +49,10 @@ def plan(world: World) -> tuple[list[str], Instructions]:
     return [placement.job.spec.job_id for placement in placements], instructions
 
 
+def limit(world: World, chips: float, user: str = "") -> None:
+    world.do(LimitsSetEvent(user, PriorityBand.INTERACTIVE, Limits(chips=chips)))
+
+
 def test_waiting_job_gets_the_slice_of_a_spare_at_once_and_a_new_spare_waits_behind_it(world: World) -> None:
     world.submit("other", user="other", priority=PriorityBand.BATCH)
     placed, instructions = plan(world)
@@ -50,6 +61,55 @@ def test_waiting_job_gets_the_slice_of_a_spare_at_once_and_a_new_spare_waits_beh
     waiting = [job.spec.job_id for job in world.state.pending()]
     assert waiting == ["job/spare-3"]
     assert plan(world)[0] == []
+
+
+def test_job_that_waits_for_a_limit_gets_the_slice_of_a_spare_of_its_user(world: World) -> None:
+    """The spare counts towards the limit, and comes after every job that waits."""
+    world.add_slice("d")
+    limit(world, 24)
+    world.submit("other")
+    assert plan(world)[0] == ["other"]
+    assert plan(world)[0] == []
+    assert given_back(world) == [], "the new spare waits"
+
+
+def test_limit_that_a_spare_does_not_make_room_in_takes_none(world: World) -> None:
+    """Otherwise the next spare took the slice, and gave it back again, plan after plan."""
+    world.add_slice("large", "v4-32")
+    limit(world, 24)
+    world.submit("too large", tpu_type="v4-32")
+    assert "waiting for the limit" in world.why("too large")
+    assert given_back(world) == []
+    limit(world, 16)
+    world.submit("other")
+    assert given_back(world) == [], "the user has more than the limit without one of them, too"
+
+
+def test_limit_of_one_user_takes_no_spares_of_others(world: World) -> None:
+    world.add_slice("d")
+    limit(world, 8, "ann")
+    world.start("of ann", user="ann")
+    world.submit("next", user="ann")
+    assert "waiting for the limit" in world.why("next")
+    assert given_back(world) == []
+
+
+def test_job_that_waits_for_a_limit_gets_the_hosts_of_one_of_its_user_that_yields() -> None:
+    world = World()
+    world.add_slice("a")
+    world.add_slice("b")
+    idle = world.start("idle")
+    world.do(JobYieldsEvent("idle", True))
+    limit(world, 8)
+    world.submit("other")
+    assert plan(world)[0] == []
+    assert idle.gang.eviction is not None
+    assert given_back(world) == []
+    world.now += 60.0
+    world.do(TimePassedEvent(world.now))
+    world.confirm(idle)
+    assert plan(world)[0] == ["other"]
+    world.check()
 
 
 def test_as_many_are_given_back_as_the_job_needs(world: World) -> None:
