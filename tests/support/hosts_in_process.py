@@ -21,6 +21,7 @@ from iris_ray.goodput.marks import Marks, StepTime, with_step
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import EndKind, TaskEnd
+from iris_ray.model.workers import TPU
 from tests.support.ray_in_process import Handle
 
 if TYPE_CHECKING:
@@ -144,8 +145,13 @@ class Process:
     def end_leftovers(self, exclusive: bool) -> None:
         """End the task that ran here before."""
         for process in self._host.left():
-            if exclusive or process.group is self.group:
+            if process.exclusive if exclusive else process.group is self.group:
                 process.kill("its host's actor is gone")
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it has its host to itself, but for tasks without chips."""
+        return TPU in self.group.bundles[0]
 
     async def run(self, launch: TaskLaunch) -> TaskEnd:
         """Run a task and return how it ended. If it crashes, this process is gone before it can answer."""
@@ -238,7 +244,8 @@ class Host:
     async def adopt(self, place: str, standby: Handle, pid: int, started: int, token: str) -> Unfit | None:
         if self._exclusive and not self.adopted:
             for process in self._node.left():
-                process.kill("an earlier actor has left it behind")
+                if process.exclusive:
+                    process.kill("an earlier actor has left it behind")
         self.adopted[pid] = place
         if self._node.held_by is None:
             return None
