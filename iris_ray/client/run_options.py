@@ -4,6 +4,7 @@ import difflib
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, cast, get_type_hints
 
@@ -16,6 +17,7 @@ from iris_ray.model.job_spec import (
     MAX_RETRIES_PREEMPTION,
     PriorityBand,
 )
+from iris_ray.model.plain import shown
 
 KEEP_WARM_S = 60.0
 
@@ -184,14 +186,14 @@ def require_valid(options: JobOptions) -> None:
     """
     for name, example in _SEVERAL.items():
         if not isinstance(value := options[name], (list, tuple)):  # type: ignore[literal-required]
-            raise InvalidRequestError(f"{name} is {value!r}; give a list, such as {example}")
+            raise InvalidRequestError(f"{name} is {shown(value)}; give a list, such as {example}")
     keep_warm, stall_timeout = options["keep_warm"], options["stall_timeout"]
-    if isinstance(keep_warm, bool) or not isinstance(keep_warm, (int, float)) or not keep_warm >= 0:
-        raise InvalidRequestError(f"keep_warm is {keep_warm!r}; give seconds, 0 or more")
+    if not _is_duration(keep_warm) and keep_warm != math.inf:
+        raise InvalidRequestError(f"keep_warm is {shown(keep_warm)}; give seconds, 0 or more")
     if stall_timeout is not None and not _is_positive(stall_timeout):
-        raise InvalidRequestError(f"stall_timeout is {stall_timeout!r}; give seconds, more than 0, or None")
+        raise InvalidRequestError(f"stall_timeout is {shown(stall_timeout)}; give seconds, more than 0, or None")
     if not _is_duration(exit_grace := options["exit_grace"]):
-        raise InvalidRequestError(f"exit_grace is {exit_grace!r}; give seconds, 0 or more")
+        raise InvalidRequestError(f"exit_grace is {shown(exit_grace)}; give seconds, 0 or more")
     _require_modules(options["preload"])
     env = options["env"]
     if env is not None and not (
@@ -202,7 +204,7 @@ def require_valid(options: JobOptions) -> None:
 
 def _require_modules(preload: object) -> None:
     if not isinstance(preload, (list, tuple)) or not all(isinstance(module, str) for module in preload):
-        raise InvalidRequestError(f'preload is {preload!r}; give a list of module names, such as ["jax"]')
+        raise InvalidRequestError(f'preload is {shown(preload)}; give a list of module names, such as ["jax"]')
     if wrong := [module for module in preload if not all(part.isidentifier() for part in module.split("."))]:
         raise InvalidRequestError(f"preload holds {wrong[0]!r}, which is not the name of a module")
 
@@ -212,4 +214,4 @@ def _is_positive(value: object) -> bool:
 
 
 def _is_duration(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max

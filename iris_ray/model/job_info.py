@@ -6,6 +6,8 @@ The facts travel in ``IRIS_*`` environment variables only, so that child process
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from iris_ray.errors import InvalidRequestError
+
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
@@ -58,9 +60,17 @@ _VARIABLES = {field: f"IRIS_{field.upper()}" for field in JobInfo.__dataclass_fi
 
 
 def job_info_of(environ: Mapping[str, str]) -> JobInfo | None:
-    """Return the place in its gang of the task that has this environment; None if no task has it."""
+    """Return the place in its gang of the task that has this environment; None if no task has it.
+
+    Raises:
+        InvalidRequestError: variables of the task are missing.
+    """
     if "IRIS_TASK_ID" not in environ:
         return None
+    if missing := [variable for variable in _VARIABLES.values() if variable not in environ]:
+        raise InvalidRequestError(
+            f"IRIS_TASK_ID is set, and {missing[0]} is not; a child process of a task needs all IRIS_… variables of it"
+        )
     values = {field: environ[variable] for field, variable in _VARIABLES.items()}
     ints = {f: int(v) for f, v in values.items() if JobInfo.__dataclass_fields__[f].type is int}
     return JobInfo(**{**values, **ints})  # type: ignore[arg-type]

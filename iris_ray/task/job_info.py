@@ -9,6 +9,10 @@ from iris_ray.model.job_info import JobInfo, job_info_of
 def get_job_info(environ: Mapping[str, str] = os.environ) -> JobInfo | None:
     """Return the calling task's place in its gang, or None outside a task.
 
+    Raises:
+        InvalidRequestError: only some of the task's ``IRIS_…`` variables are set, as in a child process that got a part
+            of the environment.
+
     Example::
 
         info = get_job_info()

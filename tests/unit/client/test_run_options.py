@@ -19,6 +19,7 @@ from iris_ray.client.run_options import DEFAULTS, GangOptions, JobOptions, RunOp
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import GROW_AFTER_S, PriorityBand
+from iris_ray.model.plain import shown
 from tests.support.requests import hello, pod_request, task_request
 
 
@@ -39,8 +40,12 @@ FAMILY = {
 ZONE = Constraint("zone", ConstraintOp.EQ, "us-a")
 NO_NUMBERS = [-1, -0.5, math.nan, math.inf, True, "60", [60]]
 BAD = [
-    *(("stall_timeout", value, "stall_timeout.*give seconds, more than 0, or None") for value in (*NO_NUMBERS, 0)),
-    *(("exit_grace", value, "exit_grace.*give seconds, 0 or more") for value in (*NO_NUMBERS, None)),
+    *(
+        ("stall_timeout", value, "stall_timeout.*give seconds, more than 0, or None")
+        for value in (*NO_NUMBERS, 0, 10**400)
+    ),
+    *(("exit_grace", value, "exit_grace.*give seconds, 0 or more") for value in (*NO_NUMBERS, None, 10**400)),
+    *(("keep_warm", value, "keep_warm.*give seconds, 0 or more") for value in (10**400, -1, math.nan, True)),
     *(("grow_after", value, "grow_after.*give seconds, or None") for value in NO_NUMBERS),
     *(("spares", value, "spares.*give an int of 0 or more") for value in (-1, True, 1.0, "1", None)),
     *(("constraints", value, "constraints.*give a list, such as") for value in (ZONE, "zone=us-a", None, 7)),
@@ -66,7 +71,7 @@ def test_option_that_makes_no_sense_is_refused_with_its_value_and_what_to_give(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=said) as refused:
         launch(hello, "v4-16", num_slices=1, **{option: value})
-    assert repr(value).strip("[]") in str(refused.value)
+    assert shown(value).strip("[]") in str(refused.value)
 
 
 @pytest.mark.parametrize("launch", FAMILY.values(), ids=FAMILY)

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from iris_ray.errors import InvalidRequestError
 from iris_ray.model.job_info import JobInfo
 from iris_ray.task.job_info import get_job_info
 
@@ -43,3 +46,11 @@ def test_get_job_info_in_a_child_process_of_a_task_knows_the_task() -> None:
         [sys.executable, "-c", script], env={**os.environ, **INFO.to_env()}, capture_output=True, text=True, check=True
     )
     assert child.stdout.strip() == repr(INFO)
+
+
+@pytest.mark.parametrize("missing", ["IRIS_JOB_ID", "IRIS_LOCAL_DIR"])
+def test_child_process_with_a_part_of_the_variables_is_told_which_one_it_lacks(missing: str) -> None:
+    env = INFO.to_env()
+    del env[missing]
+    with pytest.raises(InvalidRequestError, match=f"IRIS_TASK_ID is set, and {missing} is not"):
+        get_job_info(env)
