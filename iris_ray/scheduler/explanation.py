@@ -135,7 +135,7 @@ class Explainer:
         node_ids, plan = available.group(name).node_ids, self._plan
         kept_for = next((plan.kept[node_id] for node_id in node_ids if node_id in plan.kept), None)
         if found.status is not Status.FREE:
-            then = "" if kept_for is None else f", then kept for {kept_for}"
+            then = f", then kept for {kept_for}" if kept_for and found.status is Status.IN_USE else ""
             return Obstacle(shown, found.hosts_missing, found.obstacle + then, found.used_by)
         if kept_for is not None:
             return Obstacle(shown, available.tasks(name), f"is kept for {kept_for}", (kept_for,))

@@ -50,6 +50,11 @@ def test_room_stays_from_plan_to_plan_until_the_job_runs(world: World) -> None:
     assert large.kept == ("a-0", "a-1", "b-0", "b-1")
     assert "a, b kept for it" in world.why("large")
     assert "a: is kept for large; b: in use by busy-b, then kept for large" in world.why("small")
+    world.submit("greedy", user="new", resources={"TPU": 4.0, "CPU": 10**6})
+    world.schedule()
+    why = world.why("greedy")
+    assert "CPU, a task needs 1,000,000" in why
+    assert "kept for large" not in why, "it can't run there afterwards either"
     world.finish(b)
     assert world.schedule().keys() == {"large"}
     assert not large.kept
