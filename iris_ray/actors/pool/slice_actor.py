@@ -7,7 +7,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ray.actor import ActorHandle
@@ -195,8 +195,12 @@ class SliceActor(ResourcePoolManager[int, HostStub]):
         except RayTaskError as error:  # what it sent can't be read here
             return TaskEnd(EndKind.RAISED, Moment.now(), None, str(error.cause), str(error))
         except OutOfMemoryError:
-            reason = "the task process was killed by Ray, because the host's memory was nearly used up"
-            return TaskEnd(EndKind.OUT_OF_MEMORY, Moment.now(), error=reason)
+            how = "task process was killed by Ray, because the host's memory was nearly used up"
+            killed = TaskEnd(EndKind.OUT_OF_MEMORY, Moment.now(), error=f"the {how}")
+            facts = await self._hosts[host].how_it_ended(pid)
+            if isinstance(facts, Unreachable) or facts.kind is not EndKind.NEVER_STARTED:
+                return killed
+            return replace(facts, error=f"the waiting {how}")
         except RayError:
             facts = await self._hosts[host].how_it_ended(pid)
             return None if isinstance(facts, Unreachable) else facts

@@ -5,6 +5,9 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+from ray.exceptions import OutOfMemoryError
+
 from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.wire.contact import SLICE_UNASKED_S
 from iris_ray.actors.wire.messages import TaskLaunch
@@ -124,6 +127,27 @@ def test_answer_that_comes_a_moment_after_the_end_of_the_process_counts() -> Non
         return await slice_actor(host, returns_late).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
 
     assert run(scenario()) == {0: RETURNED}
+
+
+@pytest.mark.parametrize("kind", [EndKind.NEVER_STARTED, EndKind.CRASHED])
+def test_process_that_ray_has_killed_for_lack_of_memory_has_run_only_if_its_host_says_so(kind: EndKind) -> None:
+    """Ray kills standbys first. A job that finds one dead has not used up any memory."""
+
+    async def is_killed(_: TaskLaunch) -> TaskEnd:
+        raise OutOfMemoryError("the memory monitor has killed it")
+
+    async def how_it_ended(_: int) -> TaskEnd:
+        return TaskEnd(kind, 1.0, error="was killed by SIGKILL")
+
+    async def scenario() -> dict[int, TaskEnd | None]:
+        host = Host()
+        host.actor.how_it_ended.remote = how_it_ended
+        return await slice_actor(host, is_killed).run_remote_fn(AttemptId("job", 1), 1, [launch()], 5.0)
+
+    end = run(scenario())[0]
+    assert end is not None
+    assert end.kind is (kind if kind is EndKind.NEVER_STARTED else EndKind.OUT_OF_MEMORY)
+    assert "killed by Ray, because the host's memory was nearly used up" in end.error
 
 
 def asked_host() -> tuple[Host, list[float]]:
