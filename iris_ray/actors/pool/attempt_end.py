@@ -47,6 +47,12 @@ class AttemptEnd:
         """The slices with a host that can't take a task."""
         return [self.place.name(key) for key in _refused(self.ends)]
 
+    @property
+    def slices_with_dead_standbys(self) -> set[str]:
+        """The slices with a host whose standby had ended while it waited. What has ended it may have ended others."""
+        dead = (key for key, end in self.ends.items() if end is not None and end.kind is EndKind.NEVER_STARTED)
+        return {self.place.name(key) for key in dead}
+
     # -- about the first cause; not after success -------------------------------------------------------------------
 
     @property

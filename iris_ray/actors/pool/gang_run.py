@@ -238,6 +238,7 @@ class GangRun:
         """Tidy up after a failure. Then tell the Controller the first cause, and that every process is gone."""
         verdict = end.verdict
         assert verdict.cause is not None
+        self._slices.drop_standbys(end.slices_with_dead_standbys)
         released = self._free(attempt, attempt.shutdown.leaving)
         error = f"{attempt.place.in_words(verdict.cause)}: {getattr(verdict.result, 'error', '')}"
         events = self._suspicions(end, error)

@@ -234,6 +234,11 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
             while len(held.waiting) < held.kept:
                 held.start_standbys(self.used_ports)
 
+    def drop_standbys(self, names: Iterable[str]) -> None:
+        """End the standbys that wait on these slices. The next attempt, or `refill`, starts others."""
+        for held in (self._held[name] for name in names if name in self):
+            held.drop_standbys()
+
     def set_idle(self, names: Sequence[str]) -> None:
         """Note that an attempt on these slices is over. From now on others may use them."""
         now = asyncio.get_running_loop().time()

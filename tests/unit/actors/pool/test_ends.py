@@ -329,6 +329,22 @@ def test_standbys_of_another_kind_are_ended_when_a_job_needs_its_own(stage: Stag
     stage.play(story, slices=1)
 
 
+def test_standbys_that_have_ended_while_they_waited_cost_one_failed_launch(stage: Stage) -> None:
+    """A host whose memory runs short loses them all. Each generation would cost a launch, and in the end the host."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("first", (1,), returns_at_once, keep_warm=600.0, standbys=3)
+        await asyncio.sleep(10.0)
+        for process in cluster.node(cluster.node_id("v4-16-0", 1)).processes.values():
+            cluster.ray.kill(process.handle)
+        called = asyncio.get_running_loop().time()
+        await cluster.run("next", (1,), returns_at_once, keep_warm=600.0, standbys=3)
+        assert asyncio.get_running_loop().time() - called < 1.0
+        assert [len(task.attempts) for task in await cluster.ask("list_tasks", "next")] == [2, 2]
+
+    stage.play(story, slices=1)
+
+
 def test_slices_that_are_not_kept_warm_get_no_further_standbys(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("job", (1,), returns_at_once, keep_warm=0.0, standbys=3)
