@@ -37,8 +37,9 @@ from iris_ray.model.outcomes import TaskEnd
 
 logger = logging.getLogger(__name__)
 
-ENDED_KEPT = 4
-"""How many ended processes of a place the actor remembers: a caller may still ask how they ended."""
+ENDED_KEPT = 16
+"""How many ended processes of a place the actor remembers: a caller may still ask how they ended. Up to eight standbys
+start at once, are adopted in any order, and may all be killed while they wait."""
 
 
 class TPUHostActor:

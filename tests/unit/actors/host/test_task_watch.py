@@ -2,22 +2,26 @@
 
 import asyncio
 import json
+import subprocess
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
 import ray
 
 from iris_ray.actors.host import task_notices, task_watch
+from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.processes.tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
-from iris_ray.actors.wire.messages import Progress
+from iris_ray.actors.wire.messages import HostPlace, Progress
 from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.client.job_request import MOST_STANDBYS
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.processes import alive
 from tests.support.task_children import NOTICE, PATIENCE_S, Child, Make, started, watched
 
@@ -45,6 +49,37 @@ def test_host_ends_what_a_task_has_named_with_it(make: Make, tmp_path: Path) -> 
     child = make("")
     member = psutil.Process(other.process.pid)
     assert watched(child, tmp_path, started(child, end)) is False
+
+
+def test_host_can_say_how_a_task_ended_though_standbys_that_it_adopted_later_have_ended(own_host: Path) -> None:
+    """Several generations start at once, and are adopted in any order: one of the last to run may come first."""
+    sleeps = [subprocess.Popen(["sleep", "60"]) for _ in range(MOST_STANDBYS + 1)]
+    *ending, last = sleeps
+
+    async def adopt_all() -> TaskEnd:
+        actor = TPUHostActor(HostPlace("node-1", "127.0.0.1", "slice-a", 1), False, cast(Any, None))
+        standby: Any = SimpleNamespace()
+
+        async def adopt(process: subprocess.Popen[bytes]) -> None:
+            stat = stat_of(process.pid)
+            assert stat is not None
+            assert await actor.adopt("slice-a", standby, process.pid, stat.started, "token") is None
+
+        for process in ending:
+            await adopt(process)
+        for process in ending:
+            process.kill()
+            await actor.how_it_ended(process.pid)
+        await adopt(last)
+        end = await actor.how_it_ended(ending[0].pid)
+        last.kill()
+        await actor.how_it_ended(last.pid)
+        await actor._forget(list(actor._watches))
+        return end
+
+    assert asyncio.run(adopt_all()).kind is EndKind.NEVER_STARTED
+    for process in sleeps:
+        process.wait()
 
 
 def test_host_tells_a_task_that_saves(make: Make, tmp_path: Path) -> None:
