@@ -355,6 +355,23 @@ def test_slices_that_are_not_kept_warm_get_no_further_standbys(stage: Stage) -> 
     stage.play(story, slices=1)
 
 
+@pytest.mark.parametrize(("keep_warm", "waiting"), [(0.0, 1), (600.0, 3)])
+def test_several_standbys_wait_only_where_further_runs_may_come(stage: Stage, keep_warm: float, waiting: int) -> None:
+    """A job whose slices are given back at its end uses one of them at a time: for its next attempt."""
+
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (1,), keep_warm=keep_warm, standbys=3)
+        tasks = await cluster.runs("job", 2)
+        await asyncio.sleep(10.0)
+        processes = cluster.node(cluster.node_id("v4-16-0", 0)).processes.values()
+        assert sum(process.task is None and not process.gone.done() for process in processes) == waiting
+        for task in tasks:
+            task.end.set_result(None)
+        await results
+
+    stage.play(story, slices=1)
+
+
 @pytest.mark.parametrize("kind", [SliceActor, TPUHostActor])
 @pytest.mark.parametrize("host", [0, 1])
 def test_warm_slice_that_broke_while_it_was_idle_costs_nothing(stage: Stage, kind: type, host: int) -> None:
