@@ -66,6 +66,7 @@ class SlicePoolManager:
         self._passing_on = asyncio.Lock()  # the Controller hears of notices in the order in which they came
         self._runs: dict[str, JobRun] = {}
         self._unsettled: dict[str, JobRun] = {}  # their results are out, their end is still to be reported
+        self._just_over: set[JobRun] = set()  # their results went out less than `LEAVING_S` ago
         self._acceptances: dict[str, asyncio.Future[bool]] = {}
         self._background = BackgroundTasks()
         self._epoch = 0
@@ -99,6 +100,8 @@ class SlicePoolManager:
                 accepted.set_result(False)
             asyncio.get_running_loop().call_later(LATEST_QUESTION_S, self._acceptances.pop, run.job_id)
             self._unsettled[run.job_id] = self._runs.pop(run.job_id)
+            self._just_over.add(run)
+            asyncio.get_running_loop().call_later(LEAVING_S, self._just_over.discard, run)
             self._background.start(self._settle(run), f"reporting the end of {run.job_id}")
             self._done += 1
             await self._notify()
@@ -264,11 +267,11 @@ class SlicePoolManager:
         self._epoch = epoch
 
     async def _warm_slices_left(self, request: RunRequest) -> None:
-        """Wait a moment while slices that are warm for a job are still being left by one whose results are out.
+        """Wait a moment while slices that are warm for a job are still being left by one that is just over.
 
         The Controller would start the job cold on other slices that are free.
         """
-        if leaving := [run.settled() for run in self._unsettled.values() if run.is_warm_for(request)]:
+        if leaving := [run.settled() for run in self._just_over if run.is_warm_for(request)]:
             await asyncio.wait({asyncio.ensure_future(asyncio.gather(*leaving))}, timeout=LEAVING_S)
 
     async def _settle(self, run: JobRun) -> None:

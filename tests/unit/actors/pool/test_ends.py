@@ -313,6 +313,30 @@ def test_next_run_waits_a_moment_for_the_warm_slice_though_another_one_is_free(
     stage.play(story, slices=2)
 
 
+def test_runs_do_not_wait_for_a_slice_that_is_being_left_for_long(stage: Stage) -> None:
+    """Its exit handlers take long. Another slice is warm, too."""
+
+    async def exits_slowly(task: Task) -> str:
+        task.exit_takes = 30.0
+        return task.info.slice_name
+
+    async def begins(task: Task) -> float:
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0)
+        return began
+
+    async def story(cluster: VirtualCluster) -> None:
+        both = [cluster.run(f"run-{n}", (1,), begins, keep_warm=600.0) for n in range(2)]
+        assert [len(await run) for run in both] == [2, 2]
+        await asyncio.sleep(10.0)
+        await cluster.run("slow", (1,), exits_slowly, keep_warm=600.0, exit_grace=60.0)
+        await asyncio.sleep(3.0)
+        called = asyncio.get_running_loop().time()
+        assert (await cluster.run("next", (1,), begins, keep_warm=600.0))[0] < called + 0.1
+
+    stage.play(story, slices=2)
+
+
 def test_standbys_of_another_kind_are_ended_when_a_job_needs_its_own(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("first", (1,), returns_at_once, keep_warm=600.0, standbys=3)
