@@ -49,9 +49,12 @@ class AttemptEnd:
 
     @property
     def slices_with_dead_standbys(self) -> set[str]:
-        """The slices with a host whose standby had ended while it waited. What has ended it may have ended others."""
-        dead = (key for key, end in self.ends.items() if end is not None and end.kind is EndKind.NEVER_STARTED)
-        return {self.place.name(key) for key in dead}
+        """The slices whose standbys may have ended while they waited: one has, or a host's memory was used up.
+
+        What has ended one may have ended others, and Ray's memory monitor ends those that wait before the task.
+        """
+        telling = EndKind.NEVER_STARTED, EndKind.OUT_OF_MEMORY
+        return {self.place.name(key) for key, end in self.ends.items() if end is not None and end.kind in telling}
 
     # -- about the first cause; not after success -------------------------------------------------------------------
 

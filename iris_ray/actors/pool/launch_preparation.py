@@ -16,9 +16,9 @@ from iris_ray.model.outcomes import Fault
 
 FEW_CORES = Refill(delay_s=4.0, standbys=1)
 """On hosts with few cores the next standbys start late: they would compete with a gang that has just started."""
-MANY_CORES, ROOMY_BYTES, MANY_STANDBYS = 16, 16 << 30, 3
+MANY_CORES, ROOMY_BYTES, MANY_HOSTS, MANY_STANDBYS = 16, 16 << 30, 64, 3
 """On hosts with so many cores they start at once. With so much free memory, too, several wait: one for each of some
-short runs in a row."""
+short runs in a row. Not for gangs of so many hosts: to start one standby costs their pool 1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +100,22 @@ async def prepare_launch(place: AttemptPlace, slices: ReservedSlices, request: R
         raise _failed_launch(place, broken, works)
     first_slice: SliceReady = answers[place.names[0]]
     slices.used_ports.extend(first_slice.ports)
-    return Launch(launch_plan(request, place, first_slice.ports), refill(first_slice, request.standbys))
+    return Launch(
+        launch_plan(request, place, first_slice.ports), refill(first_slice, place.num_tasks, request.standbys)
+    )
 
 
-def refill(ready: SliceReady, wanted: int | None) -> Refill:
+def refill(ready: SliceReady, hosts: int, wanted: int | None) -> Refill:
     """Return how slices with such hosts get their next standbys.
 
     Args:
         ready: what one of them has said of its hosts.
+        hosts: how many hosts the gang has.
         wanted: how many standbys the user wants on each host; None: as many as there is room for.
     """
     if ready.cores < MANY_CORES:
         return FEW_CORES._replace(standbys=wanted or FEW_CORES.standbys)
-    is_roomy = ready.free_bytes >= ROOMY_BYTES
+    is_roomy = ready.free_bytes >= ROOMY_BYTES and hosts < MANY_HOSTS
     return Refill(0.0, wanted or (MANY_STANDBYS if is_roomy else 1))
 
 

@@ -369,6 +369,25 @@ def test_standbys_that_have_ended_while_they_waited_cost_one_failed_launch(stage
     stage.play(story, slices=1)
 
 
+def test_task_that_has_used_up_the_memory_runs_again_at_once_though_the_standbys_were_killed_with_it(
+    stage: Stage,
+) -> None:
+    async def story(cluster: VirtualCluster) -> None:
+        results = cluster.run("job", (1,), max_retries_failure=1, keep_warm=600.0, standbys=3)
+        (_, task) = await cluster.runs("job", 2)
+        await asyncio.sleep(10.0)
+        for process in cluster.node(cluster.node_id("v4-16-0", 1)).processes.values():
+            if process.task is None:
+                cluster.ray.kill(process.handle)
+        task.end.set_exception(OutOfMemory("was killed by Ray"))
+        for task in await cluster.started("job", 2, attempt=2):
+            task.end.set_result(None)
+        await results
+        assert await cluster.charged("job") == (1, 0)
+
+    stage.play(story, slices=1)
+
+
 def test_slices_that_are_not_kept_warm_get_no_further_standbys(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("job", (1,), returns_at_once, keep_warm=0.0, standbys=3)

@@ -1,8 +1,12 @@
-"""What each host of an attempt is told to run."""
+"""What each host of an attempt is told to run, and how many standbys wait there for the next ones."""
+
+import pytest
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch_plan import launch_plan
-from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest
+from iris_ray.actors.pool.launch_preparation import FEW_CORES, refill
+from iris_ray.actors.pool.reserved_slices import Refill
+from iris_ray.actors.wire.messages import AttemptOrder, HostPlace, ProcessSpec, RunRequest, SliceReady
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.outcomes import TaskKey
@@ -83,3 +87,20 @@ def test_only_tasks_of_a_gang_have_a_coordinator() -> None:
         for launch in launches
     }
     assert found == {(5, "", False), (1, "10.0.0.0:1003", True)}
+
+
+@pytest.mark.parametrize(
+    ("cores", "free_gib", "hosts", "wanted", "expected"),
+    [
+        (240, 300, 8, None, Refill(0.0, 3)),
+        (240, 300, 64, None, Refill(0.0, 1)),
+        (240, 300, 64, 2, Refill(0.0, 2)),
+        (240, 8, 8, None, Refill(0.0, 1)),
+        (8, 300, 8, None, FEW_CORES),
+        (8, 300, 8, 5, FEW_CORES._replace(standbys=5)),
+    ],
+)
+def test_roomy_hosts_of_small_gangs_keep_several_standbys(
+    cores: int, free_gib: int, hosts: int, wanted: int | None, expected: Refill
+) -> None:
+    assert refill(SliceReady((), cores, free_gib << 30), hosts, wanted) == expected
