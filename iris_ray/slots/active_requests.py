@@ -60,7 +60,8 @@ class ActiveRequests:
         """Give requests that wait for this to slots with a seat, until one of both runs out."""
         slots = self.fleet.of_identity(identity)
         while slots and self.queue.waiting(identity):
-            most = self.most_together(self.queue.first(identity), slots[0].spec)
+            spec = slots[-1].spec  # older ones may end because they have another one
+            most = self.most_together(self.queue.first(identity), spec)
             slot = choose_warm_slot(slots, most, self.fleet.requests_on)
             if slot is None:
                 return

@@ -243,6 +243,18 @@ def test_an_operator_can_evict_a_slot_and_a_model_can_be_removed() -> None:
     assert w.processes == {}
 
 
+def test_a_slot_of_a_raised_concurrency_fills_while_the_one_before_still_ends() -> None:
+    w = serving_world(model("a", 40), gpus_each=2)
+    w.ask("old", A.identity)
+    w.settle(serve=False)
+    more = model("a", 40, concurrency=4)
+    w.hear(ev.ModelRegistered(more))
+    for number in range(4):
+        w.ask(f"r{number}", more.identity)
+    w.settle(serve=False)
+    assert [len(process.requests) for process in w.processes.values()] == [1, 4]
+
+
 def test_a_model_that_is_registered_anew_with_other_memory_is_loaded_anew() -> None:
     w = serving_world(A, replicas=1)
     w.hear(ev.ModelRegistered(model("a", 30), replicas=1))
