@@ -26,6 +26,7 @@ class Active:
         used_at: of a session: when it was last used.
         heard_at: of a session: when its client was last heard of.
         granted: of a session: whether its client has it, so that it is not begun again.
+        given_up: whether nobody waits for the answer any more, or the client has closed the session.
         stopped: why it was told to stop, or "".
         stopped_at: when it was told so.
     """
@@ -38,8 +39,14 @@ class Active:
     used_at: float
     heard_at: float
     granted: bool = False
+    given_up: bool = False
     stopped: str = ""
     stopped_at: float = 0.0
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody is to hear of its loss. A session may be stopped before its client has it."""
+        return not self.given_up and not (self.stopped and self.granted)
 
 
 @dataclass(slots=True)
@@ -122,7 +129,7 @@ class ActiveRequests:
             self.fleet.remove_request(slot, request_id)
             if crashed:
                 active.request = replace(active.request, crashes=active.request.crashes + 1)
-            if not active.stopped:
+            if active.is_waited_for:
                 yield self._after_loss(active, reason, now)
 
     def _after_loss(self, active: Active, reason: str, now: float) -> Instruction:

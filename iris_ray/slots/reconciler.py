@@ -210,6 +210,7 @@ class Reconciler:
         if event.request_id in self.queue:
             self.queue.remove(event.request_id)
         elif active := self.active.by_id.get(event.request_id):
+            active.given_up = True
             yield self.active.stop(active, CLOSED if active.request.is_session else "nobody waits for it", now)
 
     def _request_ended(self, event: ev.RequestEnded, now: float) -> Iterator[Instruction]:

@@ -11,7 +11,7 @@ from iris_ray.slots.instructions import Refusal
 from iris_ray.slots.requests import Request, WorkloadKind
 from iris_ray.slots.serving_policy import ServingPolicy
 from tests.support.slot_world import QUICK, A, B, SlotWorld, serving_world
-from tests.support.slots import model
+from tests.support.slots import gpus, model
 
 POLICY = replace(QUICK, ageing_s=10.0)
 PAIR = model("pair", 50, concurrency=2)
@@ -111,6 +111,33 @@ def test_a_session_whose_slot_is_lost_before_its_client_has_it_waits_again() -> 
     assert [each.request_id for each in w.requeued] == ["s"]
     w.settle()
     assert list(w.open_sessions()) == ["s"]
+
+
+def with_a_session_that_its_client_has_not_got() -> SlotWorld:
+    """A slot is told to end while it has not yet answered that it takes a session's calls."""
+    w = serving_world(A, policy=POLICY)
+    w.open("s", A.identity)
+    while not w.reconciler.active.by_id:
+        w.settle_one()
+    w.hear(ev.SlotEviction("slot-1"))
+    assert "it is wanted no more" in w.ended["s"]
+    return w
+
+
+def test_a_session_that_was_stopped_before_its_client_had_it_waits_again_if_its_slot_is_lost() -> None:
+    w = with_a_session_that_its_client_has_not_got()
+    w.lose("a")
+    assert [each.request_id for each in w.requeued] == ["s"]
+    w.join(gpus("b", 1))
+    w.settle()
+    assert list(w.open_sessions()) == ["s"]
+
+
+def test_a_session_that_its_client_gave_up_before_it_had_it_does_not_wait_again() -> None:
+    w = with_a_session_that_its_client_has_not_got()
+    w.hear(ev.RequestCancelled("s"))
+    w.lose("a")
+    assert (w.requeued, w.refused) == ([], {})
 
 
 def test_a_runner_that_has_to_go_stops_its_sessions_and_waits_for_their_calls() -> None:
