@@ -57,6 +57,8 @@ class Lease:
     _line: deque["Turn"] = field(default_factory=deque)
     _used_at: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _raised: Exception | None = None
+    """What the model raised in the call that has just ended. It may look like an error of Ray's about the slot."""
     _slot: SlotStub = field(init=False)
     _connection: str | None = field(default_factory=this_connection)
 
@@ -102,12 +104,15 @@ class Lease:
         given_up = False
         try:
             yield
-        except (RayActorError, ObjectLostError):  # the latter: a large answer that was on a host which is gone
+        except (RayActorError, ObjectLostError) as error:  # the latter: a large answer on a host which is gone
+            if error is self._raised:  # about an actor that the model has asked
+                raise
             raise self.lost() from None
         except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
             given_up = True
             raise
         finally:
+            self._raised = None
             if given_up and turn.end is not None and self._is_connected():
                 self._stop(turn, turn.end)
             else:
@@ -143,7 +148,11 @@ class Lease:
     def opened(self, answer: Any) -> Any:
         """Return what a slot answered to a call, or raise what it says."""
         if isinstance(answer, Piece):
-            return answer.open()
+            try:
+                return answer.open()
+            except Exception as error:
+                self._raised = error
+                raise
         if isinstance(answer, NotHeld):
             self.end(answer.reason)
             raise SessionEndedError(self._words())

@@ -58,6 +58,13 @@ def test_a_call_whose_slot_is_gone_may_have_run(said_by_ray: RayError) -> None:
     assert seat.idle_s() > 0.0
 
 
+def test_a_model_may_raise_that_an_actor_of_its_own_is_gone() -> None:
+    seat = lease()
+    with pytest.raises(ActorDiedError), seat.calling(seat.line_up()):
+        seat.opened(packed_error(ActorDiedError()))
+    assert seat.over == ""
+
+
 def test_so_many_calls_may_wait_and_no_more() -> None:
     seat = lease()
     turns = [seat.line_up() for _ in range(MOST_CALLS)]
