@@ -111,14 +111,16 @@ class Converger:
         slots = self.fleet.of_identity(identity)
         most = self.active.most_together(self.queue.first(identity), model.spec)
         free = seats(slots, most, lambda slot: self._is_late(slot, model, now))
-        late = {slot.allocation.runner_id for slot in slots if self._is_late(slot, model, now)}
+        late = [slot for slot in slots if self._is_late(slot, model, now)]
+        avoid = model.avoids(now).union(slot.allocation.runner_id for slot in late)
         wanted = slots_wanted(self.queue.waiting(identity), free, model.spec)
         starving = free == 0 and self._has_waited_long(identity, now)
         evict_busy = starving and not any(slot.has_seat for slot in slots)
         for _ in range(wanted):
-            if not self._add_slot(model, Requirement(model.spec, model.avoids(now) | late, evict_busy), now):
+            if not self._add_slot(model, Requirement(model.spec, avoid, evict_busy), now):
                 break
             starving = evict_busy = False
+            model.note_long_loads(now - slot.started_at for slot in late if slot.started_at is not None)
         if starving:
             self.endings.end_hung_slots(model, now)
             yield from self.sessions.call_back(identity, now)

@@ -1,5 +1,6 @@
 """What is known of each model: how long it loads, how often it is asked for, and how its loads and slots ended."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from iris_ray.slots.models import ModelSpec
@@ -14,7 +15,7 @@ class ServedModel:
         spec: what it needs.
         replicas: how many slots to keep.
         prewarm: whether each new runner gets a slot if there is room.
-        load_s: how long it took to load, last.
+        load_s: how long it took to load, last; or how long a late load was under way when another one was begun.
         demand: requests in an interval of `ACTIVITY_S`, on the average; the last one has a tenth of the weight.
         arrivals: requests since then.
         failures: loads that failed in a row, since a slot was last ready.
@@ -76,6 +77,14 @@ class ServedModel:
         """Note that a load has succeeded, and how long it took."""
         self.load_s = load_s
         self.failures = 0
+
+    def note_long_loads(self, lasted: Iterable[float]) -> None:
+        """Note for how long late loads go on already, now that another one is tried elsewhere.
+
+        Perhaps the model just loads slowly. Each further try then takes longer to come, so that they don't end all
+        slots of others.
+        """
+        self.load_s = max(self.load_s, *lasted, 0.0)
 
     def note_served(self) -> None:
         """Note that a request was served."""

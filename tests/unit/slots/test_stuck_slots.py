@@ -17,6 +17,21 @@ def test_a_runner_on_which_nothing_ever_loads_does_not_hold_a_model_up() -> None
     assert w.answered == {"r": 1}
 
 
+def test_a_model_that_loads_slowly_for_the_first_time_does_not_take_the_place_of_all_others() -> None:
+    others = [model(name, 50) for name in ("a", "b", "c", "d", "e")]
+    w = serving_world(*others, model("slow", 50), runners=6)
+    for spec in others:
+        w.ask(spec.name, spec.identity)
+    w.settle()
+    w.stuck = set(w.runners)
+    w.ask("r", model("slow").identity)
+    begun: list[float] = []
+    for _ in range(500):
+        w.run(1)
+        begun += [w.now] * (len(w.created) - len(others) - len(begun))
+    assert begun == [1.0, 30.0, 120.0, 480.0]
+
+
 def with_a_process_that_does_not_die(**kw) -> SlotWorld:
     """Model a is on runner a. Its slot is evicted for a request for b, and nobody hears of its end."""
     w = serving_world(A, **kw)
