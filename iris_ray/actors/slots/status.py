@@ -36,7 +36,7 @@ def _model_row(core: Reconciler, model: ServedModel) -> ModelRow:
     waiting = core.queue.waiting(model.spec.identity)
     misses_replicas = sum(slot.wanted for slot in slots) < model.replicas
     return ModelRow(
-        model=str(model.spec.identity),
+        model=model.spec.name,
         slots=sum(slot.state is SlotState.READY for slot in slots),
         starting=sum(slot.state in (SlotState.PLANNED, SlotState.STARTING) for slot in slots),
         waiting=waiting,

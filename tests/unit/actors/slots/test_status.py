@@ -61,3 +61,10 @@ def test_the_reason_of_a_request_that_no_longer_waits_is_not_shown(world: SlotWo
     assert "b: 1 request waits: all devices that could hold b are full" in iris("why", "b")
     world.hear(ev.RequestCancelled("b"))
     assert iris("why", "b") == "b: nothing waits for it\n"
+
+
+def test_an_adapter_is_listed_under_the_name_by_which_it_is_asked_for(world: SlotWorld, iris) -> None:
+    world.hear(ev.ModelRegistered(model("llama+legal", 50, lora="/adapters/legal")))
+    (row,) = status_of(world.reconciler, {}, world.now).models
+    assert row.model == "llama+legal"
+    assert iris("why", "llama+legal") == "llama+legal: nothing waits for it\n"
