@@ -186,9 +186,11 @@ class Converger:
         """Give new runners a slot of the model, if they have room without evicting."""
         if not model.to_prewarm:
             return
-        served = {slot.allocation.runner_id for slot in self.fleet.of_identity(model.spec.identity)}
+        slots = self.fleet.of_identity(model.spec.identity)
+        served = {slot.allocation.runner_id for slot in slots if slot.wanted}
+        ends = {slot.allocation.runner_id for slot in slots if not slot.wanted}  # their room may be what is needed
         model.to_prewarm = {runner_id for runner_id in model.to_prewarm if runner_id in self.fleet.runners}
-        open_now = sorted(model.to_prewarm - self.fleet.closed)
+        open_now = sorted(model.to_prewarm - self.fleet.closed - ends)
         for runner_id in open_now:
             if runner_id not in served and (place := self.allocator.free_place_on(runner_id, model.spec)):
                 self._plan(model, place, now)

@@ -205,6 +205,14 @@ def test_new_runners_are_prewarmed_if_there_is_room_and_nothing_is_evicted_for_i
     assert (len(w.ready("a")), len(w.ready("b"))) == (3, 1)
 
 
+@pytest.mark.parametrize("gpus_each", [1, 2])
+def test_a_model_that_is_registered_anew_is_prewarmed_where_its_slots_end(gpus_each: int) -> None:
+    w = serving_world(A, prewarm=True, runners=2, gpus_each=gpus_each)
+    w.hear(ev.ModelRegistered(model("a", 50, concurrency=2), prewarm=True))
+    w.settle()
+    assert w.ready("a") == ["slot-3", "slot-4"]
+
+
 def test_slots_that_are_idle_for_long_end() -> None:
     w = serving_world(A, policy=ServingPolicy(idle_s=60.0))
     w.ask("r", A.identity)
