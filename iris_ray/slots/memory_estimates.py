@@ -39,11 +39,16 @@ def gguf_memory(
         degrees: numbers of devices.
 
     Raises:
-        InvalidSlotError: a number makes no sense, or the file does not say what is needed.
+        InvalidSlotError: a number makes no sense, or the file does not say what is needed, or is a part of a model.
     """
     for name, value in (("context", context), ("concurrency", concurrency), *(("a degree", n) for n in degrees)):
         if type(value) is not int or value < 1:
             raise InvalidSlotError(f"{name} is {value!r}; give an int of 1 or more")
+    if (parts := model.facts.get("split.count", 1)) != 1:
+        raise InvalidSlotError(
+            f"the GGUF file is one of {parts} parts, and knows only its own weights; join them with llama-gguf-split"
+            " --merge, or give the memory yourself"
+        )
     tokens = min(context, model.number("context_length", context))
     layers = model.number("block_count")
     layer = max(_layer_bytes(model).values(), default=0) + tokens * concurrency * _cache_bytes(model)

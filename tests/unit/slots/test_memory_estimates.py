@@ -114,3 +114,20 @@ def test_vllm_takes_its_share_of_each_device_whatever_the_model() -> None:
     assert vllm_memory(80 * 10**9, 0.9, [1, 2]) == {1: 72 * 10**9, 2: 72 * 10**9}
     with pytest.raises(InvalidSlotError, match="utilisation"):
         vllm_memory(80 * 10**9, 1.5)
+
+
+def test_one_of_several_parts_of_a_model_does_not_tell_what_the_model_needs(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "model.gguf", "llama", split_max_tensors=1)
+    writer.add_block_count(2)
+    writer.add_embedding_length(EMBEDDING)
+    for number in range(2):
+        writer.add_tensor(f"blk.{number}.attn_q.weight", np.ones((EMBEDDING, EMBEDDING), np.float16))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    part = tmp_path / "model-00001-of-00002.gguf"
+    with part.open("rb") as file:
+        found = read_gguf(file, part.stat().st_size)
+    with pytest.raises(InvalidSlotError, match="is one of 2 parts, and knows only its own weights"):
+        gguf_memory(found, context=1000)
