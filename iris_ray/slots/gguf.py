@@ -166,5 +166,7 @@ class _Reader:
         return name, self.number("<Q")
 
     def data_start(self) -> int:
-        alignment = int(self.facts.get("general.alignment", ALIGNMENT))
+        alignment = self.facts.get("general.alignment", ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise InvalidSlotError(f"the GGUF file is damaged: its data is aligned to {alignment!r} bytes")
         return -(-self.position // alignment) * alignment

@@ -41,6 +41,7 @@ def gguf_memory(
     Raises:
         InvalidSlotError: a number makes no sense, or the file does not say what is needed, or is a part of a model.
     """
+    degrees = tuple(degrees)
     for name, value in (("context", context), ("concurrency", concurrency), *(("a degree", n) for n in degrees)):
         if type(value) is not int or value < 1:
             raise InvalidSlotError(f"{name} is {value!r}; give an int of 1 or more")

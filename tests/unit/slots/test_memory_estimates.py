@@ -1,5 +1,6 @@
 """What models need, read from real GGUF files that the format's own package wrote."""
 
+import struct
 from io import BytesIO
 from pathlib import Path
 
@@ -74,6 +75,10 @@ def test_need_is_layers_cache_work_and_process(model: GGUFModel) -> None:
     }
 
 
+def test_degrees_may_come_one_by_one(model: GGUFModel) -> None:
+    assert gguf_memory(model, context=100, degrees=iter([1, 2])) == gguf_memory(model, context=100, degrees=[1, 2])
+
+
 def test_a_context_beyond_what_the_model_knows_costs_nothing(model: GGUFModel) -> None:
     assert gguf_memory(model, context=10**6) == gguf_memory(model, context=4096)
 
@@ -91,6 +96,7 @@ def test_a_file_that_is_cut_off_is_refused(path: Path, cut: int) -> None:
         (b"PK\x03\x04" + bytes(100), "does not begin with"),
         (b"GGUF\x09\x00\x00\x00" + bytes(100), "version 9"),
         (b"GGUF\x03\x00\x00\x00" + b"\xff" * 100, "damaged"),
+        (struct.pack("<4sIQQQ17sII", b"GGUF", 3, 0, 1, 17, b"general.alignment", 4, 0), "aligned to 0 bytes"),
     ],
 )
 def test_what_is_no_gguf_file_is_refused_in_words(data: bytes, why: str) -> None:
