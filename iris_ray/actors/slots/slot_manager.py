@@ -58,7 +58,7 @@ class SlotManager:
         self._reasons = Reasons()
         self._memory_looks: dict[str, float] = {}
         self._clients = Clients(policy.silence_s / CLIENTS_LOOK_S)
-        self._cancelled_early = Reasons()
+        self._cancelled_early, self._over = Reasons(), Reasons()
 
     # -- what clients call ------------------------------------------------------------------------
 
@@ -120,7 +120,8 @@ class SlotManager:
         """Forget a request. Its caller gets an error; nothing happens if it is over."""
         if waiting := self._waiting.get(request_id):
             waiting.end(cancelled(request_id))
-        elif request_id not in self._core.active.by_id:  # Ray may deliver a large request after its cancelling
+        elif request_id not in self._core.active.by_id and not self._over.knows(request_id):
+            # Ray may deliver a large request after its cancelling
             self._cancelled_early.note(request_id, "cancelled")
         self._hear(ev.RequestCancelled(request_id))
 
@@ -223,6 +224,7 @@ class SlotManager:
                 yield piece
         finally:
             del self._waiting[ask.request_id]
+            self._over.note(ask.request_id, "over")
 
     def _admit(self, ask: Ask, streams: bool) -> Waiting:
         if ask.request_id in self._waiting:

@@ -130,6 +130,20 @@ def test_a_request_that_comes_after_its_cancelling_does_not_run(slots: Slots) ->
     asyncio.run(story())
 
 
+def test_cancelling_a_request_that_is_over_does_not_cancel_the_next_one_of_its_id(slots: Slots) -> None:
+    async def story() -> None:
+        manager = await manager_of("a")
+        await manager.register(order())
+        for _ in range(2):
+            answer = asyncio.ensure_future(manager.submit(ask("r")))
+            await until(lambda: slots.made)
+            slots.made[0].may_answer.set()
+            assert (await answer).open() == 0
+            await manager.cancel("r")
+
+    asyncio.run(story())
+
+
 def test_a_request_is_refused_if_too_many_bytes_wait(slots: Slots) -> None:
     async def story() -> None:
         manager = await manager_of(most_waiting_bytes=10)
