@@ -130,7 +130,7 @@ class Simulation:
     def _turn_at(self, when: float) -> float:
         """Return when what happens then is planned for."""
         every_s = self._plan_every_s
-        return math.ceil(when / every_s) * every_s if every_s else when
+        return max(when, math.ceil(when / every_s) * every_s) if every_s else when  # the product may be rounded down
 
     def _take_turn(self) -> None:
         """Plan, commit, carry out."""

@@ -256,3 +256,10 @@ def test_plans_at_intervals_only_start_jobs_later() -> None:
     simulation.submit(gang("one"), at=61.0)
     simulation.run_until(2 * HOUR)
     assert course(simulation, "one") == [("success", 120.0, 130.0, 3730.0, 3732.0)]
+
+
+def test_time_goes_on_where_a_multiple_of_the_interval_is_rounded_down() -> None:
+    simulation = slices(plan_every_s=0.1)
+    simulation.submit(gang("one"), at=0.9000000000000001)  # by 0.1 it is 9, and 9 * 0.1 is less
+    simulation.run_until(2 * HOUR)
+    assert states(simulation) == {"one": JobState.SUCCEEDED}
