@@ -158,7 +158,7 @@ class ControllerProcess:
         self._demand = self._find_demand()
         if self._demand is not None:
             self._background.start(self._watch_demand(self._demand), "telling Ray's autoscaler what is missing")
-        self._measurements = Measurements(self._state, self._meter(), self._clock.now())
+        self._measurements = Measurements(self._state, self._nodes.unusable, self._meter(), self._clock.now())
         self._background.start(self._watch_measurements(self._measurements), "measuring")
         self._events.begin(self._dispatcher)
 

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 
 from iris_ray.actors.controller.meter import Meter
@@ -21,7 +21,7 @@ from iris_ray.actors.controller.metric_definitions import (
     Metric,
 )
 from iris_ray.actors.controller.status_views import worker_status
-from iris_ray.actors.wire.host_condition import condition_of
+from iris_ray.actors.wire.host_condition import HostCondition, condition_of
 from iris_ray.goodput.measure import measure
 from iris_ray.goodput.totals import Totals
 from iris_ray.model.job_spec import JobSpec
@@ -46,12 +46,14 @@ class Measurements:
 
     Args:
         state: read only. What its jobs have done before is not measured.
+        unusable: node ids of the live hosts that no job gets; read only.
         meter: takes the measurements.
         now: seconds on the events' clock.
     """
 
-    def __init__(self, state: ControllerState, meter: Meter, now: float) -> None:
+    def __init__(self, state: ControllerState, unusable: Collection[str], meter: Meter, now: float) -> None:
         self._state = state
+        self._unusable = unusable
         self._meter = meter
         self._names: dict[str, dict[str, None]] = {"tpu_type": {}, "user": {}}
         self._shown: dict[Metric, set[Values]] = {}  # for which values of its labels each gauge has been set
@@ -158,6 +160,8 @@ class Measurements:
                 self._hosts[worker.node_id] = self._host(live, now)
         self._hosts_read = fleet.version
         conditions: Counter[Values] = Counter(self._hosts.values())
+        if unusable := sum(node_id not in fleet.workers for node_id in self._unusable):
+            conditions[NO_TYPE, HostCondition.UNUSABLE.value] = unusable
         self._set(HOSTS, conditions)
 
     def _host(self, worker: Worker, now: float) -> tuple[str, str]:

@@ -23,7 +23,8 @@ class Measured(World):
     def __init__(self) -> None:
         super().__init__()
         self.meter = RecordedMeter()
-        self.measurements = Measurements(self.state, self.meter, self.now)
+        self.unusable: set[str] = set()
+        self.measurements = Measurements(self.state, self.unusable, self.meter, self.now)
 
     def place(self, *jobs: Job) -> None:
         """Commit a plan that gives hosts to these jobs."""
@@ -100,6 +101,14 @@ def test_attempts_that_come_and_go_between_two_looks_are_measured(world: Measure
     assert seen["iris_recovery_seconds", "tpu_type=v4-16,cause=failure"] == [2.0, 3.0]
 
 
+def test_hosts_that_no_job_gets_are_counted_as_unusable(world: Measured) -> None:
+    free = {"tpu_type=v4-16,condition=free": 4}
+    world.unusable |= {"without-labels", "v4-16-0-0"}  # that one has got a wrong label, and is counted as it was
+    assert world.look().shown("iris_hosts") == free | {"tpu_type=none,condition=unusable": 1}
+    world.unusable.clear()
+    assert world.look().shown("iris_hosts") == free
+
+
 def test_queue_hosts_and_users_are_what_there_is_now(world: Measured) -> None:
     train = world.start("train", user="ann")
     world.submit("waits", user="bob", slices=(2,), priority=PriorityBand.BATCH)
@@ -126,7 +135,7 @@ def test_a_new_controller_does_not_count_again_what_jobs_did_before(world: Measu
     world.long_run()
     world.report(job, S.FAILED)
     again = RecordedMeter()
-    measurements = Measurements(world.state, again, world.now)
+    measurements = Measurements(world.state, (), again, world.now)
     measurements.look(world.now)
     assert not again.total
     world.confirm(job)
