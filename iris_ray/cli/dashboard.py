@@ -34,15 +34,12 @@ def dashboard(port: int, host: str) -> None:
         import ray
 
         address = ray.get_runtime_context().gcs_address
-        urls: list[str] = []
 
         def ready(url: str) -> None:
-            urls.append(url)
             place.announce(url)
             click.echo(f"the dashboard of {address}: {url}  (Ctrl-C ends it)")
 
         try:
             asyncio.run(serve(ControllerConnection, address, host, port, token, ready))
         finally:
-            for url in urls:
-                place.withdraw(url)
+            place.withdraw()

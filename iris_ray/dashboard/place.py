@@ -33,9 +33,9 @@ def announce(url: str) -> None:
     ClusterStore().put(_KEY, json.dumps(asdict(place)).encode())
 
 
-def withdraw(url: str) -> None:
-    """Take `announce` back, unless another dashboard has announced itself since."""
-    if (found := _announced()) is not None and found.url == url:
+def withdraw() -> None:
+    """Take `announce` back, unless another dashboard has announced itself since. Many have the same URL."""
+    if (found := _announced()) is not None and found.ray_job == ray.get_runtime_context().get_job_id():
         ClusterStore().delete(_KEY)
 
 

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from urllib.parse import quote, urlsplit
 
@@ -24,6 +25,7 @@ from iris_ray.dashboard.job_pages import SHARED_S
 from iris_ray.errors import InvalidRequestError
 from tests.support.controller_in_process import ControllerInProcess
 from tests.support.dashboard_server import served
+from tests.support.store_in_process import Store
 from tests.support.waiting import wait_until
 
 
@@ -123,6 +125,25 @@ def test_link_leads_to_a_job_whatever_it_is_called(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(place, "ClusterStore", lambda: store)
     monkeypatch.setattr(place, "driver_lives", lambda ray_job: ray_job == "01")
     assert place.link_to("jobs/driver-1/lr 50%") == "http://here/#/jobs/driver-1/lr%2050%25"
+
+
+def test_dashboard_that_ends_leaves_the_link_to_another_one_with_the_same_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    monkeypatch.setattr(place, "ClusterStore", lambda: store)
+    monkeypatch.setattr(place, "driver_lives", lambda ray_job: True)
+
+    def is_in(ray_job: str) -> None:
+        monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(get_job_id=lambda: ray_job))
+
+    for ray_job in ("01", "02"):
+        is_in(ray_job)
+        place.announce("http://127.0.0.1:8267")
+    is_in("01")
+    place.withdraw()
+    assert place.link_to("fleet") == "http://127.0.0.1:8267/#/fleet"
+    is_in("02")
+    place.withdraw()
+    assert place.link_to("fleet") is None
 
 
 @pytest.mark.parametrize(
