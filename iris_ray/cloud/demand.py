@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.model.jobs import Job
@@ -35,14 +36,21 @@ def missing_slices(waits: Iterable[tuple[Job, PendingReason]], fleet: Fleet) -> 
     does one that a new slice does not fit, because its constraints ask for more than the type, or its tasks for more
     than the hosts of this type have that the cluster has seen.
     """
+
+    @cache
+    def new_slice_for(device: str, requirement: Requirement) -> TPUConfig | None:
+        """Return the type of a new slice that would do, or None: the same for thousands of jobs."""
+        config = get_tpu_config(device)
+        return config if _new_slice_would_do(requirement, config, fleet.host_sizes.get(config.name)) else None
+
     missing: defaultdict[str, list[int]] = defaultdict(list)
     free: dict[Requirement, int] = {}
     for job, waiting in sorted(waits, key=lambda wait: (wait[0].spec.priority, wait[0].number)):
         unknown = PendingKind.PAUSED, PendingKind.LIMITED, PendingKind.NOT_LOOKED_AT
         if waiting.kind in unknown or job.spec.device is None:
             continue
-        config, requirement = get_tpu_config(job.spec.device), job.requirement
-        if not _new_slice_would_do(requirement, config, fleet.host_sizes.get(config.name)):
+        requirement = job.requirement
+        if (config := new_slice_for(job.spec.device, requirement)) is None:
             continue
         needed = waiting.num_groups[0] if job.spec.coscheduling else len(job.pending)
         there = min(needed, free.setdefault(requirement, waiting.free))

@@ -22,6 +22,7 @@ from iris_ray.cloud.queued_slices import OWNER_LABEL, QueuedSlice, QueuedState, 
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.topology import get_tpu_config
+from tests.support.costs import calls
 from tests.support.worlds import World
 
 Q = QueuedState
@@ -64,6 +65,16 @@ def test_missing_is_the_least_count_of_a_flexible_job_and_nothing_once_it_runs()
     world.add_slice("b")
     world.schedule()
     assert missing(world) == {}
+
+
+def test_missing_slices_of_many_jobs_that_ask_for_the_same_are_soon_counted() -> None:
+    world = World()
+    world.add_slice("a")
+    for number in range(100):
+        world.submit(f"job-{number}")
+    reasons = world.plan().pending_reasons
+    waits = [(world.state.jobs[job_id], why) for job_id, why in reasons.items()]
+    assert calls(lambda: missing_slices(waits, world.state.fleet)) < 10 * len(waits)
 
 
 def test_missing_keeps_types_apart_and_counts_single_tasks_by_hosts() -> None:
