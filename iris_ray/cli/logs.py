@@ -88,11 +88,15 @@ def _pieces(
     controller: ControllerConnection, job: str, task: int, attempt: int | None, tail: int | None
 ) -> Iterator[TaskLog]:
     """Yield all output that exists now."""
-    piece = controller.fetch_task_logs(job, task, LogPosition(attempt, tail_lines=tail), PIECE_BYTES)
+
+    def piece_at(position: LogPosition) -> TaskLog:
+        return controller.fetch_task_logs(job, task, position, PIECE_BYTES).without_half_character
+
+    piece = piece_at(LogPosition(attempt, tail_lines=tail))
     end = piece.end
     yield piece
     while piece.next_offset < end and piece.data:
-        piece = controller.fetch_task_logs(job, task, LogPosition(piece.attempt, piece.next_offset), PIECE_BYTES)
+        piece = piece_at(LogPosition(piece.attempt, piece.next_offset))
         yield piece
 
 

@@ -141,7 +141,7 @@ def _task(task: TaskStatus) -> dict[str, Any]:
 
 
 def _logs(source: JobSource, job_id: str, task: int, at: LogPosition) -> dict[str, Any]:
-    log = source.fetch_task_logs(job_id, task, at, PIECE_BYTES)
+    log = source.fetch_task_logs(job_id, task, at, PIECE_BYTES).without_half_character
     names = "attempt", "latest_attempt", "finished", "job_finished", "from_host", "note", "offset", "next_offset", "end"
     lines = (printable(line) for line in log.data.split(b"\n"))
     return {name: getattr(log, name) for name in names} | {"text": "\n".join(lines)}

@@ -1,6 +1,7 @@
 """What tasks print, on its way to a reader: pieces of logs, and positions in them."""
 
-from dataclasses import dataclass
+from codecs import getincrementaldecoder
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -66,6 +67,14 @@ class TaskLog:
     def more(self) -> bool:
         """Whether the attempt had printed more than this when it was read."""
         return self.next_offset < self.end
+
+    @property
+    def without_half_character(self) -> "TaskLog":
+        """The same without the first bytes of a character at its end, if the next piece can have all of them."""
+        decoder = getincrementaldecoder("utf-8")(errors="replace")
+        decoder.decode(self.data)
+        half = len(decoder.getstate()[0])
+        return replace(self, data=self.data[:-half]) if half and self.more and half < len(self.data) else self
 
     @property
     def text(self) -> str:

@@ -45,6 +45,14 @@ def test_command_prints_the_last_lines(world: ControllerInProcess) -> None:
     assert world.iris("logs", job, "1", "--tail", "2").stdout == "second\nthird\n"
 
 
+def test_no_character_is_cut_in_two(world: ControllerInProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iris_ray.cli.logs.PIECE_BYTES", 4)
+    job, person = world.start("train"), Terminal()
+    world.prints(job, 0, "€€€\n")
+    assert world.on_terminal("logs", job, "0", person=person) == OK
+    assert person.printed == "€€€\n"
+
+
 def test_command_follows_all_tasks_through_attempts(world: ControllerInProcess) -> None:
     job = world.start("train", max_retries_failure=1)
     attempt_ran(world, job, 1)

@@ -112,6 +112,15 @@ def test_job_may_be_called_anything(world: ControllerInProcess, url: str, job_id
     assert get(f"{path}/logs?offset=0")["text"] == "step 1\n"
 
 
+def test_no_character_of_a_log_is_cut_in_two(world: ControllerInProcess, url: str) -> None:
+    job = world.start("train")
+    world.prints(job, 0, "€" * 100_000 + "\n")
+    first = get(f"{url}/api/jobs/{job}/logs?offset=0")
+    rest = get(f"{url}/api/jobs/{job}/logs?offset={first['next_offset']}")
+    assert first["text"] + rest["text"] == "€" * 100_000 + "\n"
+    assert rest["next_offset"] == rest["end"]
+
+
 def test_page_of_a_large_job_asks_for_no_more_tasks_than_it_shows(
     world: ControllerInProcess, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
