@@ -195,7 +195,7 @@ def _with_steps(marks: Marks, run: _Run) -> dict[TimeKind, float]:
     return parts | {
         _K.TRAINING_PREP: parts.get(_K.TRAINING_PREP, 0.0) + unmarked,
         _K.PROGRAM_STARTUP: startup,
-        _K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: saves,
+        _K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: parts.get(_K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME, 0.0) + saves,
         _K.PRODUCTIVE: kept_s - saves,
         _K.WASTED_PROGRESS_FROM_DISRUPTION: max(0.0, last_at - kept_at),
         run.unfinished: run.seconds - max(kept_at, last_at),

@@ -62,6 +62,16 @@ def test_step_before_a_move_without_loss_is_kept_though_its_end_is_not_known() -
     assert seconds(measure(times, 100.0, 999.0)) == {K.PRODUCTIVE: 20.0 + 10.0, RECOVERY: 10.0}
 
 
+def test_a_save_before_the_first_step_counts_beside_those_between_steps() -> None:
+    marks = Marks(steps(0, 6, 10.0, 2.0), {"checkpoint_save": 3.0}, {"checkpoint_save": 4.0})
+    times = JobTimes([AttemptTimes(1, 4.0, 0.0, 0.0, 24.0, marks)], ended_at=24.0, succeeded=True)
+    assert seconds(measure(times, 0.0, 99.0)) == {
+        K.TRAINING_PREP: 7.0,
+        K.UNPRODUCTIVE_CHECKPOINT_SAVE_TIME: 7.0,
+        K.PRODUCTIVE: 10.0,
+    }
+
+
 def test_what_a_task_marks_is_counted_as_it_says() -> None:
     before = {"tpu_init": 3.0, "data_loading": 2.0, "checkpoint_restore": 1.0}
     marks = Marks(steps(0, 6, 10.0, 2.0), before, {"checkpoint_save": 4.0, "data_loading": 9.0})
@@ -114,7 +124,7 @@ def histories(draw: st.DrawFn) -> tuple[JobTimes, float]:
         at = (assigned if began is None else began) + draw(number)
         count, first = draw(st.integers(0, 5)), draw(st.integers(0, 20))
         made = steps(first, count, draw(number), draw(number) + 0.1, draw(number)) if began is not None else ()
-        before = {"tpu_init": draw(number), "training_prep": draw(number)} if draw(st.booleans()) else {}
+        before = {"tpu_init": draw(number), "checkpoint_save": draw(number)} if draw(st.booleans()) else {}
         during = {"checkpoint_save": draw(number)} if draw(st.booleans()) else {}
         times.attempts.append(AttemptTimes(index + 1, 4.0, assigned, began, at, Marks(made, before, during)))
     if draw(st.booleans()):
