@@ -56,7 +56,7 @@ class EvictionSearch:
         if self._cheapest_of_each(steps):
             return
         unique = dict.fromkeys(slot for view in views for slot in view.slots)
-        self._slots = sorted(unique, key=lambda slot: self._price(slot) / slot.allocation.total)
+        self._slots = sorted(unique, key=lambda slot: (self._price(slot) / slot.allocation.total, slot.last_activity))
         self._search(0, [view.missing(need) for view in views], NOTHING, ())
 
     def _cheapest_of_each(self, steps: Sequence[Step]) -> bool:
@@ -102,19 +102,25 @@ class EvictionSearch:
         price, size = key[0], key[1]
         for device, lacks in zip(self._devices, missing, strict=True):
             if lacks > 0:
-                least = self._least_price(index, device, lacks)
+                least = self._least(index, device, lacks)
                 if least is None:
                     return False
-                price, size = price + least, size + lacks
+                price, size = price + least[0], size + least[1]
         return self.best is None or (price, size, key[2]) < self.best.key
 
-    def _least_price(self, index: int, device: int, lacks: int) -> int | None:
-        """Return what ``lacks`` bytes on a device cost at least, if parts of slots could be evicted."""
-        price = 0
-        for slot in self._slots[index:]:
+    def _least(self, index: int, device: int, lacks: int) -> tuple[int, int] | None:
+        """Return what room for ``lacks`` bytes on a device costs at least, and how many bytes are evicted there.
+
+        The price counts as if parts of slots could be evicted, the bytes as if all slots were as large as the largest
+        one, and then as small as the smallest one.
+        """
+        slots = [slot for slot in self._slots[index:] if slot.allocation.on(device)]
+        price, left = 0, lacks
+        for slot in slots:
             gain = slot.allocation.on(device)
             share = self._price(slot) // len(slot.allocation.devices)
-            if gain >= lacks:
-                return price + share * lacks // gain
-            price, lacks = price + share, lacks - gain
+            if gain >= left:
+                gains = [slot.allocation.on(device) for slot in slots]
+                return price + share * left // gain, max(lacks, -(-lacks // max(gains)) * min(gains))
+            price, left = price + share, left - gain
         return None

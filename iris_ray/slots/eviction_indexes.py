@@ -22,6 +22,8 @@ from iris_ray.slots.ranking import Key
 
 MOST_MISLED = 8
 """Bounds that may be too low for a model's size in one decision, before it gets an index of its own size."""
+MOST_PLANS = 32
+"""Exact plans that one decision compares. Where many slots share a device and cost the same, all bounds are too low."""
 MOST_SIZES = 24
 """Indexes for one pool. Each of them takes in every change."""
 
@@ -66,7 +68,7 @@ class EvictionIndex(Index):
             self.misled += all(slot.identity != spec.identity for slot in self.fleet.on_runner(runner_id))
             return plan.key if plan else None
 
-        found = self.ranking.best(exact)
+        found = self.ranking.best(exact, MOST_PLANS)
         return None if found is None else (self.fleet.runners[runner_of(found[1])], plans[found[1]])
 
 
@@ -167,7 +169,7 @@ class EvictionIndexes:
         need = spec.memory[self.pool.degree]
         place = bisect_right(self._indexes, need, key=_least_need)
         if place == 0:
-            del self._indexes[: len(self._indexes) - MOST_SIZES + 1]
+            del self._indexes[: max(0, len(self._indexes) - MOST_SIZES + 1)]
             return self._add(0, need).find(spec, avoid)
         index = self._indexes[place - 1]
         found = index.find(spec, avoid)

@@ -1,5 +1,6 @@
 """A priority queue whose keys are lower bounds: exact keys are computed from the front, and no more than needed."""
 
+import math
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -36,11 +37,12 @@ class Ranking(Generic[Item]):
         self._heap.clear()
         self._bounds.clear()
 
-    def best(self, exact: Callable[[Item, Key], Key | None]) -> tuple[Key, Item] | None:
+    def best(self, exact: Callable[[Item, Key], Key | None], most: float = math.inf) -> tuple[Key, Item] | None:
         """Return the item with the smallest exact key, or None.
 
         Args:
             exact: of an item and its bound: returns its key, or None if it is no candidate.
+            most: after so many items the best of them is returned, though bounds of others are lower.
         """
         aside: list[tuple[Key, Item]] = []
         found: tuple[Key, Item] | None = None
@@ -52,6 +54,8 @@ class Ranking(Generic[Item]):
             if key == bound:
                 break
             aside.append(heappop(self._heap))
+            if found is not None and len(aside) >= most:
+                break
         for entry in aside:
             heappush(self._heap, entry)
         return found

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,8 @@ from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.slots.allocator import Allocator, decide, fleet_of, plan
 from iris_ray.slots.decisions import Decision, Full, Never, Place, Requirement, Snapshot
 from iris_ray.slots.devices import Device, DeviceKind, Runner
+from iris_ray.slots.eviction import EvictionSearch
+from iris_ray.slots.eviction_indexes import MOST_PLANS
 from iris_ray.slots.fleet import SlotFleet
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.policy import IdleFor, Policy
@@ -210,6 +213,30 @@ def test_models_of_many_sizes_share_indexes_and_get_the_same_plans() -> None:
             fleet.set_ready(f"new {number}", NOW - 50)
             fleet.set_prices({spec.identity: chance.randrange(10)})
     assert evicting > 50
+
+
+def test_equal_slots_on_very_many_devices_are_not_all_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an idle time, when nothing is in demand. The search would take seconds."""
+    searches: list[EvictionSearch] = []
+    try_devices = EvictionSearch.try_devices
+
+    def counted(search: EvictionSearch, *arguments: Any) -> None:
+        searches.append(search)
+        try_devices(search, *arguments)
+
+    monkeypatch.setattr(EvictionSearch, "try_devices", counted)
+    runners = tuple(gpus(f"r{number}", count=8) for number in range(20))
+    slots = [
+        slot(f"{runner.runner_id}-{device}-{part}", 10, device, runner=runner.runner_id)
+        for runner in runners
+        for device in range(len(runner.devices))
+        for part in range(8)
+    ]
+    decision = decide(Snapshot(runners, tuple(slots)), Requirement(model("m", 15)), DEFAULT, NOW)
+    assert isinstance(decision, Place)
+    assert len(decision.evict) == 2
+    assert 0 < len(searches) <= MOST_PLANS
+    assert max(search.steps for search in searches) < 200
 
 
 def cost_of(decision: Decision, snapshot: Snapshot) -> tuple[type[Decision], int, int]:
