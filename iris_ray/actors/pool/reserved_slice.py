@@ -59,6 +59,7 @@ class ReservedSlice:
         waiting: the generations of standbys that wait or start; the next attempt takes the first.
         generations: how many were started.
         kept: how many are to wait when there has been time to start them.
+        refill: starts those that are missing, a while after the beginning of the latest attempt.
         used_by: the job that uses it now or did last; while that job lives, the slice is kept for it.
         in_use: an attempt runs on it.
         spare: the attempt of the job that only holds it ready, or None.
@@ -74,6 +75,7 @@ class ReservedSlice:
     waiting: deque[Generation] = field(default_factory=deque)
     generations: int = 0
     kept: int = 1
+    refill: asyncio.TimerHandle | None = None
     used_by: str = ""
     in_use: bool = False
     spare: AttemptId | None = None

@@ -225,7 +225,9 @@ class ReservedSlices(ResourcePoolManager[str, SliceStub]):
         """
         for held in (self._held[name] for name in names if TPU in self._held[name].bundle):
             held.kept = refill.standbys if held.keep_warm > 0 else 1  # only the job's own next attempt can use them
-            asyncio.get_running_loop().call_later(refill.delay_s, self._start_missing, held)
+            if held.refill is not None:
+                held.refill.cancel()  # it would compete with the attempt that begins now
+            held.refill = asyncio.get_running_loop().call_later(refill.delay_s, self._start_missing, held)
         return {name: self._held[name].take_standbys() for name in names}
 
     def _start_missing(self, held: ReservedSlice) -> None:

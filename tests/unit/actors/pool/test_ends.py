@@ -337,6 +337,26 @@ def test_runs_do_not_wait_for_a_slice_that_is_being_left_for_long(stage: Stage) 
     stage.play(story, slices=2)
 
 
+def test_standbys_are_not_started_beside_short_runs_in_a_row(stage: Stage) -> None:
+    """On few cores they would compete with the run that has just begun."""
+
+    async def lasts_one_second(task: Task) -> None:
+        await asyncio.sleep(1.0)
+
+    async def story(cluster: VirtualCluster) -> None:
+        await cluster.run("first", (1,), lasts_one_second, keep_warm=600.0, standbys=5)
+        await asyncio.sleep(10.0)
+        processes = cluster.node(cluster.node_id("v4-16-0", 0)).processes
+        assert len(processes) == 1 + 5
+        for number in range(5):
+            await cluster.run(f"run-{number}", (1,), lasts_one_second, keep_warm=600.0, standbys=5)
+            assert len(processes) == 1 + 5, "the next ones start four seconds after a run has begun"
+        await asyncio.sleep(10.0)
+        assert len(processes) == 1 + 5 + 5
+
+    stage.play(story, slices=1)
+
+
 def test_standbys_of_another_kind_are_ended_when_a_job_needs_its_own(stage: Stage) -> None:
     async def story(cluster: VirtualCluster) -> None:
         await cluster.run("first", (1,), returns_at_once, keep_warm=600.0, standbys=3)
