@@ -1,7 +1,7 @@
 """How long a launch takes, side by side with what Ray needs for the bare minimum.
 
-    python benchmarks/launch.py            # everything; about 6 minutes on 2 cores
-    python benchmarks/launch.py warm       # or: cold, recovery
+    python benchmarks/launch.py            # everything; about 8 minutes on 2 cores
+    python benchmarks/launch.py warm       # or: row, cold, recovery
 
 Every figure is a ratio of two things measured in turn in one run, because machines are noisy. Two simulated slices of
 four hosts each.
@@ -32,8 +32,8 @@ from iris_ray.testing import SimulatedCluster
 TPU_TYPE, SLICES, HOSTS = "v4-32", 2, 4
 SETTLE_S = 6.0
 """Before each warm sample: standbys are ready again well before that, and the machine is quiet."""
-STANDBYS_S = 45.0
-"""Until three standbys wait on each host: two cores start 24 processes."""
+STANDBYS_S = 20.0
+"""Until three standbys wait on each of two hosts."""
 
 
 def empty() -> None:
@@ -149,9 +149,6 @@ def warm(samples: int) -> None:
             time.sleep(SETTLE_S)
             ours.append(launch())
         back_to_back = [launch() for _ in range(max(3, samples // 3))]
-        os.environ["IRIS_RAY_STANDBYS"] = "3"
-        launch()
-        in_a_row = [one_second_runs(3) for _ in range(max(3, samples // 3))]
         release()
         pinned = [pinned_tasks() for _ in range(samples)]
         # As launchers without standbys do it: coordinator and port, new for every launch, in the runtime environment.
@@ -163,13 +160,21 @@ def warm(samples: int) -> None:
     print(f"pinned max_calls=1 tasks           {summary(pinned)}")
     print(f"… with variables of the launch     {summary(with_env)}")
     print(f"back to back, waiting for standbys {summary(back_to_back)}")
-    for number, delays in enumerate(zip(*in_a_row, strict=True), 1):
-        print(f"three runs of a second, three standbys, run {number} {summary(list(delays))}   (to reach: at most 500)")
     middle = statistics.median(ours)
     print(f"run_on_pod / bare fan-out    {middle / statistics.median(bare):.2f}   (to reach: at most 4)")
     print(f"run_on_pod / bare actors on its way {middle / statistics.median(same_way):.2f}")
     print(f"pinned tasks / run_on_pod    {statistics.median(pinned) / middle:.1f}   (to reach: at least 50)")
     print(f"… with variables             {statistics.median(with_env) / middle:.1f}")
+
+
+def row(samples: int) -> None:
+    """Three runs of a second in a row, on as many hosts as this machine has cores, with three standbys on each."""
+    os.environ["IRIS_RAY_STANDBYS"] = "3"
+    with SimulatedCluster({"v4-16": 1}):
+        run_on_pod(empty, "v4-16", keep_warm=600)
+        delays = [one_second_runs(3) for _ in range(samples)]
+    for number, of_run in enumerate(zip(*delays, strict=True), 1):
+        print(f"run {number} of three, of a second each  {summary(list(of_run))}   (to reach: at most 500)")
 
 
 def one_second_runs(count: int) -> list[float]:
@@ -178,7 +183,7 @@ def one_second_runs(count: int) -> list[float]:
     delays = []
     for _ in range(count):
         called = time.time()
-        starts = run_on_pod(lasts_one_second, TPU_TYPE, num_slices=SLICES, keep_warm=600)
+        starts = run_on_pod(lasts_one_second, "v4-16", keep_warm=600)
         delays.append(max(starts) - called)
     return delays
 
@@ -302,8 +307,8 @@ def last_start(starts: list[dict[str, Any]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=["all", "warm", "cold", "recovery"], default="all")
-    parser.add_argument("--samples", type=int, help="default: 10 warm, 3 cold, 3 recoveries")
+    parser.add_argument("what", nargs="?", choices=["all", "warm", "row", "cold", "recovery"], default="all")
+    parser.add_argument("--samples", type=int, help="default: 10 warm, 5 rows, 3 cold, 3 recoveries")
     parser.add_argument("--driver", help=argparse.SUPPRESS)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -312,6 +317,8 @@ def main() -> None:
         return
     if args.what in ("all", "warm"):
         warm(args.samples or 10)
+    if args.what in ("all", "row"):
+        row(args.samples or 5)
     if args.what in ("all", "cold"):
         cold(args.samples or 3)
     if args.what in ("all", "recovery"):
