@@ -117,7 +117,7 @@ def plan(
         found: all queued resources of the zone.
         joined: the slices that have hosts in the cluster; ignored if ``demand`` is None.
         history: what earlier plans left behind; this call changes it.
-        now: seconds by a clock that nobody sets.
+        now: seconds by a monotonic clock.
         date: seconds since the epoch; new names contain it.
     """
     ours = {one.name: one for one in found if settings.owns(one)}

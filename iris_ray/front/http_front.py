@@ -34,7 +34,7 @@ class HttpFront:
     """Serves the models of a client at ``/v1/completions``, ``/v1/chat/completions`` and ``/v1/models``.
 
     A model gets the request's JSON object and answers with text, whole or in pieces. A caller who goes away cancels its
-    request. There are no keys: whoever reaches the port can use the models, except web pages.
+    request. It checks no API keys: every program that reaches the port can use the models. Web pages are refused.
 
     Args:
         client: whose models.

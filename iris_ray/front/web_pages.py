@@ -10,7 +10,7 @@ from iris_ray.errors import NotPermittedError
 
 
 def is_loopback(host: str | None) -> bool:
-    """Return whether a name leads to this machine, whoever says what names mean."""
+    """Return whether a host name is a loopback address, or ``localhost``. It asks no name server."""
     try:
         return host == "localhost" or ipaddress.ip_address(host or "").is_loopback
     except ValueError:

@@ -194,7 +194,7 @@ def _plain(spec: JobSpec, name: str, kind: Any) -> Any:
 
 
 def _who(spec: JobSpec) -> str:
-    """Return what people call the job: by its name, as nobody has seen the id of a job that is not there yet."""
+    """Return the job's name for messages, or its id if it has no name. Users have not seen the id of a new job yet."""
     return f"job {shown(spec.name or spec.job_id)}"
 
 

@@ -26,7 +26,7 @@ class Active:
         used_at: of a session: when it was last used.
         heard_at: of a session: when its client was last heard of.
         granted: of a session: whether its client has it, so that it is not begun again.
-        given_up: whether nobody waits for the answer any more, or the client has closed the session.
+        given_up: whether its client has cancelled the request or closed the session.
         stopped: why it was told to stop, or "".
         stopped_at: when it was told so.
     """

@@ -111,6 +111,10 @@ async def wait_for_end(task: Task) -> Any:
     return await task.end
 
 
+async def returns_at_once(task: Task) -> None:
+    """What a task does that does nothing."""
+
+
 class Process:
     """Stands for a TaskProcess, which waits and then runs one task.
 

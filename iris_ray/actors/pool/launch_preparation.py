@@ -18,7 +18,7 @@ FEW_CORES = Refill(delay_s=4.0, standbys=1)
 """On hosts with few cores the next standbys start late: they would compete with a gang that has just started."""
 MANY_CORES, ROOMY_BYTES, MANY_HOSTS, MANY_STANDBYS = 16, 16 << 30, 64, 3
 """On hosts with so many cores they start at once. With so much free memory, too, several wait: one for each of some
-short runs in a row. Not for gangs of so many hosts: to start one standby costs their pool 1 ms."""
+short runs in a row. A gang of so many hosts has one on each: the pool would start thousands of actors in a row."""
 
 
 @dataclass(frozen=True, slots=True)
