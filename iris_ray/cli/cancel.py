@@ -2,6 +2,7 @@
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster, dashboard_address
 from iris_ray.cli.completion import unfinished_jobs
@@ -33,11 +34,11 @@ def cancel(job: str, yes: bool, as_json: bool) -> None:
         return
     with cluster():
         controller = ControllerConnection()
-        before = controller.job_status(job)
+        before = controller.ask(ControllerInterface.job_status, job)
         if not before.state.finished:
             where = f" on {', '.join(before.groups)}" if before.groups else ""
             confirm(f"Cancel {job} of {before.user}, {state_in_words(before)}{where}?", yes)
-            before = controller.cancel(job, f"cancelled by {current_user()}", current_user())
+            before = controller.ask(ControllerInterface.cancel, job, f"cancelled by {current_user()}", current_user())
     if as_json:
         print_json({"job_id": job, "cancelled": not before.state.finished, "state_before": before.state})
     elif before.state.finished:

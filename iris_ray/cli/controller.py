@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 import iris_ray
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import NO_CONTROLLER, ControllerConnection, find_controller
 from iris_ray.actors.wire.protocol import PROTOCOL_VERSION
 from iris_ray.actors.wire.slices import slices_of
@@ -50,7 +51,7 @@ def start(as_json: bool) -> None:
         was_there = find_controller() is not None
         if not was_there:
             _start()
-        about = ControllerConnection().about()
+        about = ControllerConnection().ask(ControllerInterface.about)
     if as_json:
         print_json({"running": True, "started": not was_there, **about})
         return
@@ -99,7 +100,7 @@ def upgrade(as_json: bool) -> None:
                 " nothing is lost; try again"
             )
         new = ControllerConnection()
-        about, jobs = new.about(), new.list_jobs()
+        about, jobs = new.ask(ControllerInterface.about), new.ask_all(ControllerInterface.list_jobs)
     left = Counter(job.state.value for job in jobs if not job.state.finished)
     if as_json:
         print_json({"running": True, **about, "version_before": version, "jobs": left})
@@ -171,8 +172,11 @@ def status(as_json: bool) -> None:
             say_error(NO_CONTROLLER)
             raise click.exceptions.Exit(NO_CLUSTER)
         running = ControllerConnection()
-        about, counts = running.about(), running.statistics()
-        jobs, workers = running.list_jobs(), running.list_workers()
+        about, counts = running.ask(ControllerInterface.about), running.ask(ControllerInterface.statistics)
+        jobs, workers = (
+            running.ask_all(ControllerInterface.list_jobs),
+            running.ask_all(ControllerInterface.list_workers),
+        )
     by_state = Counter(job.state.value for job in jobs)
     slice_states = Counter(view.state.value for view in slices_of(workers) if view.is_slice)
     if as_json:

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobEvent
 from iris_ray.cli.address import address_option, cluster
@@ -29,7 +30,7 @@ def events(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows. Of a gang, the latest five attempts are known.
     """
     with cluster():
-        found = ControllerConnection().job_events(job)
+        found = ControllerConnection().ask(ControllerInterface.job_events, job)
     if as_json:
         print_json(found)
         return

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.slices import find_target, host_name, slices_of
 from iris_ray.actors.wire.status import WorkerStatus
@@ -52,14 +53,14 @@ def give_notice(target: str, seconds: int, reason: str | None) -> None:
     deadline, why = time.time() + seconds, reason or "iris-ray give-notice"
     with cluster():
         controller = ControllerConnection()
-        hosts = _hosts(target, controller.list_workers())
+        hosts = _hosts(target, controller.ask_all(ControllerInterface.list_workers))
         told = set()
         for host in hosts:
             if refusal := announce_end(host.node_id, why, deadline):
                 click.echo(f"{_name(host)} can't be drained: {refusal}", err=True)
             else:
                 told.add(host.node_id)
-        left = _wait(lambda: _jobs(controller.list_workers(), told), deadline, seconds)
+        left = _wait(lambda: _jobs(controller.ask_all(ControllerInterface.list_workers), told), deadline, seconds)
     if left or len(told) < len(hosts):
         raise click.exceptions.Exit(FAILED)
 

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import address_option, cluster
@@ -30,7 +31,8 @@ def ls(everything: bool, user: str | None, as_json: bool) -> None:
     """
     with cluster():
         controller = ControllerConnection()
-        jobs, aside = controller.list_jobs(), controller.about().get("set_aside", ())
+        jobs = controller.ask_all(ControllerInterface.list_jobs)
+        aside = controller.ask(ControllerInterface.about).get("set_aside", ())
     shown = [job for job in jobs if (everything or not job.state.finished) and user in (None, job.user)]
     if as_json:
         print_json(shown)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
@@ -42,7 +43,7 @@ def profile(job: str, task: int, seconds: int, output: str | None, layout: str, 
     with cluster():
         from iris_ray.client import inspection  # imports Ray
 
-        status = ControllerConnection().task_status(job, task)
+        status = ControllerConnection().ask(ControllerInterface.task_status, job, task)
         _, address = inspection.place_of(status)
         click.echo(f"iris-ray: watching task {task} on {address} for {counted(seconds, 'second')}", err=True)
         with live_line("iris-ray") as line:

@@ -2,6 +2,7 @@
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
@@ -36,7 +37,10 @@ def stacks(job: str, task: int | None, as_json: bool) -> None:
         from iris_ray.client import inspection  # imports Ray
 
         controller = ControllerConnection()
-        tasks = controller.list_tasks(job) if task is None else [controller.task_status(job, task)]
+        if task is None:
+            tasks = controller.ask_all(ControllerInterface.list_tasks, job)
+        else:
+            tasks = [controller.ask(ControllerInterface.task_status, job, task)]
         with live_line("iris-ray") as line:
             line.show(f"reading the stacks of {len(tasks)} tasks")
             found = inspection.stacks(tasks)

@@ -4,6 +4,7 @@ import time
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.address import address_option, cluster, dashboard_address
@@ -33,7 +34,7 @@ def status(job: str, as_json: bool) -> None:
     with cluster():
         from iris_ray.dashboard.place import link_to  # imports Ray
 
-        found = ControllerConnection().job_status(job)
+        found = ControllerConnection().ask(ControllerInterface.job_status, job)
         page = link_to(f"jobs/{job}")
     if as_json:
         print_json(found)

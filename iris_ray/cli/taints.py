@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.slices import find_target, host_name, reason_of
 from iris_ray.actors.wire.status import WorkerStatus
@@ -41,7 +42,8 @@ def add_taint(target: str, name: str, reason: str | None, undo: str, as_json: bo
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.taint(found, name, reason or f"by {current_user()}", current_user()))
+        why, user = reason or f"by {current_user()}", current_user()
+        concerned = set(controller.ask(ControllerInterface.taint, found, name, why, user))
     affected = [host for host in hosts if host.node_id in concerned]
     jobs = dict.fromkeys(job_of(task_id) for host in affected for task_id in host.tasks)
     if as_json:
@@ -60,8 +62,8 @@ def lift_taint(target: str, name: str, as_json: bool) -> None:
     _require_taint_name(name)
     with cluster():
         controller, found, hosts = _look(target)
-        concerned = set(controller.lift_taint(found, name, current_user()))
-        now = controller.list_workers()
+        concerned = set(controller.ask(ControllerInterface.lift_taint, found, name, current_user()))
+        now = controller.ask_all(ControllerInterface.list_workers)
     affected = [host for host in hosts if host.node_id in concerned]
     closed = [host for host in now if host.node_id in concerned and reason_of(host)]
     if as_json:
@@ -75,7 +77,7 @@ def lift_taint(target: str, name: str, as_json: bool) -> None:
 
 def _look(target: str) -> tuple[ControllerConnection, str, list[WorkerStatus]]:
     controller = ControllerConnection()
-    hosts = controller.list_workers()
+    hosts = controller.ask_all(ControllerInterface.list_workers)
     return controller, find_target(target, hosts), hosts
 
 

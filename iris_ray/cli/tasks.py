@@ -4,6 +4,7 @@ import time
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.status import TaskStatus
 from iris_ray.cli.address import address_option, cluster
@@ -31,7 +32,7 @@ def tasks(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls --all` shows.
     """
     with cluster():
-        found = ControllerConnection().list_tasks(job)
+        found = ControllerConnection().ask_all(ControllerInterface.list_tasks, job)
     if as_json:
         print_json(found)
         return

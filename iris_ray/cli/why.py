@@ -2,6 +2,7 @@
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.cli.address import address_option, cluster
 from iris_ray.cli.completion import unfinished_jobs
@@ -24,7 +25,7 @@ def why(job: str, as_json: bool) -> None:
     JOB is an id that `iris-ray ls` shows.
     """
     with cluster():
-        found = ControllerConnection().job_status(job)
+        found = ControllerConnection().ask(ControllerInterface.job_status, job)
     waiting = found.waiting
     if as_json:
         print_json({"job_id": found.job_id, "state": found.state, "answer": found.explanation, "waiting": waiting})

@@ -2,6 +2,7 @@
 
 import click
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.slices import SliceView, reason_of, slices_of
 from iris_ray.actors.wire.status import WorkerStatus
@@ -63,7 +64,7 @@ def _hosts() -> list[WorkerStatus]:
 
         click.echo("iris-ray: no Controller runs in this cluster; this is what Ray knows of its hosts", err=True)
         return workers_by_ray(NodeTable.read())
-    return controller.list_workers()
+    return controller.ask_all(ControllerInterface.list_workers)
 
 
 def _slice_row(view: SliceView) -> tuple[object, ...]:

@@ -12,10 +12,12 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.wire.messages import RunRequest, with_stored_function
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.client.connection import this_connection
-from iris_ray.client.pool_actor import PoolActor, PoolClient
+from iris_ray.client.pool_actor import REPEATED, PoolActor
 
 SILENT_S = 1.0
 """A wait for tasks is mentioned after so long."""
@@ -29,16 +31,17 @@ class CallerPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pool: PoolClient | None = None
+        self._pool: Actor[PoolInterface] | None = None
         self._cluster: str | None = None
         self._calls = 0
 
-    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
+    def submit(self, request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
         """Start a job. Returns the reference to its results, and the pool that runs it."""
         stored = with_stored_function(request)
         with self._lock:
             pool = self._current()
-            results = pool.run(stored, f"run_on_pod({request.spec.name})")
+            named = pool.with_options(name=f"run_on_pod({request.spec.name})", **REPEATED)
+            results = named.call(PoolInterface.run, stored)
             self._calls += 1  # only now: the pool ends after so many
             return results, pool
 
@@ -46,14 +49,16 @@ class CallerPool:
         """Have the pool give up every slice that none of its jobs uses."""
         if (pool := self._connected()) is not None:
             with contextlib.suppress(RayError):  # it is gone already
-                pool.release()  # without slices and jobs it ends in a moment, see _end_when_idle
+                ray.get(
+                    pool.call(PoolInterface.release)
+                )  # without slices and jobs it ends in a moment, see _end_when_idle
 
     def wait_for_tasks(self) -> None:
         """Wait until all tasks of jobs whose results are out have ended, for the pool would end them with itself."""
         if (pool := self._connected()) is None:
             return
         try:
-            ended = [pool.tasks_ended()]
+            ended = [pool.call(PoolInterface.tasks_ended)]
             if not ray.wait(ended, timeout=SILENT_S)[0]:
                 print(
                     "iris_ray: waiting for tasks that have returned and still run threads or exit handlers, such as an"
@@ -75,26 +80,26 @@ class CallerPool:
             with self._lock, contextlib.suppress(RayError):  # it is gone already
                 self._end()
 
-    def _connected(self) -> PoolClient | None:
+    def _connected(self) -> Actor[PoolInterface] | None:
         """Return the pool, if there is one on the cluster to which this process is connected now."""
         with self._lock:
             there = self._pool is not None and self._cluster == this_connection()
             return self._pool if there else None
 
-    def _current(self) -> PoolClient:
+    def _current(self) -> Actor[PoolInterface]:
         context, cluster = ray.get_runtime_context(), this_connection()
         if self._pool is None or self._cluster != cluster:
             # On the caller's own node, whose fate it shares; elsewhere it might land on a preemptible TPU host.
             # An actor that asks for no resource at all may be sent to a node that has just died (Ray 2.60).
             here = NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
             anchor = {f"node:{ray.util.get_node_ip_address()}": 0.001}
-            self._pool = PoolClient(PoolActor.options(resources=anchor, scheduling_strategy=here).remote())
+            self._pool = Actor(PoolActor.options(resources=anchor, scheduling_strategy=here).remote())
             self._cluster = cluster
             self._calls = 0
             self._end_when_idle(self._pool)
         return self._pool
 
-    def _end_when_idle(self, pool: PoolClient) -> None:
+    def _end_when_idle(self, pool: Actor[PoolInterface]) -> None:
         """Have the pool ended once it has done all calls and holds no slice, unless a new call is faster.
 
         No thread waits for that: one that sits in ray.get when the driver disconnects crashes the process (Ray 2.60).
@@ -102,7 +107,7 @@ class CallerPool:
         "Failed to push error to driver".
         """
         calls = max(1, self._calls)
-        idle = pool.until_idle(calls)
+        idle = pool.call(PoolInterface.until_idle, calls).future()
 
         def idle_or_gone(done: "concurrent.futures.Future[None]") -> None:
             error = done.exception()
@@ -114,7 +119,7 @@ class CallerPool:
 
         idle.add_done_callback(idle_or_gone)
 
-    def _end_if_unused(self, pool: PoolClient, calls: int) -> None:
+    def _end_if_unused(self, pool: Actor[PoolInterface], calls: int) -> None:
         with self._lock:
             if self._pool is not pool or not ray.is_initialized():
                 return
@@ -123,14 +128,14 @@ class CallerPool:
             else:
                 self._end_when_idle(pool)
 
-    def _ask_again(self, pool: PoolClient, calls: int) -> None:
+    def _ask_again(self, pool: Actor[PoolInterface], calls: int) -> None:
         """The pool's process died, and Ray starts another: ask that one when it is idle."""
         time.sleep(RESTART_S)
         with self._lock:
             if self._pool is pool and ray.is_initialized():
                 self._end_when_idle(pool)
 
-    def _forget(self, pool: PoolClient, calls: int) -> None:
+    def _forget(self, pool: Actor[PoolInterface], calls: int) -> None:
         """The pool's process is gone; the next call makes a new one."""
         with self._lock:
             if self._pool is pool:
@@ -138,7 +143,7 @@ class CallerPool:
 
     def _end(self) -> None:
         if self._pool is not None:
-            self._pool.kill()
+            ray.kill(self._pool.handle)
         self._pool = None
 
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager, suppress
 
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
-from iris_ray.actors.slots.manager_stub import ManagerStub
+from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.client.connection import this_connection
 from iris_ray.client.lease import Lease
 from iris_ray.errors import NoClusterError
@@ -30,7 +31,7 @@ class ClientKeeper:
         client_id: what the manager knows the client by.
     """
 
-    def __init__(self, manager: ManagerStub) -> None:
+    def __init__(self, manager: Actor[SlotManager]) -> None:
         self.client_id = uuid.uuid4().hex
         self._manager = manager
         self._connection = this_connection()
@@ -92,7 +93,7 @@ class ClientKeeper:
         """Have the manager forget a request, and don't wait for that."""
         if self.is_connected:
             with suppress(RayError):  # the manager is gone
-                self._manager.cancel(request_id)
+                self._manager.call(SlotManager.cancel, request_id)
 
     def _start(self) -> None:
         if not self._runs:
@@ -120,7 +121,7 @@ class ClientKeeper:
             return False
         idle = {name: each.idle_s() for name, each in leases.items()}
         try:  # a thread that waits in ray.get while the driver disconnects would crash the process
-            over = self._manager.renew(self.client_id, idle).future().result(RENEW_S)
+            over = self._manager.call(SlotManager.renew, self.client_id, idle).future().result(RENEW_S)
         except (NoAnswer, ActorUnavailableError) as error:
             logger.warning("a client of slots could not be renewed: %s; it is tried again", type(error).__name__)
         except RayTaskError:

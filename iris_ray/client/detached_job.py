@@ -5,13 +5,15 @@ from typing import Any
 import ray
 from ray import cloudpickle
 
+from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.actors.wire.payloads import INLINE_BYTES
 from iris_ray.actors.wire.shared_names import NAMESPACE
-from iris_ray.client.pool_actor import PoolActor, PoolClient
+from iris_ray.client.pool_actor import REPEATED, PoolActor
 
 
-def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", PoolClient]:
+def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
     """Start a job that does not end with this process, in a pool of its own, which ends with the job.
 
     Returns:
@@ -29,11 +31,11 @@ def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Po
         name=f"pool/{spec.job_id}",
         namespace=NAMESPACE,
     ).remote(None if large else request)
-    pool = PoolClient(actor)
+    pool = Actor[PoolInterface](actor)
     if large:
         try:
-            pool.begin(request)
+            ray.get(pool.call(PoolInterface.begin, request))
         except BaseException:  # such as Ctrl-C: the caller gets no handle with which to cancel the job
-            pool.kill()
+            ray.kill(pool.handle)
             raise
-    return pool.results(f"submit({spec.name})"), pool
+    return pool.with_options(name=f"submit({spec.name})", **REPEATED).call(PoolInterface.results), pool

@@ -7,12 +7,11 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from iris_ray.actors.calls.actor import Actor, Reference
 from iris_ray.actors.controller.node_table import attributes_of
-from iris_ray.actors.slots.agent_stub import AgentStub
-from iris_ray.actors.slots.manager_stub import ManagerStub
 from iris_ray.actors.slots.runner_agent import RunnerAgent
 from iris_ray.actors.slots.runners import HostHere
-from iris_ray.actors.wire.remote_methods import Reference
+from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.actors.wire.task_files import TOKEN_VARIABLE, TaskFiles
 from iris_ray.model.constraints import Attributes, AttributeValue
 from iris_ray.model.workers import TPU
@@ -24,7 +23,7 @@ _Agent = ray.remote(RunnerAgent)
 
 
 def keep_runner(
-    manager: ManagerStub, runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
+    manager: Actor[SlotManager], runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice: bool
 ) -> None:
     """Keep this host for the slots of a manager. Returns once the manager is gone, or has no use for it any more.
 
@@ -40,7 +39,7 @@ def keep_runner(
         RuntimeError: the host's agent is gone; the job is tried again.
     """
     here = _here(runner, kind, devices, memory, whole_slice)
-    kept, agent_gone = manager.keep_runner(here), here.agent.watch()
+    kept, agent_gone = manager.call(SlotManager.keep_runner, here), here.agent.call(RunnerAgent.watch)
     try:
         while (notice := preemption_notice()) is None:
             done, _ = ray.wait([kept, agent_gone], timeout=POLL_S)
@@ -53,9 +52,9 @@ def keep_runner(
         ray.kill(here.agent.handle)  # Ray's worker does not exit before all calls that it has made have ended
 
 
-def _leave(notice: PreemptionNotice, manager: ManagerStub, here: HostHere, kept: Reference[bool]) -> None:
+def _leave(notice: PreemptionNotice, manager: Actor[SlotManager], here: HostHere, kept: Reference[bool]) -> None:
     print(f"runner {here.runner_id} ends its slots: {notice.reason}", flush=True)
-    empty = manager.empty_runner(here.runner_id, notice.reason)
+    empty = manager.call(SlotManager.empty_runner, here.runner_id, notice.reason)
     done, _ = ray.wait([empty, kept])
     if kept in done and _is_unwanted(kept):
         return
@@ -93,7 +92,7 @@ def _here(runner: str, kind: DeviceKind, devices: int, memory: int, whole_slice:
         devices=devices,
         memory=memory,
         attributes=_attributes(),
-        agent=AgentStub(options.remote(variables)),
+        agent=Actor(options.remote(variables)),
         group=group,
         bundle=bundle,
         gpus=tuple(filter(None, gpus.split(","))),

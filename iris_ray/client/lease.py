@@ -14,9 +14,11 @@ from typing import Any
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayActorError
 
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.slots.messages import Grant, NotHeld
 from iris_ray.actors.slots.pieces import Piece
-from iris_ray.actors.slots.slot_stub import SlotStub
+from iris_ray.actors.slots.slot_actor import SlotActor
+from iris_ray.actors.wire.ray_internals import STREAM
 from iris_ray.client.connection import this_connection
 from iris_ray.errors import RequestLostError, SessionEndedError, SlotQueueFullError
 
@@ -59,11 +61,11 @@ class Lease:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _raised: Exception | None = None
     """What the model raised in the call that has just ended. It may look like an error of Ray's about the slot."""
-    _slot: SlotStub = field(init=False)
+    _slot: Actor[SlotActor] = field(init=False)
     _connection: str | None = field(default_factory=this_connection)
 
     def __post_init__(self) -> None:
-        self._slot = SlotStub(self.grant.actor)
+        self._slot = Actor(self.grant.actor)
 
     def line_up(self) -> "Turn":
         """Take a place in the line of calls.
@@ -89,12 +91,13 @@ class Lease:
 
     def send(self, turn: "Turn", payload: Any) -> Any:
         """Send a call whose turn has come; return Ray's reference to the answer."""
-        turn.end = answer = self._slot.call(self.session_id, turn.call_id, payload)
+        turn.end = answer = self._slot.call(SlotActor.call, self.session_id, turn.call_id, payload)
         return answer
 
     def send_for_pieces(self, turn: "Turn", payload: Any) -> Any:
         """Send a call whose turn has come; return Ray's generator of references to the pieces of its answer."""
-        pieces = self._slot.call_in_pieces(self.session_id, turn.call_id, payload)
+        slot = self._slot.with_options(**STREAM)
+        pieces = slot.stream(SlotActor.call_in_pieces, self.session_id, turn.call_id, payload)
         turn.end = pieces.completed()
         return pieces
 
@@ -124,7 +127,7 @@ class Lease:
 
     def _stop(self, turn: "Turn", end: "ObjectRef") -> None:
         """Stop a call. Until its end it has the session's seat, and the next call waits."""
-        self._slot.stop(turn.call_id)
+        self._slot.call(SlotActor.stop, turn.call_id)
         end.future().add_done_callback(lambda _: self._leave(turn))
 
     def _leave(self, turn: "Turn") -> None:

@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from iris_ray.actors.slots.manager_stub import ManagerStub
+from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.slots.messages import SlotHosts
+from iris_ray.actors.slots.slot_manager import SlotManager
 from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.client.client import launch
@@ -24,7 +26,7 @@ CLOSED = "its slots are closed"
 EXIT_GRACE_S = 5.0
 
 
-def submit_runners(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str | None) -> tuple[str, ...]:
+def submit_runners(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name: str | None) -> tuple[str, ...]:
     """Submit the jobs that get hosts for a SlotManager; return their ids once the Controller has them.
 
     Args:
@@ -52,10 +54,10 @@ def cancel_runners(job_ids: Sequence[str]) -> None:
     """End the jobs, those that wait included. What has ended already, or is nobody's any more, is left alone."""
     for job_id in job_ids:
         with suppress(IrisError):
-            ControllerConnection().cancel(job_id, CLOSED, current_user())
+            ControllerConnection().ask(ControllerInterface.cancel, job_id, CLOSED, current_user())
 
 
-def _requests(manager: ManagerStub, hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
+def _requests(manager: Actor[SlotManager], hosts: Sequence[SlotHosts], name: str) -> Iterator[RunRequest]:
     wanted = [each for each in hosts for _ in range(each.count)]
     for number, each in enumerate(wanted):
         runner = f"{each.kind.value}-{number}"

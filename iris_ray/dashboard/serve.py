@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from iris_ray.dashboard.job_pages import JobSource
+from iris_ray.actors.wire.controller_connection import ControllerConnection
 from iris_ray.dashboard.server import application
 from iris_ray.errors import InvalidRequestError
 
@@ -15,7 +15,7 @@ PORT = 8267
 
 
 async def serve(
-    connect: Callable[[], JobSource],
+    connect: Callable[[], ControllerConnection],
     address: str,
     host: str,
     port: int,

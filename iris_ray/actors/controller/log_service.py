@@ -11,6 +11,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.controller.log_memory import LogMemory
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import (
@@ -24,7 +25,6 @@ from iris_ray.actors.host.output.log_reader import (
 from iris_ray.actors.wire.answers import Unreachable, answer
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder
-from iris_ray.actors.wire.remote_methods import remote_method
 from iris_ray.actors.wire.task_log import LastLines, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
@@ -135,7 +135,7 @@ class LogService:
             self._sweeper = self._background.repeat(self._end_idle_readers, "ending idle log readers")
         reader.busy += 1
         try:
-            call = remote_method(reader.actor, LogReader.read)([question])
+            call = Actor[LogReader](reader.actor).call(LogReader.read, [question])
             pieces: Any = await answer(call, f"the reader on its host ({address})", READ_TIMEOUT_S)
         except OSError as error:  # the disk there is faulty
             pieces = Unreachable(f"the log on its host ({address}) can't be read: {error}")

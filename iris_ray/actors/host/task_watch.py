@@ -8,6 +8,7 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.host.chip_release import wait_until_free
 from iris_ray.actors.host.chips import Devices
 from iris_ray.actors.host.containers.record import end_container
@@ -22,10 +23,10 @@ from iris_ray.actors.host.processes.watched_process import WatchedProcess
 from iris_ray.actors.host.task_notices import TaskNotices
 from iris_ray.actors.host.task_progress import TaskProgress
 from iris_ray.actors.host.task_signals import STACKS_SIGNAL
+from iris_ray.actors.protocol.host_interface import TaskInterface
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.clocks import Moment
 from iris_ray.actors.wire.messages import Progress
-from iris_ray.actors.wire.standby_stub import StandbyStub
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.notices import Notice
 from iris_ray.model.outcomes import TaskEnd
@@ -172,7 +173,7 @@ class TaskWatch:
 
     async def _let_exit(self, exit_grace: float) -> None:
         """Have the process end by itself, for so many seconds at most, or until somebody is in a hurry."""
-        StandbyStub(self._standby).exit()
+        Actor[TaskInterface](self._standby).call(TaskInterface.exit)
         waits = [asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(self._hurry.wait())]
         try:
             await asyncio.wait(waits, timeout=exit_grace, return_when=asyncio.FIRST_COMPLETED)

@@ -20,6 +20,7 @@ from iris_ray.actors.pool.launch_preparation import Launch, prepare_launch
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.progress_watch import ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
@@ -170,7 +171,9 @@ class Attempt:
         self, name: str, generation: int, launches: list[TaskLaunch]
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
-        ends = await self._slices.stub(name).run_remote_fn(self.id, generation, launches, self._request.silence_s)
+        ends = await self._slices.stub(name).ask_once(
+            SliceActor.run_remote_fn, self.id, generation, launches, self._request.silence_s
+        )
         if isinstance(ends, Unreachable):
             return ends
         return dict(zip(ends, await asyncio.gather(*map(with_fetched_payload, ends.values())), strict=True))
@@ -180,7 +183,7 @@ class Attempt:
         hosts = range(self.place.order.hosts_per_slice)
         ends: Ends = dict.fromkeys(self.place.tasks())
         stubs = {name: self._slices.stub(name) for name in self.place.names}
-        detector = FailureDetector(lambda name: stubs[name].ping(), stubs, self._request.silence_s)
+        detector = FailureDetector(lambda name: stubs[name].call(SliceActor.ping), stubs, self._request.silence_s)
         silence = asyncio.ensure_future(detector.found())
         pending: set[asyncio.Future[Any]] = set(calls)
         try:

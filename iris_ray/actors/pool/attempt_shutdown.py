@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.failure_detector import answers_unless_silent
 from iris_ray.actors.wire.messages import RunRequest
@@ -51,8 +52,13 @@ class AttemptShutdown:
         self.lose(self.hung)
         stubs = {name: self._slices.stub(name) for name in asked}
         grace = self._request.exit_grace if reason is None else 0.0
-        asks = {name: stub.stop(self._place.order.attempt, reason, grace) for name, stub in stubs.items()}
-        replies = await answers_unless_silent(asks, lambda name: stubs[name].ping(), self._request.silence_s)
+        asks = {
+            name: stub.ask_once(SliceActor.stop, self._place.order.attempt, reason, grace)
+            for name, stub in stubs.items()
+        }
+        replies = await answers_unless_silent(
+            asks, lambda name: stubs[name].call(SliceActor.ping), self._request.silence_s
+        )
         ends: dict[TaskKey, TaskEnd] = {}
         for name, reply in replies.items():
             if isinstance(reply, (Unreachable, BaseException)):

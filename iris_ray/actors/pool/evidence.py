@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Gone, KilledForMemory, Unreachable
 from iris_ray.actors.wire.controller_client import ControllerClient
 from iris_ray.model.outcomes import HostEvidence, ProviderWord, TaskKey
@@ -134,7 +136,8 @@ async def _asked(
     if name in silent:
         reply = Unreachable(f"slice {name} {silent[name]}")
     else:
-        reply = await slices.stub(name).healthy(silence_s, timeout_s=silence_s + ANSWER_TIMEOUT_S)
+        deadline_s = silence_s + ANSWER_TIMEOUT_S
+        reply = await slices.stub(name).ask_within(deadline_s, SliceActor.healthy, silence_s)
     if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
         return reply, await slices.ask_hosts(name, ALONE_TIMEOUT_S)
     return None, reply
@@ -143,7 +146,7 @@ async def _asked(
 async def _heard(controller: ControllerClient, node_ids: list[str]) -> dict[str, HostEvidence]:
     """Return what the Controller has heard about hosts; it may just be coming back."""
     give_up_at = time.monotonic() + CONTROLLER_AWAY_S
-    while isinstance(word := await controller.evidence(node_ids), Unreachable):
+    while isinstance(word := await controller.ask_once(ControllerInterface.evidence, node_ids), Unreachable):
         if time.monotonic() > give_up_at:
             return {}
         await asyncio.sleep(CONTROLLER_AGAIN_S)
@@ -154,5 +157,5 @@ async def _provider_words(controller: ControllerClient, node_ids: list[str]) -> 
     """Return what the provider says about hosts that were lost without notice, as far as it says anything."""
     if not node_ids:
         return {}
-    words = await controller.provider_words(node_ids)
+    words = await controller.ask_once(ControllerInterface.provider_words, node_ids)
     return {} if isinstance(words, Unreachable) else words

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.stop_request import StopRequest
 from iris_ray.actors.wire.messages import Progress
 from iris_ray.model.outcomes import RunErrorKind, TaskKey, TpuRunError
@@ -84,7 +85,7 @@ class HangWatch:
     async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
         last = min(progress, key=lambda key: _how_far(progress[key]))
         attempt = self._place.order.attempt
-        dumps = (self._slices.stub(name).dump_stacks(attempt) for name in self._place.names)
+        dumps = (self._slices.stub(name).ask_once(SliceActor.dump_stacks, attempt) for name in self._place.names)
         await asyncio.gather(*dumps, return_exceptions=True)
         await asyncio.sleep(STACKS_S)
         reason = (

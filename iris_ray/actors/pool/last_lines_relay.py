@@ -2,6 +2,7 @@
 
 import asyncio
 
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
@@ -34,7 +35,9 @@ class LastLinesRelay:
         """Send what comes within a moment. Return whether nothing is left to be sent."""
         await asyncio.sleep(GATHERED_S)
         batch, self._waiting = self._waiting, {}
-        reply = await self._controller.note_last_lines(list(batch.values()))
+        reply = await self._controller.ask_once(
+            ControllerInterface.note_last_lines, list(batch.values()), self._controller.sender
+        )
         if isinstance(reply, Unreachable):
             self._waiting = batch | self._waiting
         return not self._waiting

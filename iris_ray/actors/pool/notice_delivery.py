@@ -6,7 +6,9 @@ import time
 
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.stop_request import StopRequest
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.controller_client import ControllerClient
@@ -83,7 +85,10 @@ class NoticeDelivery:
         """Return whether all tasks have saved within so many seconds, and whether any waits because it has."""
         patience = seconds + LATE_ANSWER_S
         attempt = self._place.order.attempt
-        asks = (self._slices.stub(name).notify(attempt, notice, patience) for name in self._place.names)
+        asks = (
+            self._slices.stub(name).ask_within(patience, SliceActor.notify, attempt, notice, time.time())
+            for name in self._place.names
+        )
         replies = await asyncio.gather(*asks, return_exceptions=True)
         answers = [(False, False) if isinstance(r, (Unreachable, BaseException)) else r for r in replies]
         return all(saved for saved, _ in answers), any(waits for _, waits in answers)
@@ -93,7 +98,7 @@ class NoticeDelivery:
         if self.latest is None:
             return False
         attempt = self._place.order.attempt
-        there = await self._controller.is_to_grow(attempt)
+        there = await self._controller.ask_once(ControllerInterface.is_to_grow, attempt)
         if there is False:
             logger.info("%s stays: the slices for it are gone", attempt)
             self.latest = None

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.hang_watch import HangWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.stragglers import Speeds
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.background import repeat
 from iris_ray.actors.wire.controller_client import ControllerClient
@@ -89,7 +91,7 @@ class ProgressWatch:
         first = TaskKey(0, 0) if has_failed and self._has_looked else None
         if (key := self._speaker or first) is not None:
             stub, attempt = self._slices.stub(self._place.name(key)), self._place.order.attempt
-            asked = asyncio.ensure_future(stub.last_progress(attempt, key.host_index))
+            asked = asyncio.ensure_future(stub.ask_once(SliceActor.last_progress, attempt, key.host_index))
             await asyncio.wait({asked}, timeout=LAST_LOOK_S)
             if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
                 self._note_marks({key: found})
@@ -116,7 +118,10 @@ class ProgressWatch:
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
-        asks = (self._slices.stub(name).progress(self._place.order.attempt) for name in self._place.names)
+        asks = (
+            self._slices.stub(name).ask_once(SliceActor.progress, self._place.order.attempt)
+            for name in self._place.names
+        )
         replies = await asyncio.gather(*asks, return_exceptions=True)
         running = {
             TaskKey(slice_id, host_index): found
@@ -135,7 +140,10 @@ class ProgressWatch:
         if said == self._told and now < self._told_at + TELL_AGAIN_S:
             return
         try:
-            if not isinstance(await self._controller.note_progress(progress), Unreachable):
+            if not isinstance(
+                await self._controller.ask_once(ControllerInterface.note_progress, progress, self._controller.sender),
+                Unreachable,
+            ):
                 self._told, self._told_at = said, now
         except Exception:  # a job need not end because nobody sees how far it is
             logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)

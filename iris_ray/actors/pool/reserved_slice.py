@@ -11,13 +11,14 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.host.task_process import TaskProcess
+from iris_ray.actors.pool.slice_actor import SliceActor
 from iris_ray.actors.pool.slice_crew import SharedCrew, SharedHosts, SliceCrew, on_bundle
-from iris_ray.actors.pool.slice_stub import SliceStub
-from iris_ray.actors.wire.answers import Gone, Unreachable, answer
+from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Gone, Unreachable, answer
 from iris_ray.actors.wire.messages import HostPlace, ProcessSpec, SliceReady
 from iris_ray.actors.wire.shared_names import reservations_of
-from iris_ray.actors.wire.standby_stub import StandbyStub
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.workers import GPU, TPU
 
@@ -87,7 +88,7 @@ class ReservedSlice:
         return self.hosts[0].slice_name
 
     @property
-    def stub(self) -> SliceStub:
+    def stub(self) -> Actor[SliceActor]:
         """Its SliceActor."""
         return self.crew.speaker
 
@@ -126,7 +127,11 @@ class ReservedSlice:
         gpus = self.bundle.get(GPU, 0.0)
         standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in self.hosts)
         self.generations += 1
-        ready = asyncio.ensure_future(self.crew.speaker.prepare(self.generations, standbys, START_TIMEOUT_S))
+        ready = asyncio.ensure_future(
+            self.crew.speaker.ask_within(
+                START_TIMEOUT_S + ANSWER_TIMEOUT_S, SliceActor.prepare, self.generations, standbys, START_TIMEOUT_S
+            )
+        )
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
         self.waiting.append(Generation(self.generations, standbys, ready))
 
@@ -156,7 +161,7 @@ class ReservedSlice:
         name = f"{self.name} host {host_index}"
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
-                reply: Any = await self.crew.hosts[host_index].teardown(None)
+                reply: Any = await self.crew.hosts[host_index].ask_within(None, HostInterface.teardown, self.name)
                 if isinstance(reply, Gone) and (heir := self._idle_standby(host_index)) is not None:
                     reply = await self._have_ended_by(heir, host_index)
                 if isinstance(reply, Gone):
@@ -168,7 +173,7 @@ class ReservedSlice:
         return reply.reason if isinstance(reply, Unreachable) else None
 
     async def _have_ended_by(self, heir: ActorHandle, host_index: int) -> Any:
-        ended = StandbyStub(heir).end_leftovers(TPU in self.bundle)
+        ended = Actor[TaskInterface](heir).call(TaskInterface.end_leftovers, TPU in self.bundle)
         call = answer(ended, f"a process on {self.name} host {host_index}", None)
         return await _unless_lost(call, self.hosts[host_index].node_id)
 

@@ -9,14 +9,13 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.slice_stub import SliceStub
+from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.failure_detector import FailureDetector
-from iris_ray.actors.wire.host_stub import HostStub
 from iris_ray.actors.wire.messages import HOST_SILENCE_S, HostPlace
-from iris_ray.actors.wire.remote_methods import remote_methods
 
 SHARED_IDLE_S = 30.0
 """How long the TPUHostActor of a shared host waits for its next task."""
@@ -35,8 +34,8 @@ class SliceCrew:
         actors: all of them.
     """
 
-    speaker: SliceStub
-    hosts: tuple[HostStub, ...]
+    speaker: Actor[SliceActor]
+    hosts: tuple[Actor[HostInterface], ...]
     actors: tuple[ActorHandle, ...]
 
     @staticmethod
@@ -51,9 +50,9 @@ class SliceCrew:
         )
         options = _SliceActor.options(num_cpus=0, max_concurrency=100, scheduling_strategy=on_bundle(group, 0))
         slice_actor = options.remote(name, host_actors)
-        speaker = SliceStub(remote_methods(slice_actor, SliceActor), name)
-        stubs = tuple(HostStub(actor, f"{name} host {i}", name) for i, actor in enumerate(host_actors))
-        return SliceCrew(speaker, stubs, (*host_actors, slice_actor))
+        speaker = Actor[SliceActor](slice_actor, f"slice {name}")
+        named = tuple(Actor[HostInterface](actor, f"{name} host {i}") for i, actor in enumerate(host_actors))
+        return SliceCrew(speaker, named, (*host_actors, slice_actor))
 
     def end(self) -> None:
         """End the actors. Return at once."""
@@ -100,7 +99,7 @@ class SharedHosts:
 
     async def _give_back(self, crew: "SharedCrew", used: Sequence[SharedHost]) -> None:
         try:
-            await asyncio.gather(*(host.teardown() for host in crew.hosts))
+            await asyncio.gather(*(host.ask_once(HostInterface.teardown, crew.name) for host in crew.hosts))
         finally:
             for shared in used:
                 shared.places -= 1
@@ -126,8 +125,8 @@ class SharedHosts:
 
         The limit is the default, whatever limit the jobs have: to forget an actor too soon only costs a new one.
         """
-        stub = HostStub(shared.actor, f"host {host.address}", "")
-        detector = FailureDetector(lambda _: stub.ping(), [0], HOST_SILENCE_S, since_first=True)
+        actor = Actor[HostInterface](shared.actor, f"host {host.address}")
+        detector = FailureDetector(lambda _: actor.call(HostInterface.healthy), [0], HOST_SILENCE_S, since_first=True)
         try:
             await detector.found()
         finally:
@@ -158,7 +157,7 @@ class SharedCrew:
         self._slice = SliceActor(name, [host.actor for host in shared])
         self._owner = owner
         self._shared = shared
-        self.speaker = SliceStub(self._slice, name)
+        self.speaker = Actor[SliceActor].here(self._slice, f"slice {name}")
         self.hosts = tuple(self._slice.members().values())
 
     def end(self) -> None:

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from iris_ray.actors.calls.actor import Reference
 from iris_ray.actors.host.free_ports import hold_ports
 from iris_ray.actors.slots.pieces import Piece
 from iris_ray.actors.slots.slot_request import SlotRequest
-from iris_ray.actors.wire.remote_methods import Reference
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import job_info_of
 

@@ -9,7 +9,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.slots.agent_stub import AgentStub
+from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.slots.runner_agent import RunnerAgent
 from iris_ray.actors.slots.visible_devices import visible_devices
 from iris_ray.model.constraints import Attributes
 from iris_ray.slots.devices import Device, DeviceKind, DeviceSet, Runner, runner_of_slice
@@ -39,7 +40,7 @@ class HostHere:
     devices: int
     memory: int
     attributes: Attributes
-    agent: AgentStub
+    agent: Actor[RunnerAgent]
     group: PlacementGroup
     bundle: int
     gpus: tuple[str, ...] = ()
@@ -131,6 +132,6 @@ class Runners:
             self.hear(RunnerLost(here.runner_id))
 
 
-async def _until_gone(agent: AgentStub) -> None:
+async def _until_gone(agent: Actor[RunnerAgent]) -> None:
     with suppress(RayError):
-        await agent.watch()
+        await agent.call(RunnerAgent.watch)

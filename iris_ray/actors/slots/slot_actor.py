@@ -5,6 +5,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 import psutil
@@ -12,6 +13,7 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.host.processes.tree import stat_of
 from iris_ray.actors.slots.followers import Followers, Sent, meet_at, opened
 from iris_ray.actors.slots.held_sessions import HeldSessions
@@ -19,7 +21,6 @@ from iris_ray.actors.slots.loaded_model import LoadedModel
 from iris_ray.actors.slots.model_call import RunningCalls, StoppedError
 from iris_ray.actors.slots.pieces import Piece, packed, packed_error
 from iris_ray.actors.slots.slot_request import SlotRequest
-from iris_ray.actors.wire.remote_methods import remote_method
 from iris_ray.actors.wire.task_files import TaskFiles
 
 P = ParamSpec("P")
@@ -77,7 +78,7 @@ class SlotActor:
 
     def lead(self, followers: Sequence[ActorHandle]) -> str:
         """Have the slot's processes on other hosts make every call, too. Return an address where all can meet."""
-        return self._followers.lead([remote_method(actor, SlotActor.follow) for actor in followers])
+        return self._followers.lead([partial(Actor[SlotActor](actor).call, SlotActor.follow) for actor in followers])
 
     @_runs_user_code
     def load(self, pickled: bytes, meeting: str = "") -> str | None:

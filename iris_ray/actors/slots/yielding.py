@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from ray.exceptions import RayError
 
+from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.slots.runners import RunnerHere
-from iris_ray.actors.wire.controller_connection import find_controller, tell_who_yields
+from iris_ray.actors.wire.controller_connection import find_controller
 from iris_ray.slots.idle_runners import idle_runners, needs_room
 from iris_ray.slots.reconciler import Reconciler
 
@@ -62,7 +64,7 @@ class Yielding:
         controller = await asyncio.to_thread(find_controller)
         if controller is None:
             raise TimeoutError("no Controller runs; the next job starts one")
-        await tell_who_yields(controller, changed, self.user)
+        await Actor[ControllerInterface](controller).call(ControllerInterface.set_yielding, changed, self.user)
 
     def _found(self, now: float) -> dict[str, bool]:
         """Return of each job whether it yields: all of its runners are idle; or it has none, and none is needed."""

@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
+
+T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 5.0
 """How long a healthy actor may take to answer a call that needs no work."""
@@ -65,7 +67,7 @@ class NotReserved(Unreachable):
     """Ray has not reserved the resources. This says nothing about the hosts."""
 
 
-async def answer(call: Awaitable[Any], name: str, timeout_s: float | None) -> Any:
+async def answer(call: Awaitable[T], name: str, timeout_s: float | None) -> T | Unreachable:
     """Await an actor's answer.
 
     Args:

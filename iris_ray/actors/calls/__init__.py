@@ -1,0 +1,5 @@
+"""How one asks an actor: once, or until it answers.
+
+May import: the pure core, `actors.protocol` and `actors.wire`.
+Start with `actor.py`.
+"""

@@ -1,0 +1,118 @@
+"""An actor as its callers see it. The class of its methods checks arguments and answers of every call."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+
+from iris_ray.actors.protocol.marks import DEADLINE
+from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
+
+Behind = TypeVar("Behind")
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Reference(Protocol[T]):
+    """Ray's `ObjectRef` of an answer, with the type of the answer."""
+
+    def __await__(self) -> Generator[Any, None, T]: ...
+
+    def future(self) -> "Future[T]":
+        """Return a future of the answer."""
+
+
+class References(Protocol[T_co]):
+    """Ray's generator of references to the pieces of an answer, for threads and for event loops."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def __aiter__(self) -> AsyncIterator[Awaitable[T_co]]: ...
+
+    def completed(self) -> Any:
+        """Return a reference that is ready once all pieces are there."""
+
+
+class Actor(Generic[Behind]):
+    """An actor, or an object of this process that acts as one. It can be sent to other processes.
+
+    Each call names a method of ``Behind``: the Protocol of the actor's interface, or the actor's class where callers
+    may import that. So `await pool.ask_once(PoolInterface.assign, order)` calls ``assign(order)`` in the pool.
+
+    Args:
+        handle: Ray's handle of the actor.
+        name: what messages call the actor.
+        options: of Ray, for each call.
+    """
+
+    def __init__(self, handle: Any, name: str = "the actor", **options: Any) -> None:
+        self.handle = handle
+        self.name = name
+        self._options = options
+
+    @classmethod
+    def here(cls, behind: Behind, name: str) -> Self:
+        """Return an object of this process as if it were an actor."""
+        return cls(_Here(behind), name)
+
+    def with_options(self, **options: Any) -> "Actor[Behind]":
+        """Return the same actor, for calls with more options of Ray, such as ``max_task_retries``."""
+        return Actor(self.handle, self.name, **self._options, **options)
+
+    @overload
+    def call(
+        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Reference[T]: ...
+
+    @overload
+    def call(self, method: Callable[Concatenate[Behind, P], T], *args: P.args, **kwargs: P.kwargs) -> Reference[T]: ...
+
+    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method, and return Ray's reference to the answer at once."""
+        remote = getattr(self.handle, method.__name__)
+        if self._options:
+            remote = remote.options(**self._options)
+        return remote.remote(*args, **kwargs)
+
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[Behind, P], AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> References[T]: ...
+
+    @overload
+    def stream(
+        self, method: Callable[Concatenate[Behind, P], Iterator[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> References[T]: ...
+
+    def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method that yields the pieces of its answer, and return references to the pieces at once."""
+        return self.with_options(num_returns="streaming").call(method, *args, **kwargs)
+
+    async def ask_once(
+        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> T | Unreachable:
+        """Return the answer, or `Unreachable` if none comes within the deadline that the interface says.
+
+        Raises:
+            Exception: what the actor's method raised, or `RuntimeEnvSetupError`.
+        """
+        return await self.ask_within(getattr(method, DEADLINE, ANSWER_TIMEOUT_S), method, *args, **kwargs)
+
+    async def ask_within(
+        self,
+        deadline_s: float | None,
+        method: Callable[Concatenate[Behind, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T | Unreachable:
+        """Return the answer like `ask_once`, with a deadline of the caller's; seconds; None: any time."""
+        return await answer(self.call(method, *args, **kwargs), self.name, deadline_s)
+
+
+class _Here:
+    def __init__(self, behind: object) -> None:
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(remote=getattr(self._behind, name))
