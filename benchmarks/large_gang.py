@@ -24,12 +24,12 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch_plan import launch_plan
 from iris_ray.actors.pool.launch_preparation import Launch
 from iris_ray.actors.pool.slice_actor import SliceActor
-from iris_ray.actors.pool.slice_stub import SliceStub
 from iris_ray.actors.wire.answers import Unreachable
 from iris_ray.actors.wire.messages import (
     AttemptOrder,
@@ -40,7 +40,6 @@ from iris_ray.actors.wire.messages import (
     StandbyReady,
     TaskLaunch,
 )
-from iris_ray.actors.wire.remote_methods import remote_methods
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.notices import Notice, NoticeKind
@@ -157,11 +156,12 @@ class Slices:
         """Give every host a standby."""
         self._generation += 1
         standbys = [self._hosts] * self._count
-        calls = (self.stub(name).prepare(self._generation, standbys, 300.0) for name in self.actors)
+        what = self._generation, standbys, 300.0
+        calls = (self.stub(name).ask_within(300.0, SliceActor.prepare, *what) for name in self.actors)
         assert not any(isinstance(reply, Unreachable) for reply in await asyncio.gather(*calls))
 
-    def stub(self, name: str) -> SliceStub:
-        return SliceStub(remote_methods(self.actors[name], SliceActor), name)
+    def stub(self, name: str) -> Actor[SliceActor]:
+        return Actor(self.actors[name], f"slice {name}")
 
     def __contains__(self, name: str) -> bool:
         return name in self.actors
@@ -175,7 +175,7 @@ class Slices:
 class NoController:
     """A Controller that has heard nothing about any host."""
 
-    async def evidence(self, node_ids: list[str]) -> dict[str, HostEvidence]:
+    async def ask_once(self, question: object, *args: object) -> dict[str, HostEvidence]:
         return {}
 
 

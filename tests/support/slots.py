@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from iris_ray.actors.slots.agent_stub import AgentStub
+from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.slots.runner_agent import RunnerAgent
 from iris_ray.actors.slots.runners import HostHere
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.slots.devices import Device, DeviceKind, Runner
@@ -31,5 +32,5 @@ def host_here(
     kind, devices, gigabytes = (kind, 1, 80) if hosts == 1 else (DeviceKind.TPU, 4, 16)
     facts = {"node": AttributeValue(f"{runner}-{host}"), "zone": AttributeValue("z")}
     group: Any = None
-    where = (AgentStub(agent), group, host)
+    where = (Actor[RunnerAgent](agent), group, host)
     return HostHere(runner, "job", attempt, kind, devices, gigabytes * GB, facts, *where, host=host, hosts=hosts)

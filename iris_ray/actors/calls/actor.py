@@ -1,6 +1,6 @@
 """An actor as its callers see it. The class of its methods checks arguments and answers of every call."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
@@ -46,10 +46,10 @@ class Actor(Generic[Behind]):
         options: of Ray, for each call.
     """
 
-    def __init__(self, handle: Any, name: str = "the actor", **options: Any) -> None:
+    def __init__(self, handle: Any, name: str = "the actor", options: Mapping[str, Any] | None = None) -> None:
         self.handle = handle
         self.name = name
-        self._options = options
+        self._options = dict(options or {})
 
     @classmethod
     def here(cls, behind: Behind, name: str) -> Self:
@@ -58,7 +58,7 @@ class Actor(Generic[Behind]):
 
     def with_options(self, **options: Any) -> "Actor[Behind]":
         """Return the same actor, for calls with more options of Ray, such as ``max_task_retries``."""
-        return Actor(self.handle, self.name, **self._options, **options)
+        return Actor(self.handle, self.name, self._options | options)
 
     @overload
     def call(

@@ -11,8 +11,8 @@ from unittest import mock
 
 from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.controller.pool_registry import Pool
 from iris_ray.actors.controller.set_aside import SetAsideJobs
-from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
@@ -447,7 +447,7 @@ def stage() -> Iterator[asyncio.Runner]:
     with (
         asyncio.Runner() as runner,
         mock.patch.object(pool_registry, "remove_reservations"),
-        mock.patch.object(PoolStub, "is_pool", return_value=True),
+        mock.patch.object(Pool, "is_one", return_value=True),
         mock.patch.object(asyncio, "to_thread", _at_once),
         mock.patch.object(records, "GANGS_PER_CHUNK", 4),
         mock.patch.object(write_ahead_log, "MOST_ENTRIES", 7),

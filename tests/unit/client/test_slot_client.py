@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.actors.slots.manager_stub import ManagerStub
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.actors.slots.messages import Ask, Grant
 from iris_ray.actors.slots.pieces import Piece, packed
 from iris_ray.client import client_keeper
@@ -98,7 +98,7 @@ def client(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> SlotClient:
     monkeypatch.setattr("ray.get", lambda reference: reference.future().result())
     made = SlotClient.__new__(SlotClient)
     handle: Any = manager
-    made._manager = ManagerStub(handle)
+    made._manager = Actor(handle)
     made._keeper = ClientKeeper(made._manager)
     return made
 

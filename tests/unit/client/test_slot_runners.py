@@ -7,8 +7,7 @@ import pytest
 from ray.exceptions import RayError
 
 from iris_ray import SlotHosts
-from iris_ray.actors.slots.agent_stub import AgentStub
-from iris_ray.actors.slots.manager_stub import ManagerStub
+from iris_ray.actors.calls.actor import Actor
 from iris_ray.client import keep_runner as keeping
 from iris_ray.client import slot_runners
 from iris_ray.errors import ControllerUnavailableError
@@ -28,7 +27,7 @@ def test_no_job_is_left_behind_if_one_of_them_can_not_be_submitted(monkeypatch: 
     monkeypatch.setattr(slot_runners, "cancel_runners", cancelled.extend)
     no_actor: Any = None
     with pytest.raises(ControllerUnavailableError):
-        slot_runners.submit_runners(ManagerStub(no_actor), [SlotHosts(count=3)], None)
+        slot_runners.submit_runners(Actor(no_actor), [SlotHosts(count=3)], None)
     assert len(launched) == 2
     assert cancelled == launched
 
@@ -67,11 +66,11 @@ class Notice:
 
 
 def keep(monkeypatch: pytest.MonkeyPatch, calls: Calls, notice: Notice | None = None) -> None:
-    here = SimpleNamespace(agent=AgentStub(calls.agent), runner_id="slots-0")
+    here = SimpleNamespace(agent=Actor(calls.agent), runner_id="slots-0")
     monkeypatch.setattr(keeping, "ray", calls)
     monkeypatch.setattr(keeping, "_here", lambda *_: here)
     monkeypatch.setattr(keeping, "preemption_notice", lambda: notice)
-    keeping.keep_runner(ManagerStub(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
+    keeping.keep_runner(Actor(calls.manager), "slots-0", SlotHosts().kind, 1, 1, False)
 
 
 @pytest.mark.parametrize("answered", [{"agent_gone": None}, {"kept": False}, {"kept": False, "agent_gone": None}])

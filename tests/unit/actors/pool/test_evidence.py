@@ -31,7 +31,7 @@ class SilentController(Controller):
 
 
 class SilentSlices(Slices):
-    async def healthy(self, patience_s: float, timeout_s: float) -> dict[int, None]:
+    async def healthy(self, patience_s: float) -> dict[int, None]:
         await asyncio.Event().wait()
         return {}
 
@@ -84,7 +84,7 @@ class KilledSlices(Slices):
         self._actor = actor
         self._answers = hosts
 
-    async def healthy(self, patience_s: float, timeout_s: float) -> Mapping[int, Unreachable | None] | Unreachable:  # type: ignore[override]
+    async def healthy(self, patience_s: float) -> Mapping[int, Unreachable | None] | Unreachable:  # type: ignore[override]
         return self._answers if self._actor is None else self._actor
 
     async def ask_hosts(self, name: str, timeout_s: float) -> Mapping[int, Unreachable | None]:

@@ -1,30 +1,13 @@
-"""`ControllerConnection` has the Controller's own methods, with their parameters and results."""
+"""A connection to the Controller of a process that has left its cluster."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 import ray
 
-from iris_ray.actors.controller.controller import Controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.wire.controller_connection import ControllerConnection, find_controller
 from iris_ray.errors import NoClusterError
-
-OF_THE_CONNECTION = {"versions", "first_tasks", "end"}
-"""Those that do more, or less, than ask."""
-OF_PAGES = "after"
-"""The connection puts the pages of a list together."""
-ASKED = sorted(
-    name for name in vars(ControllerConnection) if not name.startswith("_") and name not in OF_THE_CONNECTION
-)
-
-
-@pytest.mark.parametrize("name", ASKED)
-def test_method_has_the_parameters_and_the_result_of_the_controllers_own(name: str) -> None:
-    ours, theirs = getattr(ControllerConnection, name), getattr(Controller, name)
-    assert defaults(ours) == {name: value for name, value in defaults(theirs).items() if name != OF_PAGES}
-    assert get_type_hints(ours) == {name: kind for name, kind in get_type_hints(theirs).items() if name != OF_PAGES}
 
 
 def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of_its_own(
@@ -45,9 +28,4 @@ def test_a_connection_that_is_asked_after_its_process_has_left_the_cluster_start
     controller._handle = handle  # a call of it would have Ray start a cluster here
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(NoClusterError, match="has left it"):
-        controller.job_status("train-1")
-
-
-def defaults(method: Callable[..., Any]) -> dict[str, Any]:
-    """By name of the parameter, without those that Ray adds to a class that it makes actors of."""
-    return {p.name: p.default for p in inspect.signature(method).parameters.values() if p.name != "_ray_trace_ctx"}
+        controller.ask(ControllerInterface.job_status, "train-1")
