@@ -157,10 +157,10 @@ class Slices:
         self._generation += 1
         standbys = [self._hosts] * self._count
         what = self._generation, standbys, 300.0
-        calls = (self.stub(name).ask_within(300.0, SliceActor.prepare, *what) for name in self.actors)
+        calls = (self.actor(name).ask_within(300.0, SliceActor.prepare, *what) for name in self.actors)
         assert not any(isinstance(reply, Unreachable) for reply in await asyncio.gather(*calls))
 
-    def stub(self, name: str) -> Actor[SliceActor]:
+    def actor(self, name: str) -> Actor[SliceActor]:
         return Actor(self.actors[name], f"slice {name}")
 
     def __contains__(self, name: str) -> bool:

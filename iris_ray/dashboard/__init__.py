@@ -5,5 +5,6 @@ many people look. It only reads. `follower.py` asks; `cluster_view.py` turns the
 (`host_rows.py`, `job_rows.py`, `user_rows.py`); `channel.py` sends what has changed to every open page; `server.py`
 serves. The pages are plain HTML, CSS and JavaScript in ``static/``.
 
-Start with `cluster_view.py`. May import: `actors.wire` and the pure core. Nothing but the command line may import it.
+Start with `cluster_view.py`. May import: `actors.protocol`, `actors.wire` and the pure core. Nothing but the command
+line may import it.
 """

@@ -41,7 +41,7 @@ class Slices:
         self.patience: list[float] = []
         self.ends: dict[int, TaskEnd] = {}
 
-    def stub(self, name: str) -> Actor[Any]:
+    def actor(self, name: str) -> Actor[Any]:
         assert name == "a"
         return Actor.here(self, "slice a")
 

@@ -130,7 +130,7 @@ def test_architecture_names_what_each_package_imports() -> None:
     assert rows
     for path, text in rows:
         if "below" not in text and text != "everything":
-            words = set(text.replace("wire", "actors.wire").split(", "))
+            words = set(re.sub(r"\b(wire|protocol|calls)\b", r"actors.\1", text).split(", "))
             named = words | {"errors"} | (CORE if "the core" in words else set())
             assert not not_allowed(path.replace("/", "."), named), path
 

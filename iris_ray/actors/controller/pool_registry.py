@@ -95,20 +95,20 @@ class PoolRegistry(Mapping[str, Pool]):
         self._state = state
         self._apply = apply
         self._background = background
-        self._stubs: dict[str, Pool] = {}
+        self._by_owner: dict[str, Pool] = {}
         self._incarnations: dict[str, int] = {}  # numbers of their processes
         self._restarting: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._left_by: set[str] = set()  # owners whose reservations are to be removed
         self._removing = asyncio.Lock()
 
     def __getitem__(self, owner: str) -> Pool:
-        return self._stubs[owner]
+        return self._by_owner[owner]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._stubs)
+        return iter(self._by_owner)
 
     def __len__(self) -> int:
-        return len(self._stubs)
+        return len(self._by_owner)
 
     def incarnation(self, owner: str) -> int:
         """Return which process of the pool is obeyed; 0 if the pool is not known."""
@@ -176,7 +176,7 @@ class PoolRegistry(Mapping[str, Pool]):
             self._apply([PoolRestartedEvent(owner)])
 
     def _note(self, owner: str, pool: Pool, incarnation: int) -> None:
-        self._stubs[owner], self._incarnations[owner] = pool, incarnation
+        self._by_owner[owner], self._incarnations[owner] = pool, incarnation
         self._journal.note_pool(owner, (pool.handle, incarnation))
 
     async def _watch(self, owner: str, pool: Pool, seen: bool) -> None:
@@ -192,7 +192,7 @@ class PoolRegistry(Mapping[str, Pool]):
                 seen = await self._look_at(owner, pool)
             except RayError:
                 break
-        del self._stubs[owner], self._incarnations[owner]
+        del self._by_owner[owner], self._incarnations[owner]
         self._restarting.pop(owner, None)
         await self._remove_reservations({owner})
         await _forget_incarnations(owner)

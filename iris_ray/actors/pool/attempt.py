@@ -171,7 +171,7 @@ class Attempt:
         self, name: str, generation: int, launches: list[TaskLaunch]
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
-        ends = await self._slices.stub(name).ask_once(
+        ends = await self._slices.actor(name).ask_once(
             SliceActor.run_remote_fn, self.id, generation, launches, self._request.silence_s
         )
         if isinstance(ends, Unreachable):
@@ -182,8 +182,8 @@ class Attempt:
         """Wait until all tasks have returned, one has not, a slice is silent, or the attempt is asked to stop."""
         hosts = range(self.place.order.hosts_per_slice)
         ends: Ends = dict.fromkeys(self.place.tasks())
-        stubs = {name: self._slices.stub(name) for name in self.place.names}
-        detector = FailureDetector(lambda name: stubs[name].call(SliceActor.ping), stubs, self._request.silence_s)
+        actors = {name: self._slices.actor(name) for name in self.place.names}
+        detector = FailureDetector(lambda name: actors[name].call(SliceActor.ping), actors, self._request.silence_s)
         silence = asyncio.ensure_future(detector.found())
         pending: set[asyncio.Future[Any]] = set(calls)
         try:

@@ -50,14 +50,14 @@ class AttemptShutdown:
         names = self._place.names
         asked = [name for name in names if name in self._slices and name not in self.hung]
         self.lose(self.hung)
-        stubs = {name: self._slices.stub(name) for name in asked}
+        actors = {name: self._slices.actor(name) for name in asked}
         grace = self._request.exit_grace if reason is None else 0.0
         asks = {
-            name: stub.ask_once(SliceActor.stop, self._place.order.attempt, reason, grace)
-            for name, stub in stubs.items()
+            name: actor.ask_once(SliceActor.stop, self._place.order.attempt, reason, grace)
+            for name, actor in actors.items()
         }
         replies = await answers_unless_silent(
-            asks, lambda name: stubs[name].call(SliceActor.ping), self._request.silence_s
+            asks, lambda name: actors[name].call(SliceActor.ping), self._request.silence_s
         )
         ends: dict[TaskKey, TaskEnd] = {}
         for name, reply in replies.items():

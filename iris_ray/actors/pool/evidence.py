@@ -137,7 +137,7 @@ async def _asked(
         reply = Unreachable(f"slice {name} {silent[name]}")
     else:
         deadline_s = silence_s + ANSWER_TIMEOUT_S
-        reply = await slices.stub(name).ask_within(deadline_s, SliceActor.healthy, silence_s)
+        reply = await slices.actor(name).ask_within(deadline_s, SliceActor.healthy, silence_s)
     if isinstance(reply, Unreachable):  # its SliceActor is gone; the hosts may be there
         return reply, await slices.ask_hosts(name, ALONE_TIMEOUT_S)
     return None, reply

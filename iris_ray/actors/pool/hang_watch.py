@@ -85,7 +85,7 @@ class HangWatch:
     async def _end(self, progress: Mapping[TaskKey, Progress], silence: float) -> None:
         last = min(progress, key=lambda key: _how_far(progress[key]))
         attempt = self._place.order.attempt
-        dumps = (self._slices.stub(name).ask_once(SliceActor.dump_stacks, attempt) for name in self._place.names)
+        dumps = (self._slices.actor(name).ask_once(SliceActor.dump_stacks, attempt) for name in self._place.names)
         await asyncio.gather(*dumps, return_exceptions=True)
         await asyncio.sleep(STACKS_S)
         reason = (

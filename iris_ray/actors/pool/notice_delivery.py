@@ -86,7 +86,7 @@ class NoticeDelivery:
         patience = seconds + LATE_ANSWER_S
         attempt = self._place.order.attempt
         asks = (
-            self._slices.stub(name).ask_within(patience, SliceActor.notify, attempt, notice, time.time())
+            self._slices.actor(name).ask_within(patience, SliceActor.notify, attempt, notice, time.time())
             for name in self._place.names
         )
         replies = await asyncio.gather(*asks, return_exceptions=True)

@@ -90,8 +90,8 @@ class ProgressWatch:
         """
         first = TaskKey(0, 0) if has_failed and self._has_looked else None
         if (key := self._speaker or first) is not None:
-            stub, attempt = self._slices.stub(self._place.name(key)), self._place.order.attempt
-            asked = asyncio.ensure_future(stub.ask_once(SliceActor.last_progress, attempt, key.host_index))
+            actor, attempt = self._slices.actor(self._place.name(key)), self._place.order.attempt
+            asked = asyncio.ensure_future(actor.ask_once(SliceActor.last_progress, attempt, key.host_index))
             await asyncio.wait({asked}, timeout=LAST_LOOK_S)
             if asked.done() and not isinstance(found := asked.result(), Unreachable) and found is not None:
                 self._note_marks({key: found})
@@ -119,7 +119,7 @@ class ProgressWatch:
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
         asks = (
-            self._slices.stub(name).ask_once(SliceActor.progress, self._place.order.attempt)
+            self._slices.actor(name).ask_once(SliceActor.progress, self._place.order.attempt)
             for name in self._place.names
         )
         replies = await asyncio.gather(*asks, return_exceptions=True)

@@ -88,7 +88,7 @@ class ReservedSlice:
         return self.hosts[0].slice_name
 
     @property
-    def stub(self) -> Actor[SliceActor]:
+    def actor(self) -> Actor[SliceActor]:
         """Its SliceActor."""
         return self.crew.speaker
 

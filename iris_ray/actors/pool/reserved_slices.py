@@ -82,11 +82,11 @@ class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
         return len(self._held) + len(self._leaving)
 
     def members(self) -> Mapping[str, Actor[SliceActor]]:
-        return {name: held.stub for name, held in self._held.items()}
+        return {name: held.actor for name, held in self._held.items()}
 
-    def stub(self, name: str) -> Actor[SliceActor]:
+    def actor(self, name: str) -> Actor[SliceActor]:
         """Return the SliceActor of a slice that is held."""
-        return self._held[name].stub
+        return self._held[name].actor
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Ask a slice's hosts without its SliceActor. Return why each counts as lost; None for those that answer."""
@@ -312,7 +312,7 @@ class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
     async def lost_while_idle(self) -> tuple[str, ...]:
         """Return the idle slices, spares included, of which some process or host does not answer any more."""
         idle = [name for name, held in self._held.items() if not held.in_use and held.is_warm]
-        asks = (self.stub(name).ask_within(ANSWER_TIMEOUT_S, SliceActor.healthy, HEALTHY_TIMEOUT_S) for name in idle)
+        asks = (self.actor(name).ask_within(ANSWER_TIMEOUT_S, SliceActor.healthy, HEALTHY_TIMEOUT_S) for name in idle)
         answers = await asyncio.gather(*asks, return_exceptions=True)
         return tuple(
             name
@@ -333,7 +333,7 @@ class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
 
     async def _tear_down(self, held: ReservedSlice) -> None:
         try:
-            await held.stub.ask_once(SliceActor.teardown)
+            await held.actor.ask_once(SliceActor.teardown)
         except Exception:
             logger.exception("%s could not be torn down; it ends with its reservation", held.name)
         await discarded(held)

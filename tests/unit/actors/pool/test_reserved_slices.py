@@ -82,7 +82,7 @@ class Unwilling:
 
     def __init__(self, name: str, ends_after_s: float = 0.0) -> None:
         self.name, self.in_use, self.tries = name, False, 0
-        self.stub = Actor.here(SimpleNamespace(teardown=lambda: asyncio.sleep(ends_after_s)), name)
+        self.actor = Actor.here(SimpleNamespace(teardown=lambda: asyncio.sleep(ends_after_s)), name)
 
     def discard(self) -> None:
         self.tries += 1

@@ -30,7 +30,7 @@ class Slice:
         self.calls: Counter[tuple[str, int]] = Counter()
         self.frozen: set[int] = set()
         self.actors = [TPUHostActor(HostPlace(f"n{i}", "10.0.0.1", "a", i), False, None) for i in range(count)]
-        self.stubs = self.of("a")
+        self.asked = self.of("a")
 
     def of(self, place: str) -> dict[int, Actor[HostInterface]]:
         """Return what is asked on behalf of a place that has all of these hosts."""
@@ -69,7 +69,7 @@ def test_every_host_is_in_one_group_and_no_group_is_larger_than_there_are_groups
 def test_frozen_host_is_found_in_its_time_whoever_asks_it(count: int, frozen: int) -> None:
     async def found() -> tuple[dict[int, str], set[int], float]:
         hosts = Slice(count)
-        watch = HostWatch(hosts.stubs, "a", LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 20)
         assert not watch.detector.silent
         hosts.frozen.add(frozen)
@@ -108,7 +108,7 @@ def test_frozen_host_of_two_places_is_found_for_both() -> None:
 def test_of_many_hosts_few_are_asked_directly_and_every_one_by_somebody() -> None:
     async def asked() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
-        watch = HostWatch(hosts.stubs, "a", LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 100)
         watch.stop()
         return hosts.calls
@@ -122,7 +122,7 @@ def test_of_many_hosts_few_are_asked_directly_and_every_one_by_somebody() -> Non
 def test_nobody_is_asked_any_more_once_nobody_asks_the_one_who_watches() -> None:
     async def asked_later() -> Counter[tuple[str, int]]:
         hosts = Slice(100)
-        watch = HostWatch(hosts.stubs, "a", LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(watch, 10)
         await asyncio.sleep(2 * SLICE_UNASKED_S + 5.0)
         before = hosts.calls.copy()
@@ -147,7 +147,7 @@ def test_silent_seconds_are_counted_on_after_an_unexpected_error(
 
     async def asked_later() -> Counter[tuple[str, int]]:
         hosts = Slice(2)
-        watch = HostWatch(hosts.stubs, "a", LIMIT_S)
+        watch = HostWatch(hosts.asked, "a", LIMIT_S)
         await asyncio.sleep(2 * SLICE_UNASKED_S)
         before = hosts.calls.copy()
         await asyncio.sleep(100.0)
@@ -161,10 +161,10 @@ def test_silent_seconds_are_counted_on_after_an_unexpected_error(
 def test_host_watches_for_its_latest_slice_actor_only() -> None:
     async def asked() -> tuple[int, int]:
         hosts = Slice(100)
-        first = HostWatch(hosts.stubs, "a", LIMIT_S)
+        first = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(first, 10)
         first.stop()
-        second = HostWatch(hosts.stubs, "a", LIMIT_S)
+        second = HostWatch(hosts.asked, "a", LIMIT_S)
         await kept(second, 10)
         before = hosts.calls["healthy", 1]
         await kept(second, 100)
