@@ -173,10 +173,8 @@ def status(as_json: bool) -> None:
             raise click.exceptions.Exit(NO_CLUSTER)
         running = ControllerConnection()
         about, counts = running.ask(ControllerInterface.about), running.ask(ControllerInterface.statistics)
-        jobs, workers = (
-            running.ask_all(ControllerInterface.list_jobs),
-            running.ask_all(ControllerInterface.list_workers),
-        )
+        jobs = running.ask_all(ControllerInterface.list_jobs)
+        workers = running.ask_all(ControllerInterface.list_workers)
     by_state = Counter(job.state.value for job in jobs)
     slice_states = Counter(view.state.value for view in slices_of(workers) if view.is_slice)
     if as_json:

@@ -91,9 +91,8 @@ def _pieces(
     """Yield all output that exists now."""
 
     def piece_at(position: LogPosition) -> TaskLog:
-        return controller.ask(
-            ControllerInterface.fetch_task_logs, job, task, position, PIECE_BYTES
-        ).without_half_character
+        log = controller.ask(ControllerInterface.fetch_task_logs, job, task, position, PIECE_BYTES)
+        return log.without_half_character
 
     piece = piece_at(LogPosition(attempt, tail_lines=tail))
     end = piece.end

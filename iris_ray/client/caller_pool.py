@@ -49,9 +49,8 @@ class CallerPool:
         """Have the pool give up every slice that none of its jobs uses."""
         if (pool := self._connected()) is not None:
             with contextlib.suppress(RayError):  # it is gone already
-                ray.get(
-                    pool.call(PoolInterface.release)
-                )  # without slices and jobs it ends in a moment, see _end_when_idle
+                # Without slices and jobs the pool ends in a moment, see _end_when_idle.
+                ray.get(pool.call(PoolInterface.release))
 
     def wait_for_tasks(self) -> None:
         """Wait until all tasks of jobs whose results are out have ended, for the pool would end them with itself."""

@@ -90,9 +90,8 @@ class JobHandle:
     def terminate(self) -> None:
         """End the job, wherever it stands."""
         user = current_user()
-        ControllerConnection(patience_s=RESTART_S).ask(
-            ControllerInterface.cancel, self._job_id, f"terminated by {user}", user
-        )
+        controller = ControllerConnection(patience_s=RESTART_S)
+        controller.ask(ControllerInterface.cancel, self._job_id, f"terminated by {user}", user)
 
     def look(self) -> JobStatus:
         """Return how the job stands, in full."""

@@ -103,9 +103,8 @@ def _registered(me: JobInfo, key: str, left_s: float) -> str | None:
         return None if run.has_ended(index) else str(address)
     if me.in_gang and attempt != me.attempt:  # it may have had more tasks
         return None
-    holder = ControllerConnection(patience_s=max(left_s, RESTART_S)).ask(
-        ControllerInterface.task_status, me.job_id, index
-    )
+    controller = ControllerConnection(patience_s=max(left_s, RESTART_S))
+    holder = controller.ask(ControllerInterface.task_status, me.job_id, index)
     return str(address) if holder.attempt == attempt and holder.state in ACTIVE else None
 
 

@@ -101,9 +101,8 @@ class Dispatcher:
         for job_id in instructions.finished:
             job = self._state.jobs.get(job_id)  # None if so many others have ended meanwhile that it is forgotten
             if job and job.state is not JobState.SUCCEEDED and (pool := self._pools.get(job.spec.owner)):
-                self._background.start(
-                    pool.ask_once(PoolInterface.job_ended, job_id), f"telling a pool of the end of {job_id}"
-                )
+                ended = pool.ask_once(PoolInterface.job_ended, job_id)
+                self._background.start(ended, f"telling a pool of the end of {job_id}")
 
     async def _dispatch(self, order: AttemptOrder, pool: Pool, reclaim: list[ReclaimSlice]) -> None:
         """Reclaim the slices from the pools that keep them warm, then give the order to the job's pool.

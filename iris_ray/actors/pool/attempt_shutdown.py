@@ -52,13 +52,9 @@ class AttemptShutdown:
         self.lose(self.hung)
         actors = {name: self._slices.actor(name) for name in asked}
         grace = self._request.exit_grace if reason is None else 0.0
-        asks = {
-            name: actor.ask_once(SliceActor.stop, self._place.order.attempt, reason, grace)
-            for name, actor in actors.items()
-        }
-        replies = await answers_unless_silent(
-            asks, lambda name: actors[name].call(SliceActor.ping), self._request.silence_s
-        )
+        attempt, ping = self._place.order.attempt, SliceActor.ping
+        asks = {name: actor.ask_once(SliceActor.stop, attempt, reason, grace) for name, actor in actors.items()}
+        replies = await answers_unless_silent(asks, lambda name: actors[name].call(ping), self._request.silence_s)
         ends: dict[TaskKey, TaskEnd] = {}
         for name, reply in replies.items():
             if isinstance(reply, (Unreachable, BaseException)):

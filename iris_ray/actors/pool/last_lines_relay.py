@@ -35,9 +35,8 @@ class LastLinesRelay:
         """Send what comes within a moment. Return whether nothing is left to be sent."""
         await asyncio.sleep(GATHERED_S)
         batch, self._waiting = self._waiting, {}
-        reply = await self._controller.ask_once(
-            ControllerInterface.note_last_lines, list(batch.values()), self._controller.sender
-        )
+        lines, sender = list(batch.values()), self._controller.sender
+        reply = await self._controller.ask_once(ControllerInterface.note_last_lines, lines, sender)
         if isinstance(reply, Unreachable):
             self._waiting = batch | self._waiting
         return not self._waiting

@@ -85,10 +85,8 @@ class NoticeDelivery:
         """Return whether all tasks have saved within so many seconds, and whether any waits because it has."""
         patience = seconds + LATE_ANSWER_S
         attempt = self._place.order.attempt
-        asks = (
-            self._slices.actor(name).ask_within(patience, SliceActor.notify, attempt, notice, time.time())
-            for name in self._place.names
-        )
+        actors, what = map(self._slices.actor, self._place.names), (attempt, notice, time.time())
+        asks = [actor.ask_within(patience, SliceActor.notify, *what) for actor in actors]
         replies = await asyncio.gather(*asks, return_exceptions=True)
         answers = [(False, False) if isinstance(r, (Unreachable, BaseException)) else r for r in replies]
         return all(saved for saved, _ in answers), any(waits for _, waits in answers)

@@ -118,10 +118,8 @@ class ProgressWatch:
 
     async def _ask(self) -> tuple[set[TaskKey], dict[TaskKey, Progress]]:
         """Return the tasks that have not returned, and how far each of them is, as far as hosts answer."""
-        asks = (
-            self._slices.actor(name).ask_once(SliceActor.progress, self._place.order.attempt)
-            for name in self._place.names
-        )
+        attempt = self._place.order.attempt
+        asks = (self._slices.actor(name).ask_once(SliceActor.progress, attempt) for name in self._place.names)
         replies = await asyncio.gather(*asks, return_exceptions=True)
         running = {
             TaskKey(slice_id, host_index): found
@@ -140,10 +138,9 @@ class ProgressWatch:
         if said == self._told and now < self._told_at + TELL_AGAIN_S:
             return
         try:
-            if not isinstance(
-                await self._controller.ask_once(ControllerInterface.note_progress, progress, self._controller.sender),
-                Unreachable,
-            ):
+            sender = self._controller.sender
+            reply = await self._controller.ask_once(ControllerInterface.note_progress, progress, sender)
+            if not isinstance(reply, Unreachable):
                 self._told, self._told_at = said, now
         except Exception:  # a job need not end because nobody sees how far it is
             logger.exception("%s: how far it is did not reach the Controller", self._place.order.attempt)

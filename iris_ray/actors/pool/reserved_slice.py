@@ -127,11 +127,8 @@ class ReservedSlice:
         gpus = self.bundle.get(GPU, 0.0)
         standbys = tuple(_start_standby(self.group, host, self.process, avoid_ports, gpus) for host in self.hosts)
         self.generations += 1
-        ready = asyncio.ensure_future(
-            self.crew.speaker.ask_within(
-                START_TIMEOUT_S + ANSWER_TIMEOUT_S, SliceActor.prepare, self.generations, standbys, START_TIMEOUT_S
-            )
-        )
+        deadline_s, what = START_TIMEOUT_S + ANSWER_TIMEOUT_S, (self.generations, standbys, START_TIMEOUT_S)
+        ready = asyncio.ensure_future(self.actor.ask_within(deadline_s, SliceActor.prepare, *what))
         ready.add_done_callback(lambda done: done.cancelled() or done.exception())  # the next launch sees it
         self.waiting.append(Generation(self.generations, standbys, ready))
 

@@ -90,9 +90,8 @@ class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
 
     async def ask_hosts(self, name: str, timeout_s: float = HEALTHY_TIMEOUT_S) -> dict[int, Unreachable | None]:
         """Ask a slice's hosts without its SliceActor. Return why each counts as lost; None for those that answer."""
-        answers = await asyncio.gather(
-            *(host.ask_within(timeout_s, HostInterface.healthy) for host in self._held[name].crew.hosts)
-        )
+        hosts = self._held[name].crew.hosts
+        answers = await asyncio.gather(*(host.ask_within(timeout_s, HostInterface.healthy) for host in hosts))
         return {i: reply if isinstance(reply, Unreachable) else None for i, reply in enumerate(answers)}
 
     async def end_tasks(self, name: str, host_indexes: Iterable[int]) -> None:
@@ -207,9 +206,8 @@ class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
     async def _started(self, held: ReservedSlice, ready: "asyncio.Future[Any]", silence_s: float) -> Any:
         """Return the result of `ready`, unless a host that has been there stops answering meanwhile."""
         hosts = held.crew.hosts
-        watch = FailureDetector(
-            lambda i: hosts[i].call(HostInterface.healthy), range(len(hosts)), silence_s, since_first=True
-        )
+        ping = HostInterface.healthy
+        watch = FailureDetector(lambda i: hosts[i].call(ping), range(len(hosts)), silence_s, since_first=True)
         silence = asyncio.ensure_future(watch.found())
         try:
             await asyncio.wait({ready, silence}, return_when=asyncio.FIRST_COMPLETED)
@@ -284,9 +282,8 @@ class ReservedSlices(ResourcePoolManager[str, Actor[SliceActor]]):
         """
         mine = [held for held in self._held.values() if held.used_by == job_id and TPU in held.bundle]
         hosts = [host for held in mine for host in held.crew.hosts]
-        replies = await asyncio.gather(
-            *(host.ask_once(HostInterface.job_over, job_id) for host in hosts), return_exceptions=True
-        )
+        asks = (host.ask_once(HostInterface.job_over, job_id) for host in hosts)
+        replies = await asyncio.gather(*asks, return_exceptions=True)
         for host, reply in zip(hosts, replies, strict=True):
             if isinstance(reply, Exception):
                 logger.warning("%s: the files of job %s may stay there: %s", host.name, job_id, reply)

@@ -132,10 +132,9 @@ class SliceActor(ResourcePoolManager[int, Actor[HostInterface]]):
                 return ready
             if ready.error:
                 return SetupFailed(f"{name}: {ready.error}", (host,))
-            process_of_task = ready.pid, ready.started, ready.token
-            adopted = await self._hosts[host].ask_within(
-                timeout_s, HostInterface.adopt, self._name, standby, *process_of_task
-            )
+            process = ready.pid, ready.started, ready.token
+            adopt = HostInterface.adopt
+            adopted = await self._hosts[host].ask_within(timeout_s, adopt, self._name, standby, *process)
             return adopted if isinstance(adopted, Unreachable) else ready
         except RuntimeEnvSetupError as error:
             return SetupFailed(f"{name}: {error}", (host,))
@@ -327,9 +326,8 @@ class SliceActor(ResourcePoolManager[int, Actor[HostInterface]]):
         if self._running != attempt:
             return {}
         running = {i: task for i, task in self._tasks.items() if not task.end.done()}
-        replies = await asyncio.gather(
-            *(self._hosts[i].ask_once(HostInterface.progress, task.pid) for i, task in running.items())
-        )
+        asks = (self._hosts[i].ask_once(HostInterface.progress, task.pid) for i, task in running.items())
+        replies = await asyncio.gather(*asks)
         return dict(zip(running, replies, strict=True))
 
     async def last_progress(self, attempt: AttemptId, host: int) -> Progress | Unreachable | None:
