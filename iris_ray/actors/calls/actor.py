@@ -1,4 +1,8 @@
-"""An actor as its callers see it. The class of its methods checks arguments and answers of every call."""
+"""An actor as its callers see it. mypy checks the arguments and the answer of each call against the actor's interface.
+
+Ray's own typed handles (`ray.method`, `ActorProxy`) would not do: they know neither optional nor keyword arguments, and
+mypy then refuses calls of such a method within the actor's class.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future

@@ -32,7 +32,7 @@ TIMED = (TaskDispatchFailedEvent, WorkerSuspectedEvent)
 
 
 class PoolCalls(ControllerProcess):
-    """The actor's methods for pools."""
+    """The actor's methods for pools; `ForPools` says what each means."""
 
     @checked
     async def submit(self, spec: JobSpec, pool: ActorHandle, incarnation: int) -> JobState:

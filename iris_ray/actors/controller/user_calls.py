@@ -54,7 +54,7 @@ LOST = (
 
 
 class UserCalls(ControllerProcess):
-    """The actor's methods for people."""
+    """The actor's methods for people; `ForPeople` says what each means."""
 
     @checked
     async def list_jobs(self, after: int = 0) -> list[JobStatus]:

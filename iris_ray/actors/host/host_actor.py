@@ -46,6 +46,8 @@ start at once, are adopted in any order, and may all be killed while they wait."
 class TPUHostActor:
     """Watches the task processes of its host, by pid: the one that runs and the standby that waits.
 
+    `HostInterface` says what each method means.
+
     A task belongs to a place: its slice, or, without chips, a place of its own on a host that many tasks share.
 
     Args:

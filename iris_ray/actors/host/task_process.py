@@ -41,7 +41,7 @@ PORTS_HELD = 3
 
 
 class TaskProcess:
-    """Waits for one task, runs it, and returns how it ended as a value.
+    """Waits for one task, runs it, and returns how it ended as a value. See `TaskInterface`.
 
     Args:
         address: the host's IP address.

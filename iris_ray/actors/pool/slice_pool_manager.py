@@ -46,7 +46,7 @@ LAST_ANSWERS_S = 2.0
 
 
 class SlicePoolManager:
-    """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while.
+    """Runs gangs on slices that the Controller assigns, and keeps idle slices warm for a while. See `PoolInterface`.
 
     If its process dies, Ray starts it anew and repeats the calls of callers that wait: the Controller knows the
     job by its id and lets it go on with another attempt.
