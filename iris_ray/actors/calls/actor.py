@@ -66,13 +66,15 @@ class Actor(Generic[Behind]):
 
     @overload
     def call(
-        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Reference[T]: ...
 
     @overload
-    def call(self, method: Callable[Concatenate[Behind, P], T], *args: P.args, **kwargs: P.kwargs) -> Reference[T]: ...
+    def call(
+        self, method: Callable[Concatenate[Behind, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Reference[T]: ...
 
-    def call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method, and return Ray's reference to the answer at once."""
         remote = getattr(self.handle, method.__name__)
         if self._options:
@@ -81,20 +83,20 @@ class Actor(Generic[Behind]):
 
     @overload
     def stream(
-        self, method: Callable[Concatenate[Behind, P], AsyncIterator[T]], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[Behind, P], AsyncIterator[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> References[T]: ...
 
     @overload
     def stream(
-        self, method: Callable[Concatenate[Behind, P], Iterator[T]], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[Behind, P], Iterator[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> References[T]: ...
 
-    def stream(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def stream(self, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a method that yields the pieces of its answer, and return references to the pieces at once."""
         return self.with_options(num_returns="streaming").call(method, *args, **kwargs)
 
     async def ask_once(
-        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[Behind, P], Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | Unreachable:
         """Return the answer, or `Unreachable` if none comes within the deadline that the interface says.
 
@@ -107,6 +109,7 @@ class Actor(Generic[Behind]):
         self,
         deadline_s: float | None,
         method: Callable[Concatenate[Behind, P], Awaitable[T]],
+        /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | Unreachable:

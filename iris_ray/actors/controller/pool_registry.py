@@ -62,6 +62,7 @@ class Pool(Actor[PoolInterface]):
         self,
         deadline_s: float | None,
         method: Callable[Concatenate[PoolInterface, P], Awaitable[T]],
+        /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> T | Unreachable:

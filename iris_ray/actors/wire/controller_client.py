@@ -79,7 +79,7 @@ class ControllerClient:
         require_same_protocol(reply["protocol"], reply["version"], iris_ray.__version__)
         return True
 
-    async def ask(self, question: Question[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the Controller's answer, however often it has to be asked.
 
         Raises:
@@ -95,7 +95,7 @@ class ControllerClient:
         answer: T = await again(self._ask_within, PATIENT_ANSWER_TIMEOUT_S, question, *args, **kwargs)
         return answer
 
-    async def ask_once(self, question: Question[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
+    async def ask_once(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T | Unreachable:
         """Return the Controller's answer, or `Unreachable`; raises like `connect` as long as it has met none."""
         return await self._ask_within(ANSWER_TIMEOUT_S, question, *args, **kwargs)
 
@@ -104,7 +104,7 @@ class ControllerClient:
         return await self.ask(ControllerInterface.report, job_id, list(events), gang, self.sender)
 
     async def _ask_within(
-        self, deadline_s: float, question: Question[P, T], *args: P.args, **kwargs: P.kwargs
+        self, deadline_s: float, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T | Unreachable:
         try:
             controller = await self.connect()

@@ -90,7 +90,7 @@ class ControllerConnection:
         versions = self.ask(ControllerInterface.versions)
         return versions["protocol"], versions["version"]
 
-    def ask(self, question: Question[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the Controller's answer, or raise the Controller's error, as its interface says.
 
         Raises:
@@ -107,7 +107,7 @@ class ControllerConnection:
         )(self._ask_once, question.__name__, *args, **kwargs)
         return answer
 
-    def ask_all(self, question: Question[P, list[T]], *args: P.args, **kwargs: P.kwargs) -> list[T]:
+    def ask_all(self, question: Question[P, list[T]], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
         """Return all of a list that the Controller gives page by page; raises like `ask`."""
         ask: Callable[..., list[T]] = self.ask
         page = found = ask(question, *args, **kwargs)
@@ -129,7 +129,7 @@ class ControllerConnection:
             retry_error_callback=lambda _: None,
         )(find_controller)
 
-    def _ask_once(self, method: str, *args: Any, **kwargs: Any) -> Any:
+    def _ask_once(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         import ray
         from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 

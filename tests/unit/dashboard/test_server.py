@@ -189,7 +189,7 @@ class SilentHosts(ControllerConnection):
     answer = threading.Event()
     asked: ClassVar[list[LogPosition]] = []
 
-    def ask(self, question: Any, *args: Any, **kwargs: Any) -> Any:
+    def ask(self, question: Any, /, *args: Any, **kwargs: Any) -> Any:
         if question is ControllerInterface.fetch_task_logs:
             _, _, at, _ = args
             self.asked.append(at)
