@@ -9,15 +9,30 @@ import time
 from typing import Any
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.pool.slice_pool_manager import SlicePoolManager
+from iris_ray.actors.protocol.messages import RunRequest, with_stored_function
+from iris_ray.actors.protocol.names import NAMESPACE
+from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.actors.protocol.pool_interface import PoolInterface
-from iris_ray.actors.wire.messages import RunRequest, with_stored_function
-from iris_ray.actors.wire.task_files import TaskFiles
+from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.client.connection import this_connection
-from iris_ray.client.pool_actor import REPEATED, PoolActor
+
+# -- pool actor --------------------------------------------------------------------------------------------------------
+# The SlicePoolManager as a Ray actor: what Ray restarts, and which calls Ray repeats.
+
+PoolActor = ray.remote(num_cpus=0, max_concurrency=10_000, max_restarts=-1)(SlicePoolManager)
+"""Made once, because Ray exports a class anew for each ``ray.remote(...)``. If its process dies, Ray starts another."""
+
+REPEATED: dict[str, Any] = {"max_task_retries": -1}
+"""Options of the calls that Ray repeats in the pool's new process. Ray repeats no others."""
+
+
+# -- caller pool -------------------------------------------------------------------------------------------------------
 
 SILENT_S = 1.0
 """A wait for tasks is mentioned after so long."""
@@ -148,3 +163,35 @@ class CallerPool:
 
 pool_of_this_process = CallerPool()
 atexit.register(pool_of_this_process.end_with_process)  # before Ray's own handler, which was registered earlier
+
+
+# -- detached job ------------------------------------------------------------------------------------------------------
+# A job that goes on when its caller ends.
+
+
+def submit_detached(request: RunRequest) -> tuple["ray.ObjectRef[list[Any]]", Actor[PoolInterface]]:
+    """Start a job that does not end with this process, in a pool of its own, which ends with the job.
+
+    Returns:
+        The reference to its results, and the pool that runs it.
+    """
+    spec = request.spec
+    head = {"node:__internal_head__": 0.001}  # the calling process's own node may be a host that is taken away
+    # The cluster keeps what a pool is made with, for the pool's restarts; but of a larger request Ray keeps a reference
+    # only, to an object that goes with this process.
+    large = len(cloudpickle.dumps(request)) > INLINE_BYTES
+    actor = PoolActor.options(
+        max_restarts=0 if large else -1,
+        resources=head,
+        lifetime="detached",
+        name=f"pool/{spec.job_id}",
+        namespace=NAMESPACE,
+    ).remote(None if large else request)
+    pool = Actor[PoolInterface](actor)
+    if large:
+        try:
+            ray.get(pool.call(PoolInterface.begin, request))
+        except BaseException:  # such as Ctrl-C: the caller gets no handle with which to cancel the job
+            ray.kill(pool.handle)
+            raise
+    return pool.with_options(name=f"submit({spec.name})", **REPEATED).call(PoolInterface.results), pool

@@ -11,6 +11,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import (
     IDLE_S,
@@ -21,9 +22,8 @@ from iris_ray.actors.host.output.log_reader import (
     with_piece,
 )
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.status import JobStatus
-from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
+from iris_ray.actors.protocol.status import JobStatus
+from iris_ray.actors.protocol.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.client.connection import this_connection
 
 PLACES_S = 1.0

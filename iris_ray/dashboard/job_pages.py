@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.wire.controller_connection import ControllerConnection
-from iris_ray.actors.wire.json_values import plain
-from iris_ray.actors.wire.status import JobGoodput, TaskStatus
-from iris_ray.actors.wire.task_log import LogPosition, printable
+from iris_ray.actors.protocol.overview import plain
+from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
+from iris_ray.actors.protocol.task_log import LogPosition, printable
 from iris_ray.errors import InvalidRequestError
-from iris_ray.goodput.totals import Totals, productive_share
+from iris_ray.model.goodput import Totals, productive_share
 
 SHARED_S = 0.5
 """The server reuses an answer for so many seconds, and shares one that is still awaited among all who ask for it."""

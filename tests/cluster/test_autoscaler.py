@@ -18,7 +18,7 @@ import contextlib
 import ray
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray import get_job_info, run_on_pod_ray
-from iris_ray.actors.wire.controller_connection import ControllerConnection
+from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.errors import IrisError
 
 ray.init()

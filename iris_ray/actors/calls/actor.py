@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable, answer
 from iris_ray.actors.protocol.marks import DEADLINE
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable, answer
 
 Behind = TypeVar("Behind")
 P = ParamSpec("P")

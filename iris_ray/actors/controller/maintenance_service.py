@@ -12,8 +12,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.wire.answers import Unreachable
-from iris_ray.actors.wire.background import BackgroundTasks
+from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
 
@@ -28,7 +28,7 @@ class MaintenanceListener:
 
     async def called_off(self, announced: HostNotice) -> None:
         """Wait until a maintenance is not planned any more."""
-        from iris_ray.actors.host.metadata_watch import MetadataWatch  # not in the Controller's process: it is slow
+        from iris_ray.actors.host.metadata import MetadataWatch  # not in the Controller's process: it is slow
 
         heard = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:  # an error of the watch ends the waiting

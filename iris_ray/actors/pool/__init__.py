@@ -2,6 +2,6 @@
 
 May import: `actors.host`, `actors.calls`, `actors.protocol`, `actors.wire` and the pure core. Knows of the Controller
 only what `actors.protocol` says.
-Start with `slice_pool_manager.py`, then `gang_run.py` and `attempt.py`. `actors/wire/failure_detector.py` decides
+Start with `slice_pool_manager.py`, then `gang_run.py` and `attempt.py`. `actors/calls/liveness.py` decides
 how long a silent host is tolerated.
 """

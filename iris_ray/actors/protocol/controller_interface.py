@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from iris_ray.actors.protocol.marks import in_pages
-from iris_ray.actors.wire.overview import Changes, Position
-from iris_ray.actors.wire.status import (
+from iris_ray.actors.protocol.overview import Changes, Position
+from iris_ray.actors.protocol.status import (
     JobEvent,
     JobGoodput,
     JobStatus,
@@ -17,11 +17,10 @@ from iris_ray.actors.wire.status import (
     TaskStatus,
     WorkerStatus,
 )
-from iris_ray.actors.wire.task_log import LastLines, LogPlace, LogPosition, TaskLog
-from iris_ray.goodput.user_times import UserDay
-from iris_ray.model.ids import AttemptId
+from iris_ray.actors.protocol.task_log import LastLines, LogPlace, LogPosition, TaskLog
+from iris_ray.model.goodput_sums import UserDay
 from iris_ray.model.job_spec import JobSpec, PriorityBand
-from iris_ray.model.lifecycle import JobState
+from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.limits import Limits
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.state.events import (
@@ -42,7 +41,7 @@ from iris_ray.state.events import (
 if TYPE_CHECKING:  # these need Ray, for which people would wait at each command
     from ray.actor import ActorHandle
 
-    from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
+    from iris_ray.actors.protocol.messages import GangProgress, JobView, PoolProcess
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -10,9 +10,9 @@ import ray
 from ray.exceptions import ObjectStoreFullError
 
 from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.actors.wire.payloads import INLINE_BYTES
-from iris_ray.client import client, detached_job
+from iris_ray.actors.protocol.messages import RunRequest
+from iris_ray.actors.protocol.payloads import INLINE_BYTES
+from iris_ray.client import caller_pool, client
 from iris_ray.client.caller_pool import CallerPool, pool_of_this_process
 from iris_ray.client.job_request import make_pod_request
 
@@ -58,7 +58,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, pool: InterruptedPool, request: RunR
     monkeypatch.setattr(pool_of_this_process, "submit", lambda _: (pool.results.remote(), Actor(pool)))
     for name in ("get", "kill", "cancel"):
         monkeypatch.setattr(ray, name, getattr(pool, name))
-    monkeypatch.setattr(detached_job, "PoolActor", actor)
+    monkeypatch.setattr(caller_pool, "PoolActor", actor)
     client.launch(request, detached)
 
 
@@ -120,8 +120,8 @@ def test_detached_job_with_a_large_environment_does_not_depend_on_its_caller(
         return pool
 
     actor: Any = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=make))
-    monkeypatch.setattr(detached_job, "PoolActor", actor)
+    monkeypatch.setattr(caller_pool, "PoolActor", actor)
     monkeypatch.setattr(ray, "get", lambda _: None)
-    detached_job.submit_detached(request)
+    caller_pool.submit_detached(request)
     assert made_with == [request if kept else None]
     assert begun == ([] if kept else [request])

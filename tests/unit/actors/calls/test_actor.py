@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable
 from iris_ray.actors.protocol.marks import within
-from iris_ray.actors.wire.answers import ANSWER_TIMEOUT_S, Unreachable
 from tests.support.virtual_time import now, run
 
 

@@ -1,0 +1,190 @@
+"""The way to the cluster's Controller for programs that wait for its answers. Asking never starts a Controller.
+
+Ray and tenacity are imported when they are needed, so that the command line is quick.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, ParamSpec, TypeVar
+
+import iris_ray
+from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question
+from iris_ray.actors.protocol.marks import PAGES
+from iris_ray.actors.protocol.status import PAGE
+from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
+from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
+
+ANSWER_TIMEOUT_S = 30.0
+RESTART_S = 20.0
+"""How long to wait for a Controller that Ray is just restarting."""
+_ASK_AGAIN_S = 0.5
+_NAME_POLL_S = 0.1
+
+NO_CONTROLLER = (
+    "no Controller runs in this cluster: no job has needed one yet, or it was stopped. The next job starts one, and so"
+    " does: iris-ray controller start"
+)
+GONE = (
+    f"the Controller is gone and has not come back for {RESTART_S:g} s; jobs that run go on. The next job starts"
+    " another one, and so does: iris-ray controller start"
+)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _NoAnswerError(Exception):
+    """No answer this time; why, in words."""
+
+
+class ControllerConnection:
+    """The cluster's Controller, asked until it answers: `controller.ask(ControllerInterface.job_status, job_id)`.
+
+    If the Controller dies or is replaced meanwhile, its successor is asked.
+
+    Args:
+        any_version: accept a Controller of any version, to ask for its versions or to end it.
+        patience_s: for how many seconds to wait until one runs. One that dies later is waited for `RESTART_S` at least.
+
+    Raises:
+        ControllerUnavailableError: none runs.
+        VersionMismatchError: it is of a version that can't be talked to from here.
+    """
+
+    def __init__(self, any_version: bool = False, patience_s: float = 0.0) -> None:
+        import tenacity
+
+        self._any_version = any_version
+        self._patience_s = max(patience_s, RESTART_S)
+        self._handle: Any = None
+        tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda found: not found),
+            stop=tenacity.stop_after_delay(patience_s),
+            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
+            retry_error_callback=_no_controller,
+        )(self._look_up)
+
+    def _look_up(self) -> bool:
+        """Return whether one runs; it may be another one than before, of another version."""
+        handle = find_controller()
+        if handle is not None and handle != self._handle:
+            before, self._handle = self._handle, handle
+            try:
+                if not self._any_version:
+                    require_same_protocol(*self.versions(), iris_ray.__version__)
+            except IrisError:
+                self._handle = before  # so that the next question is not put to it unchecked
+                raise
+        return handle is not None
+
+    def _look_up_again(self, state: "RetryCallState") -> None:
+        if state.attempt_number > 1:
+            self._look_up()
+
+    def versions(self) -> tuple[int, str]:
+        """Return the protocol that it speaks, and its version of iris_ray."""
+        if not hasattr(self._handle, "versions"):
+            return NO_PROTOCOL, SOME_OLDER_VERSION
+        versions = self.ask(ControllerInterface.versions)
+        return versions["protocol"], versions["version"]
+
+    def ask(self, question: Question[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return the Controller's answer, or raise the Controller's error, as its interface says.
+
+        Raises:
+            ControllerUnavailableError: no answer comes.
+        """
+        import tenacity
+
+        answer: T = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_NoAnswerError),
+            stop=tenacity.stop_after_delay(self._patience_s),
+            wait=tenacity.wait_fixed(_ASK_AGAIN_S),
+            before=self._look_up_again,
+            retry_error_callback=_no_answer,
+        )(self._ask_once, question.__name__, *args, **kwargs)
+        return answer
+
+    def ask_all(self, question: Question[P, list[T]], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+        """Return all of a list that the Controller gives page by page; raises like `ask`."""
+        ask: Callable[..., list[T]] = self.ask
+        page = found = ask(question, *args, **kwargs)
+        while len(page) >= PAGE:
+            page = ask(question, *args, getattr(page[-1], getattr(question, PAGES)), **kwargs)
+            found += page
+        return found
+
+    def end(self) -> None:
+        """End its process for good; returns when its name is free, or another one has taken it."""
+        import ray
+        import tenacity
+
+        ray.kill(self._handle, no_restart=True)
+        tenacity.Retrying(
+            retry=tenacity.retry_if_result(lambda found: found == self._handle),
+            stop=tenacity.stop_after_delay(RESTART_S),
+            wait=tenacity.wait_fixed(_NAME_POLL_S),
+            retry_error_callback=lambda _: None,
+        )(find_controller)
+
+    def _ask_once(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+        _require_connected()
+        try:
+            return ray.get(getattr(self._handle, method).remote(*args, **kwargs), timeout=ANSWER_TIMEOUT_S)
+        except RayTaskError as error:
+            if isinstance(error.cause, DeposedError):  # another one has replaced it
+                raise _NoAnswerError(GONE) from None
+            if isinstance(error.cause, IrisError):
+                raise error.cause from None
+            raise ControllerUnavailableError(
+                f"the Controller failed: {type(error.cause).__name__}: {error.cause}"
+            ) from error
+        except GetTimeoutError:
+            trouble = f"the Controller did not answer within {ANSWER_TIMEOUT_S:g} s; see: iris-ray doctor"
+            raise _NoAnswerError(trouble) from None
+        except RayError:  # it is being restarted, was stopped, or is being replaced
+            raise _NoAnswerError(GONE) from None
+
+
+def _no_controller(_: "RetryCallState") -> NoReturn:
+    raise ControllerUnavailableError(NO_CONTROLLER)
+
+
+def _no_answer(state: "RetryCallState") -> NoReturn:
+    trouble = state.outcome.exception() if state.outcome else None
+    raise ControllerUnavailableError(str(trouble)) from None
+
+
+def find_controller() -> Any:
+    """Return the handle of the Controller, or None.
+
+    Raises:
+        NoClusterError: this process is in no cluster.
+    """
+    import ray
+
+    from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
+
+    _require_connected()
+    try:
+        return ray.get_actor(CONTROLLER_NAME, NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _require_connected() -> None:
+    """Raise NoClusterError if this process is in no cluster: Ray itself would start one on this machine."""
+    import ray
+
+    from iris_ray.actors.calls.ray_internals import has_inherited_connection
+
+    if not ray.is_initialized() or has_inherited_connection():
+        raise NoClusterError(
+            "this process is in no Ray cluster, or has left it (ray.shutdown, or the end of IrisClient.remote), or was"
+            " forked from one that is in a cluster; connect again to ask about jobs"
+        )

@@ -1,0 +1,50 @@
+"""A connection to the Controller that has nobody to ask, or that asks for a long list."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from iris_ray.actors.calls import controller_connection
+from iris_ray.actors.calls.controller_connection import ControllerConnection, find_controller
+from iris_ray.actors.protocol.controller_interface import ControllerInterface
+from iris_ray.errors import NoClusterError
+
+
+def test_a_process_that_has_left_its_cluster_is_told_so_and_starts_no_cluster_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "get_actor", lambda *_: pytest.fail("Ray would start a cluster here"))
+    with pytest.raises(NoClusterError, match="has left it"):
+        find_controller()
+
+
+def test_a_connection_that_is_asked_after_its_process_has_left_the_cluster_starts_none_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    controller = ControllerConnection.__new__(ControllerConnection)
+    controller._patience_s = 0.0
+    handle: Any = None
+    controller._handle = handle  # a call of it would have Ray start a cluster here
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(NoClusterError, match="has left it"):
+        controller.ask(ControllerInterface.job_status, "train-1")
+
+
+def test_long_list_is_asked_for_page_by_page_until_one_is_not_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    class Tasks(ControllerConnection):
+        def __init__(self) -> None: ...
+
+        def ask(self, question: Any, /, *args: Any, **kwargs: Any) -> Any:
+            asked.append((question, *args))
+            after = args[1] if len(args) > 1 else -1
+            return [SimpleNamespace(task_index=index) for index in range(5)[after + 1 :][:2]]
+
+    monkeypatch.setattr(controller_connection, "PAGE", 2)
+    tasks = Tasks().ask_all(ControllerInterface.list_tasks, "job")
+    assert [task.task_index for task in tasks] == list(range(5))
+    assert asked == [(ControllerInterface.list_tasks, "job", *after) for after in ((), (1,), (3,))]
