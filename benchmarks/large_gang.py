@@ -24,12 +24,12 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt import Attempt
 from iris_ray.actors.pool.attempt_place import AttemptPlace
 from iris_ray.actors.pool.launch import Launch, launch_plan
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
     AttemptOrder,
     HostPlace,

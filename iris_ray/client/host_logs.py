@@ -10,7 +10,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import (

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.attempt import Attempt
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import (
     AttemptOrder,
     GangProgress,

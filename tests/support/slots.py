@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.model.constraints import AttributeValue
 from iris_ray.slots.actors.runner_agent import RunnerAgent
 from iris_ray.slots.actors.runners import HostHere

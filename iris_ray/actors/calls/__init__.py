@@ -1,6 +1,6 @@
-"""How one asks an actor: once, or until it answers.
+"""How one process asks another: calls and missing answers, liveness, the way to the Controller, private Ray APIs.
 
-May import: the pure core, `actors.protocol` and `actors.wire`.
-Start with `actor.py`. `actors/calls/controller_connection.py` and `actors/calls/controller_client.py` ask until the
-Controller answers.
+May import: `actors.protocol` and the pure core.
+Start with `asking.py`, which asks once; `controller_connection.py` and `controller_client.py` ask until the Controller
+answers. Then `liveness.py`.
 """

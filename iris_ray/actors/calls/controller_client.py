@@ -12,11 +12,11 @@ from ray.actor import ActorHandle
 from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_fixed
 
 import iris_ray
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface, Question, ReportedEvent
 from iris_ray.actors.protocol.messages import JobView, PoolProcess
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.errors import ControllerUnavailableError, DeposedError, UnknownRecordError, VersionMismatchError
 

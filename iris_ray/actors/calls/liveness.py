@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 
 from ray.exceptions import ActorDiedError, ActorUnschedulableError, OutOfMemoryError
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks, repeat
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface
 
 Key = TypeVar("Key")

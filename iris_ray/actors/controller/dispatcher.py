@@ -5,11 +5,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.actors.controller.log_service import LogService
 from iris_ray.actors.controller.pool_registry import Pool, PoolRegistry
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.actors.protocol.pool_interface import PoolInterface
 from iris_ray.errors import NotYetError

@@ -25,7 +25,7 @@ so it acknowledges nothing.
 ``corrupt/<id>``    what can't be read of a record, and why; it was moved here
 ``unrestorable/…``  why a job could not be restored from its record; the next Controller moves it, too
 ``aside/<id>``      why a job broke the Controller, or could not be recorded; the next Controller ends it
-``incarnation/…``   a process of a pool has begun, see `actors/protocol/names.py`
+``incarnation/…``   a process of a pool has begun, see `actors/calls/names.py`
 ``endpoint/…``      an address that a task has registered, see `iris_ray.endpoints`
 =================== ===================================================================================
 """
@@ -42,6 +42,7 @@ from dataclasses import replace
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
+from iris_ray.actors.calls.names import is_endpoint_of
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.corrupt_records import CorruptRecords
@@ -54,7 +55,6 @@ from iris_ray.actors.controller.write_ahead_log import (
     numbers_after,
     read_left_behind,
 )
-from iris_ray.actors.protocol.names import is_endpoint_of
 from iris_ray.model.goodput_sums import FleetTimes, UserTimes
 from iris_ray.state import ControllerState
 from iris_ray.state.events import Event

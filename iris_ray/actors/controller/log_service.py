@@ -14,8 +14,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import Unreachable, answer
+from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.host.output.log_files import Piece
 from iris_ray.actors.host.output.log_reader import (
@@ -26,6 +25,7 @@ from iris_ray.actors.host.output.log_reader import (
     start_log_reader,
     with_piece,
 )
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder
 from iris_ray.actors.protocol.task_log import LastLines, LogId, LogPlace, LogPosition, TaskLog
 from iris_ray.model.jobs import Job

@@ -11,9 +11,9 @@ from collections.abc import Callable, Container, Mapping
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.model.notices import HostNotice, NoticeKind
 from iris_ray.model.workers import Worker
 

@@ -11,13 +11,13 @@ from ray.actor import ActorHandle
 from ray.exceptions import ActorUnavailableError, RayError
 from ray.util.placement_group import placement_group_table, remove_placement_group
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import Unreachable
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
+from iris_ray.actors.calls.names import forget_incarnations, reservations_of
 from iris_ray.actors.calls.ray_internals import placement_group_by_id
 from iris_ray.actors.controller.journal import Journal
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import PoolProcess, PoolView
-from iris_ray.actors.protocol.names import forget_incarnations, reservations_of
 from iris_ray.actors.protocol.pool_interface import ForTheController, PoolInterface
 from iris_ray.errors import DeposedError, InvalidMessageError, NotYetError, SupersededError
 from iris_ray.model.lifecycle import AttemptId

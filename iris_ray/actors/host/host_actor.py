@@ -13,8 +13,7 @@ from importlib import import_module
 
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import Unfit
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import by_this_clock
 from iris_ray.actors.calls.liveness import HOST_UNASKED_S, Contact, HostWatch
@@ -26,6 +25,7 @@ from iris_ray.actors.host.ledger import ProcessLedger
 from iris_ray.actors.host.output.pump import OutputPump
 from iris_ray.actors.host.process_tree import ProcessTree
 from iris_ray.actors.host.task_watch import TaskWatch
+from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import HostPlace, Progress
 from iris_ray.actors.protocol.pool_interface import PoolInterface

@@ -16,7 +16,7 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.clocks import Moment
 from iris_ray.actors.host.chips import Devices, wait_until_free

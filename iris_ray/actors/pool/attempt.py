@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum, auto
 from typing import Any
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.liveness import FailureDetector
@@ -30,6 +29,7 @@ from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.progress_watch import HangWatch, ProgressWatch
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, RunRequest, TaskLaunch
 from iris_ray.actors.protocol.payloads import with_fetched_payload
 from iris_ray.model.lifecycle import AttemptId

@@ -5,12 +5,13 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Gone, KilledForMemory, Unreachable
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.calls.liveness import answers_unless_silent
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Gone, KilledForMemory, Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.model.notices import Notice

@@ -4,12 +4,12 @@ import asyncio
 import logging
 import time
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.notices import Notice, NoticeKind
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
-from iris_ray.actors.calls.asking import Unreachable
 from iris_ray.actors.calls.background import repeat
 from iris_ray.actors.calls.controller_client import ControllerClient
 from iris_ray.actors.pool.attempt_place import AttemptPlace, StopRequest
 from iris_ray.actors.pool.notice_delivery import NoticeDelivery
 from iris_ray.actors.pool.reserved_slices import ReservedSlices
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.actors.protocol.messages import GangProgress, Progress
 from iris_ray.model.goodput import Marks, with_step

@@ -12,16 +12,16 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Gone, Unreachable, answer
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor, answer
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.liveness import FailureDetector
+from iris_ray.actors.calls.names import reservations_of
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.host.task_process import TaskProcess
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import Gone, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, HostPlace, ProcessSpec, SliceReady
-from iris_ray.actors.protocol.names import reservations_of
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import GPU, TPU
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from ray.exceptions import RuntimeEnvSetupError
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, NotReserved, SetupFailed, Unreachable
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
 from iris_ray.actors.calls.background import BackgroundTasks, repeat
 from iris_ray.actors.calls.liveness import FailureDetector
 from iris_ray.actors.pool.reserved_slice import Bundle, ReservedSlice, SharedHosts
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
 from iris_ray.actors.pool.slice_actor import SliceActor
+from iris_ray.actors.protocol.answers import NotReserved, SetupFailed, Unreachable
 from iris_ray.actors.protocol.controller_interface import ReportedEvent
 from iris_ray.actors.protocol.host_interface import HostInterface
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace, ProcessSpec

@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 from ray.actor import ActorHandle
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError, RuntimeEnvSetupError
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import SetupFailed, Unreachable, answer
+from iris_ray.actors.calls.asking import Actor, answer
 from iris_ray.actors.calls.clocks import Moment, by_this_clock
 from iris_ray.actors.calls.liveness import FailureDetector, HostWatch, answers_unless_silent
 from iris_ray.actors.pool.resource_pool_manager import ResourcePoolManager
+from iris_ray.actors.protocol.answers import SetupFailed, Unreachable
 from iris_ray.actors.protocol.host_interface import HostInterface, TaskInterface
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import HOST_SILENCE_S, Progress, SliceReady, StandbyReady, TaskLaunch

@@ -1,7 +1,7 @@
-"""What each actor may be asked: its interface, as a Protocol with the meaning of each method.
+"""What processes say to each other: messages, status, logs, files of tasks, the protocol's version; and what each actor
+may be asked, as a Protocol that says what each method means.
 
-The class of an actor is its interface itself where all callers may import it: SliceActor, and the actors of slots.
+An actor's class is its interface itself where all callers may import it: SliceActor, and the actors of slots.
 
-May import: the pure core and `actors.wire`.
-Start with `controller_interface.py`.
+May import: the pure core. Start with `messages.py` and `controller_interface.py`.
 """

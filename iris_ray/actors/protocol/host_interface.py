@@ -5,7 +5,7 @@ from typing import Protocol
 
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.asking import Unfit
+from iris_ray.actors.protocol.answers import Unfit
 from iris_ray.actors.protocol.marks import within
 from iris_ray.actors.protocol.messages import Progress, StandbyReady, TaskLaunch
 from iris_ray.model.notices import Notice

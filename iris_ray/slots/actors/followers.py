@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from iris_ray.actors.calls.actor import Reference
+from iris_ray.actors.calls.asking import Reference
 from iris_ray.actors.host.task_environment import hold_ports
 from iris_ray.errors import RemoteUserError
 from iris_ray.model.job_info import job_info_of

@@ -10,7 +10,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.controller_connection import find_controller
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
 from iris_ray.model.constraints import Attributes

@@ -15,7 +15,7 @@ import ray
 from ray import cloudpickle
 from ray.actor import ActorHandle
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.host.process_tree import stat_of
 from iris_ray.actors.protocol.task_files import TaskFiles
 from iris_ray.slots.actors.followers import Followers, Sent, meet_at, opened

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from ray.exceptions import RayError
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.calls.ray_internals import STREAM
 from iris_ray.errors import InvalidSlotError, IrisError, RequestLostError, UnknownNameError

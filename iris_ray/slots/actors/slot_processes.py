@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.slots.actors.messages import ModelRow, SlotRow, SlotStatus
 from iris_ray.slots.actors.runner_agent import RunnerAgent

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from iris_ray.actors.calls.actor import Actor, Reference
+from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.controller.node_table import attributes_of
 from iris_ray.actors.protocol.controller_interface import ControllerInterface

@@ -16,7 +16,7 @@ from typing import Any
 from ray import ObjectRef
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayError, RayTaskError
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.ray_internals import STREAM
 from iris_ray.client.connection import this_connection
 from iris_ray.errors import NoClusterError, RequestLostError, SessionEndedError, SlotQueueFullError

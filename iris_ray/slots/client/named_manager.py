@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.ray_internals import driver_lives
 from iris_ray.client.connection import current_user
 from iris_ray.errors import InvalidSlotError, SlotNameTakenError, UnknownNameError

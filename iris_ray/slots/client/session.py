@@ -9,7 +9,7 @@ from typing import Any, Self
 import ray
 from ray.exceptions import RayActorError
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import InvalidSlotError, SessionEndedError
 from iris_ray.slots.actors.messages import Ask
 from iris_ray.slots.actors.slot_manager import SlotManager

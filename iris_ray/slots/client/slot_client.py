@@ -11,7 +11,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from iris_ray.actors.calls.actor import Actor, Reference
+from iris_ray.actors.calls.asking import Actor, Reference
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
 from iris_ray.model.plain import shown
 from iris_ray.slots.actors.messages import TAKEN_AT_ONCE, Ask, ModelOrder, SlotHosts, SlotStatus, packed

@@ -9,7 +9,7 @@ import pytest
 import ray
 from ray.exceptions import ObjectStoreFullError
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.protocol.messages import RunRequest
 from iris_ray.actors.protocol.payloads import INLINE_BYTES
 from iris_ray.client import caller_pool, client

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.calls.actor import Actor
-from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Unreachable
+from iris_ray.actors.calls.asking import ANSWER_TIMEOUT_S, Actor
+from iris_ray.actors.protocol.answers import Unreachable
 from iris_ray.actors.protocol.marks import within
 from tests.support.virtual_time import now, run
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.calls.liveness import MOST_ASKED, SLICE_UNASKED_S, Contact, HostWatch, groups_of
 from iris_ray.actors.host.host_actor import TPUHostActor
 from iris_ray.actors.protocol.host_interface import HostInterface

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from iris_ray.actors.calls.asking import Gone, Unreachable
 from iris_ray.actors.calls.background import BackgroundTasks
 from iris_ray.actors.controller import dispatcher as module
 from iris_ray.actors.controller import recovery
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.dispatcher import Dispatcher
 from iris_ray.actors.controller.pool_registry import Pool
+from iris_ray.actors.protocol.answers import Gone, Unreachable
 from iris_ray.actors.protocol.messages import AttemptOrder, HostPlace
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.scheduler.planner import Placement

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.actors.pool.reserved_slice import Generation, ReservedSlice
 from iris_ray.actors.pool.reserved_slices import ReservedSlices, in_words, is_broken
 from iris_ray.actors.protocol.messages import HostPlace, ProcessSpec

@@ -13,7 +13,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from iris_ray import SlotClient, SlotHosts
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import InvalidSlotError, JobCancelledError, NoClusterError
 from iris_ray.slots.actors.messages import Ask, Grant, Piece, packed
 from iris_ray.slots.client import lease as client_keeper

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import RayError
 
 from iris_ray import SlotHosts
-from iris_ray.actors.calls.actor import Actor
+from iris_ray.actors.calls.asking import Actor
 from iris_ray.errors import ControllerUnavailableError
 from iris_ray.slots.client import hold_host
 from iris_ray.slots.client import hold_host as keeping
