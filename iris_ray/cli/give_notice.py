@@ -15,8 +15,8 @@ from iris_ray.cli.options import reason_option
 from iris_ray.cli.printing.words import counted
 from iris_ray.cli.taints import TARGET_HELP
 from iris_ray.errors import UnknownNameError
+from iris_ray.model.checks import unknown
 from iris_ray.model.ids import job_of
-from iris_ray.model.suggestions import unknown
 from iris_ray.terminal import live_line
 
 NOTICE_S = 30

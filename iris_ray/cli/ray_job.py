@@ -16,7 +16,7 @@ from iris_ray.cli.printing.tables import print_facts
 from iris_ray.cli.printing.words import one_line
 from iris_ray.cli.questions import confirm, on_a_terminal, really_cancel
 from iris_ray.errors import InvalidRequestError
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
 
 if TYPE_CHECKING:  # imported when it is used: `iris-ray --help` is to be quick
     from iris_ray.client.ray_jobs import RayJobs, RayJobStatus

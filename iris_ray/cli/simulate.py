@@ -18,7 +18,7 @@ from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing.json_output import print_json
 from iris_ray.cli.simulation.tables import print_reports
 from iris_ray.errors import InvalidSimulationError
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
 from iris_ray.simulation.description import read_study
 from iris_ray.simulation.history import History
 from iris_ray.simulation.report import Report, report

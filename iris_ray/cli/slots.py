@@ -10,7 +10,7 @@ from iris_ray.cli.printing.json_output import print_json
 from iris_ray.cli.printing.tables import print_table
 from iris_ray.cli.printing.words import duration
 from iris_ray.client.slot_client import SlotClient
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
 
 _SLOTS = ("SLOT", "MODEL", "RUNNER", "DEVICES", "MB", "STATE", "ACTIVE", "SESSIONS", "IDLE", "PID")
 _MODELS = ("MODEL", "SLOTS", "STARTING", "WAITING", "REPLICAS", "LOADS IN", "NOTE")

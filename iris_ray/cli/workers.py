@@ -11,8 +11,8 @@ from iris_ray.cli.options import json_option
 from iris_ray.cli.printing.json_output import print_json
 from iris_ray.cli.printing.tables import print_table
 from iris_ray.errors import ControllerUnavailableError
+from iris_ray.model.checks import unknown
 from iris_ray.model.ids import job_of
-from iris_ray.model.suggestions import unknown
 from iris_ray.model.workers import GPU, TPU
 
 NO_HOSTS = "the cluster has no TPU hosts that can be used; `iris-ray doctor` says which were refused and why"

@@ -16,12 +16,13 @@ from iris_ray.client.caller_pool import pool_of_this_process
 from iris_ray.client.connection import join, require_cluster
 from iris_ray.client.detached_job import submit_detached
 from iris_ray.client.identity import current_user
-from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of, require_number
+from iris_ray.client.job_handle import JobHandle, controller_of_a_job, job_id_of
 from iris_ray.client.job_request import make_request
 from iris_ray.client.modes.mode import require_no_local_mode
 from iris_ray.client.placement import placement_of
 from iris_ray.client.run_options import JobOptions, takes
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import require_int
 from iris_ray.model.job_spec import CoschedulingConfig
 from iris_ray.model.resources import ResourceSpec
 from iris_ray.task.job_info import get_job_info
@@ -175,7 +176,7 @@ class IrisClient:
             InvalidRequestError: ``task_index`` is not a number.
             UnknownNameError: the job has no such task, or there is no such job.
         """
-        require_number("task_index", task_index)
+        require_int("task_index", task_index, 0)
         return controller_of_a_job().task_status(job_id_of(job), task_index)
 
     def fetch_task_logs(
@@ -204,7 +205,7 @@ class IrisClient:
         numbers |= {} if attempt is None else {"attempt": attempt}
         numbers |= {} if tail_lines is None else {"tail_lines": tail_lines}
         for what, number in numbers.items():
-            require_number(what, number)
+            require_int(what, number, 0)
         at = LogPosition(attempt, offset, tail_lines)
         return controller_of_a_job().fetch_task_logs(job_id_of(job), task_index, at, max_bytes)
 

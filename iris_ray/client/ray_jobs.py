@@ -21,7 +21,7 @@ from iris_ray.errors import (
     UnknownNameError,
     VersionMismatchError,
 )
-from iris_ray.model.plain import shown
+from iris_ray.model.checks import shown
 from iris_ray.terminal import live_line
 
 PROBE_S = 5.0

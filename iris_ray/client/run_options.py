@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, cast, get_type_hints
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import shown
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_spec import (
     EXIT_GRACE_S,
@@ -17,7 +18,6 @@ from iris_ray.model.job_spec import (
     MAX_RETRIES_PREEMPTION,
     PriorityBand,
 )
-from iris_ray.model.plain import shown
 
 KEEP_WARM_S = 60.0
 

@@ -20,7 +20,7 @@ from iris_ray.client.named_manager import find, make_or_find
 from iris_ray.client.session import Session
 from iris_ray.client.slot_runners import cancel_runners, submit_runners
 from iris_ray.errors import InvalidSlotError, IrisError, NoClusterError
-from iris_ray.model.plain import shown
+from iris_ray.model.checks import shown
 from iris_ray.slots.devices import DeviceKind
 from iris_ray.slots.models import ModelSpec
 from iris_ray.slots.serving_policy import ServingPolicy

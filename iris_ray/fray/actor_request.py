@@ -4,13 +4,13 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from iris_ray.actors.wire.messages import RunRequest
-from iris_ray.errors import InvalidRequestError
 from iris_ray.fray.actor_call import require_no_tls
 from iris_ray.fray.actor_handle import ActorHandle, InProcess
 from iris_ray.fray.actor_server import ActorServer, make_instance, serve_actor
 from iris_ray.fray.entrypoint import function_in_task
 from iris_ray.fray.job_request import band_of, task_request
 from iris_ray.fray.placement import fray_placement
+from iris_ray.model.checks import require_int
 
 if TYPE_CHECKING:
     from fray.actor import HostedActor
@@ -40,8 +40,7 @@ def actor_request(
     from fray.types import ActorConfig, ResourceConfig
 
     require_no_tls()
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise InvalidRequestError(f"count is {count!r}; give an int of 1 or more")
+    require_int("count", count, 1)
     resources = ResourceConfig() if resources is None else resources
     config = ActorConfig() if actor_config is None else actor_config
     serve = functools.partial(serve_actor, actor_class, args, kwargs, name, config.max_concurrency)

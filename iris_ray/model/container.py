@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from iris_ray.errors import InvalidRequestError
+from iris_ray.model.checks import require_texts, require_variables, shown
 from iris_ray.model.job_info import JobInfo
-from iris_ray.model.plain import shown
 
 OURS = frozenset({"--name", "--rm", "-d", "--detach", "--restart", "--cidfile", "-i", "--interactive", "-t", "--tty"})
 """Options of the engine that would take a container out of our hands."""
@@ -45,7 +45,8 @@ class ContainerSpec:
                 raise InvalidRequestError(
                     f"container_options holds {option!r}, which is iris_ray's to choose; leave it out"
                 )
-        _require_variables(self.env)
+        require_variables(self.env)
+        _require_names_of_variables(self.env)
 
 
 def container_name(task: JobInfo) -> str:
@@ -54,16 +55,13 @@ def container_name(task: JobInfo) -> str:
     return f"iris-{job}-task-{task.task_index}-attempt-{task.attempt}"
 
 
-def _require_arguments(what: str, given: object, example: str) -> None:
-    if not isinstance(given, (list, tuple)) or not all(isinstance(part, str) for part in given):
-        raise InvalidRequestError(f"{what} is {shown(given)}; give a list of str, such as {example}")
+def _require_arguments(what: str, given: Sequence[str], example: str) -> None:
+    require_texts(what, given, example)
     if any("\0" in part for part in given):
         raise InvalidRequestError(f"{what} holds a NUL, which no argument can")
 
 
-def _require_variables(env: object) -> None:
-    if not isinstance(env, Mapping) or not all(isinstance(part, str) for item in env.items() for part in item):
-        raise InvalidRequestError("env must be a mapping of names to values, all str")
+def _require_names_of_variables(env: Mapping[str, str]) -> None:
     for name in env:
         if not _VARIABLE.fullmatch(name):
             raise InvalidRequestError(

@@ -7,9 +7,10 @@ from enum import Enum, IntEnum
 from typing import Any
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError
+from iris_ray.model.checks import shown
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.plain import plain, shown
+from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU, TPU, TPU_NAME

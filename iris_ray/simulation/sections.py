@@ -1,12 +1,12 @@
 """Reads tables of TOML value by value. What makes no sense is refused, with its place and what would do."""
 
-import difflib
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from iris_ray.errors import InvalidSimulationError
+from iris_ray.model.checks import is_amount, is_int, is_number, nearest
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
@@ -27,7 +27,7 @@ class Section:
         self._table: Mapping[str, Any] = table
         for name in table:
             if name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
+                near = nearest(str(name), known, most=1)
                 hint = f"did you mean {near[0]}?" if near else f"it may have {', '.join(known)}"
                 raise InvalidSimulationError(f"{self.at(name)}: there is no such name here; {hint}")
 
@@ -57,7 +57,7 @@ class Section:
         if name not in self._table and default is not None:
             return default
         value = self._table.get(name)
-        if not _is_number(value) or not least <= value <= sys.float_info.max / unit:
+        if not is_number(value) or not least <= value <= sys.float_info.max / unit:
             raise self.refuse(name, f"a number of {least:g} or more")
         return float(value) * unit
 
@@ -73,7 +73,7 @@ class Section:
         if name not in self._table and default is not None:
             return default
         value = self._table.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        if not is_int(value, least):
             raise self.refuse(name, f"a whole number of {least} or more")
         return value
 
@@ -110,7 +110,7 @@ class Section:
         value = self._table.get(name, default)
         pairs = value.items() if isinstance(value, Mapping) else [(item, 1) for item in _listed(value)]
         try:
-            found = tuple((read(item), float(weight)) for item, weight in pairs if _is_weight(weight))
+            found = tuple((read(item), float(weight)) for item, weight in pairs if is_amount(weight))
         except (TypeError, ValueError):
             raise self.refuse(name, expected) from None
         if len(found) < len(list(pairs)) or not 0 < sum(weight for _, weight in found) < math.inf:
@@ -127,14 +127,6 @@ class Section:
     def table(self, name: str, known: tuple[str, ...]) -> "Section":
         """Return a table in this table; an empty one if there is none."""
         return Section(self._table.get(name, {}), self.at(name), known)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_weight(value: object) -> TypeGuard[float]:
-    return _is_number(value) and 0 <= value <= sys.float_info.max
 
 
 def _listed(value: object) -> list[Any]:

@@ -1,10 +1,10 @@
 """What operators can choose: when a slot may be taken for others, and how places are preferred."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from iris_ray.errors import InvalidSlotError
+from iris_ray.model.checks import require_amount
 
 StalenessFunction = Callable[[str, float], float]
 """Of a runner's id and the time of a slot's last activity: from when on the idle slot is stale. Times in seconds."""
@@ -36,5 +36,4 @@ class Policy:
     spread_before_evicting: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_residency_s < math.inf:
-            raise InvalidSlotError(f"min_residency_s is {self.min_residency_s!r}; give a number of 0 or more")
+        require_amount("min_residency_s", self.min_residency_s, InvalidSlotError)

@@ -1,10 +1,10 @@
 """What slots are there for: requests, which wait in a queue until a slot has a seat."""
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
 from iris_ray.errors import InvalidSlotError
+from iris_ray.model.checks import is_name, is_positive_seconds, is_timeout, require
 from iris_ray.slots.models import SlotIdentity
 
 
@@ -47,12 +47,13 @@ class Request:
     crashes: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.request_id, str) or not self.request_id:
-            raise InvalidSlotError(f"a request's id is {self.request_id!r}; give a str that is not empty")
-        if self.deadline is not None and math.isnan(self.deadline):
+        require(
+            is_name(self.request_id), "a request's id", self.request_id, "a str that is not empty", InvalidSlotError
+        )
+        if self.deadline is not None and not is_timeout(self.deadline):
             raise InvalidSlotError(f"request {self.request_id}: its deadline is not a number; give a time, or None")
-        if self.is_session and not (isinstance(self.idle_s, int | float) and 0 < self.idle_s < math.inf):
-            raise InvalidSlotError(f"session {self.request_id}: idle_s is {self.idle_s!r}; give seconds above 0")
+        holds = not self.is_session or is_positive_seconds(self.idle_s)
+        require(holds, f"session {self.request_id}: idle_s", self.idle_s, "seconds above 0", InvalidSlotError)
 
     @property
     def is_session(self) -> bool:

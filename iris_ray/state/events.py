@@ -14,7 +14,7 @@ from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
-from iris_ray.model.plain import Words
+from iris_ray.model.plain_values import Words
 from iris_ray.state.records import JobRecord
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from iris_ray.model.constraints import TAINT_PREFIX, Attributes, AttributeValue
-from iris_ray.model.plain import Words, plain
+from iris_ray.model.plain_values import Words, plain
 from iris_ray.model.workers import TPU_NAME, TPU_TOPOLOGY, Occupant, Resources, Worker, string_attribute
 from iris_ray.state.change_log import ChangeLog
 from iris_ray.state.groups import Grouping

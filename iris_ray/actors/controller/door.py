@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
-from iris_ray.model.plain import plain
+from iris_ray.model.plain_values import plain
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
     AttemptMarkedEvent,

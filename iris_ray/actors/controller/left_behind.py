@@ -17,7 +17,7 @@ from iris_ray.actors.controller.write_ahead_log import WriteAheadLog
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
-from iris_ray.model.plain import plain
+from iris_ray.model.plain_values import plain
 from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, TaintedEvent
 from iris_ray.state.record_check import require_whole
 from iris_ray.state.records import JobRecord

@@ -26,9 +26,9 @@ from iris_ray.actors.wire.background import BackgroundTasks
 from iris_ray.actors.wire.messages import AttemptOrder
 from iris_ray.actors.wire.remote_methods import remote_method
 from iris_ray.actors.wire.task_log import LastLines, LogId, LogPlace, LogPosition, TaskLog
+from iris_ray.model.checks import unknown_number
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.jobs import Job
-from iris_ray.model.suggestions import unknown_number
 from iris_ray.model.workers import Worker
 from iris_ray.state import ControllerState
 

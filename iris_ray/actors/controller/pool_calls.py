@@ -11,13 +11,12 @@ from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.actors.wire.task_log import LastLines
 from iris_ray.errors import DeposedError, InvalidJobError, InvalidMessageError, JobCancelledError
+from iris_ray.model.checks import shown, unknown_number
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.notices import OUR_MOVES
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
-from iris_ray.model.plain import shown
-from iris_ray.model.suggestions import unknown_number
 from iris_ray.state.events import (
     Event,
     JobSubmittedEvent,

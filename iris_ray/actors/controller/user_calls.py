@@ -38,11 +38,11 @@ from iris_ray.actors.wire.status import (
 from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.goodput.user_times import UserDay
+from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
-from iris_ray.model.plain import Words
-from iris_ray.model.suggestions import unknown, unknown_number
+from iris_ray.model.plain_values import Words
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import JobCancelledEvent, JobYieldsEvent, LimitsSetEvent, TaintedEvent, TaintLiftedEvent
 from iris_ray.state.job_times import is_measured

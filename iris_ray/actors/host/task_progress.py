@@ -11,7 +11,7 @@ from iris_ray.actors.wire.messages import Progress
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.goodput.kinds import MARKS
 from iris_ray.goodput.marks import Marks, StepTime, with_step
-from iris_ray.model.plain import LARGEST_INT
+from iris_ray.model.plain_values import LARGEST_INT
 
 
 class TaskProgress:

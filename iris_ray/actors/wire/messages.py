@@ -13,7 +13,7 @@ from iris_ray.model.job_info import JobInfo
 from iris_ray.model.job_spec import EXIT_GRACE_S, JobSpec
 from iris_ray.model.lifecycle import JobState
 from iris_ray.model.multislice import MultisliceInfo
-from iris_ray.model.plain import Words
+from iris_ray.model.plain_values import Words
 from iris_ray.model.workers import TPU
 
 HOST_SILENCE_S = 5.0

@@ -24,7 +24,7 @@ from iris_ray.cli.selftest import SelfTest
 from iris_ray.client import run_on_pod
 from iris_ray.client.modes.mode import Mode, ModeKind
 from iris_ray.errors import ControllerUnavailableError, JobCancelledError, NoClusterError, UnknownTPUTypeError
-from iris_ray.model.suggestions import unknown
+from iris_ray.model.checks import unknown
 from iris_ray.model.topology import get_tpu_config
 from tests.support.command_line import COMMANDS, address_of_nobody, command_line, invoke
 

@@ -17,9 +17,9 @@ from iris_ray.client.run_on_pod import (
 )
 from iris_ray.client.run_options import DEFAULTS, GangOptions, JobOptions, RunOptions
 from iris_ray.errors import InvalidRequestError, UnknownNameError
+from iris_ray.model.checks import shown
 from iris_ray.model.constraints import Constraint, ConstraintOp
 from iris_ray.model.job_spec import GROW_AFTER_S, PriorityBand
-from iris_ray.model.plain import shown
 from tests.support.requests import hello, pod_request, task_request
 
 

@@ -16,7 +16,7 @@ from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import MOST_TASKS, CoschedulingConfig, JobSpec
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.multislice import MOST_COUNTS, MOST_SLICES
-from iris_ray.model.plain import MOST_CHARACTERS, Scalar, Words, plain
+from iris_ray.model.plain_values import MOST_CHARACTERS, Scalar, Words, plain
 from iris_ray.state.events import AttemptEndConfirmedEvent, TaskStateChangedEvent, WorkerDrainedEvent
 from tests.support.worlds import gang_spec, tasks_spec
 
