@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from iris_ray.actors.wire.json_values import plain
+from iris_ray.actors.wire.json_values import as_json
 from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing.json_output import print_json
 from iris_ray.cli.simulation.tables import print_reports
@@ -175,7 +175,7 @@ def _as_json(outcome: Outcome) -> dict[str, Any]:
     found, cpu_s = outcome.report, max(outcome.cpu_s, 1e-9)
     return {
         "policy": outcome.policy,
-        **plain(found),
+        **as_json(found),
         "cpu_s": round(outcome.cpu_s, 3),
         "decisions_per_s": round(found.decisions / cpu_s, 1),
         "events_per_s": round(found.events / cpu_s, 1),

@@ -90,7 +90,10 @@ def is_seconds_or_forever(value: object) -> TypeGuard[float]:
 
 def is_timeout(value: object) -> TypeGuard[float]:
     """A number of seconds, also one of NumPy. Infinity waits for ever; what is negative does not wait."""
-    return is_real(value) and (abs(value) <= sys.float_info.max or abs(value) == math.inf)
+    try:
+        return is_real(value) and not math.isnan(value)
+    except OverflowError:
+        return False
 
 
 # -- text and what is made of it -----------------------------------------------------------------------------------

@@ -1,13 +1,22 @@
 """What a job asks for, and its validation."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError
-from iris_ray.model.checks import shown
+from iris_ray.model.checks import (
+    is_amount,
+    is_count,
+    is_name,
+    is_number,
+    is_positive_int,
+    is_seconds,
+    is_texts,
+    require,
+    shown,
+)
 from iris_ray.model.constraints import TAINT_PREFIX, Constraint
 from iris_ray.model.multislice import parse_num_slices
 from iris_ray.model.plain_values import plain
@@ -42,8 +51,8 @@ class CoschedulingConfig:
     num_groups: tuple[int, ...]
 
     def __init__(self, group_by: str = TPU_NAME, num_groups: int | Sequence[int] = (1,)) -> None:
-        if not isinstance(group_by, str) or not group_by:
-            raise InvalidJobError(f"group_by is {group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
+        wanted = f"the name of an attribute, such as {TPU_NAME!r}"
+        require(is_name(group_by), "group_by", group_by, wanted, InvalidJobError)
         try:
             object.__setattr__(self, "group_by", plain(str, group_by, "group_by"))
         except InvalidMessageError as error:
@@ -148,9 +157,17 @@ class JobSpec:
         for name in ("constraints", "preferences", "tolerations"):
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
-        _require_valid(self)
-        for name, kind in _PLAIN.items():
-            object.__setattr__(self, name, _plain(self, name, kind))
+        who = f"job {shown(self.name or self.job_id)}"  # users have not seen the id of a new job yet
+        for name, (holds, wanted, kind) in _FIELDS.items():
+            if not holds(value := getattr(self, name)):
+                raise InvalidJobError(f"{who}: {name} is {shown(value)}; give {wanted}")
+            if kind is not None:
+                object.__setattr__(self, name, _plain(who, kind, value, name))
+        _require_items(who, self)
+        _require_resources(who, self.resources)
+        object.__setattr__(self, "resources", _plain(who, Mapping[str, float], self.resources, "resources"))
+        _require_bounded(who, self)
+        _require_gang(who, self)
         if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
             object.__setattr__(self, "scheduling_timeout", None)
 
@@ -174,88 +191,55 @@ class JobSpec:
         )
 
 
-_PLAIN: Mapping[str, Any] = {
-    **dict.fromkeys(("job_id", "owner", "name", "user"), str),
-    "device": str | None,
-    **dict.fromkeys(("replicas", "max_retries_failure", "max_retries_preemption", "spares"), int),
-    **dict.fromkeys(("whole_groups", "may_evict"), bool),
-    "max_task_failures": int | None,
-    **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
-    "tolerations": tuple[str, ...],
-    "resources": Mapping[str, float],
+def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+def _is_a(kind: Any) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+_CONSTRAINTS = 'a list of Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'
+_BANDS = f"one of {', '.join(f'PriorityBand.{band.name}' for band in PriorityBand)}"
+_COUNT = is_count, "an int of 0 or more", int
+
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
+    "job_id": (is_name, "a name", str),
+    "owner": (is_name, "the id of the pool that runs it", str),
+    "name": (_is_a(str), "a str", str),
+    "user": (_is_a(str), "a str", str),
+    "priority": (_is_a(PriorityBand), _BANDS, None),
+    "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None', str | None),
+    "replicas": (is_positive_int, "an int of 1 or more", int),
+    "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
+    "whole_groups": (_is_a(bool), "a bool", bool),
+    "constraints": (_is_a(tuple), _CONSTRAINTS, None),
+    "preferences": (_is_a(tuple), _CONSTRAINTS, None),
+    "tolerations": (is_texts, 'a list of names of taints, such as ["spot"]', tuple[str, ...]),
+    "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", None),
+    "max_retries_failure": _COUNT,
+    "max_retries_preemption": _COUNT,
+    "max_task_failures": (_or_none(is_count), "an int of 0 or more, or None", int | None),
+    "scheduling_timeout": (_or_none(is_number), "seconds, or None to wait", float | None),
+    "spares": _COUNT,
+    "grow_after": (_or_none(is_seconds), "seconds, or None never to grow", float | None),
+    "may_evict": (_is_a(bool), "a bool", bool),
 }
-"""The fields that a job's spec makes plain. The others are objects of ours, which do it themselves."""
+"""How a field is checked, what to give instead, and as what it is made plain; objects of ours do that themselves."""
 
 
-def _plain(spec: JobSpec, name: str, kind: Any) -> Any:
+def _plain(who: str, kind: Any, value: object, name: str) -> Any:
     try:
-        return plain(kind, getattr(spec, name), name)
+        return plain(kind, value, name)
     except InvalidMessageError as error:
-        raise InvalidJobError(f"{_who(spec)}: {error}") from None
+        raise InvalidJobError(f"{who}: {error}") from None
 
 
-def _who(spec: JobSpec) -> str:
-    """Return the job's name for messages, or its id if it has no name. Users have not seen the id of a new job yet."""
-    return f"job {shown(spec.name or spec.job_id)}"
-
-
-def _require_valid(spec: JobSpec) -> None:
-    """Raise InvalidJobError for the first invalid value, with a message that says how to fix it."""
-    who = _who(spec)
-    _require_names(who, spec)
-    _require_counts(who, spec)
-    _require_times(who, spec)
-    if not isinstance(spec.priority, PriorityBand):
-        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
-        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
-    _require_lists(who, spec)
-    if not isinstance(spec.coscheduling, CoschedulingConfig | None):
-        raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
-    _require_resources(who, spec.resources)
-    _require_bounded(who, spec)
-    if spec.device is not None:
-        get_tpu_config(spec.device)
-    if spec.coscheduling is not None:
-        _require_gang(who, spec, spec.coscheduling.group_by)
-    elif spec.whole_groups:
-        raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
-
-
-def _require_names(who: str, spec: JobSpec) -> None:
-    if not isinstance(spec.job_id, str) or not spec.job_id:
-        raise InvalidJobError(f"job_id is {shown(spec.job_id)}; give a name")
-    for name in ("owner", "user", "name"):
-        if not isinstance(value := getattr(spec, name), str):
-            raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a str")
-    if not spec.owner:
-        raise InvalidJobError(f"{who}: owner is empty; give the id of the pool that runs it")
-
-
-def _require_counts(who: str, spec: JobSpec) -> None:
-    _require_int(who, "replicas", spec.replicas, 1)
-    _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
-    _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
-    if spec.max_task_failures is not None:
-        _require_int(who, "max_task_failures", spec.max_task_failures, 0)
-    _require_int(who, "spares", spec.spares, 0)
-    if spec.spares and spec.coscheduling is None:
-        raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
-
-
-def _require_times(who: str, spec: JobSpec) -> None:
-    if spec.grow_after is not None and not _is_amount(spec.grow_after):
-        raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
-    if spec.scheduling_timeout is not None and not _is_number(spec.scheduling_timeout):
-        raise InvalidJobError(
-            f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
-        )
-
-
-def _require_lists(who: str, spec: JobSpec) -> None:
-    constraints = 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'
-    _require_list(who, "constraints", spec.constraints, Constraint, constraints)
-    _require_list(who, "preferences", spec.preferences, Constraint, constraints)
-    _require_list(who, "tolerations", spec.tolerations, str, 'names of taints, such as ["spot"]')
+def _require_items(who: str, spec: JobSpec) -> None:
+    for name in ("constraints", "preferences"):
+        for one in getattr(spec, name):
+            if not isinstance(one, Constraint):
+                raise InvalidJobError(f"{who}: {name} has {shown(one)}; give {_CONSTRAINTS}")
     for name in spec.tolerations:
         if not name or name.startswith(TAINT_PREFIX):
             raise InvalidJobError(
@@ -263,22 +247,12 @@ def _require_lists(who: str, spec: JobSpec) -> None:
             )
 
 
-def _require_list(who: str, name: str, value: Any, kind: type, example: str) -> None:
-    if not isinstance(value, tuple):
-        raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a list of {example}")
-    for one in value:
-        if not isinstance(one, kind):
-            raise InvalidJobError(f"{who}: {name} has {shown(one)}; give a list of {example}")
-
-
-def _require_resources(who: str, resources: Any) -> None:
-    if not isinstance(resources, Mapping) or not all(isinstance(name, str) for name in resources):
-        raise InvalidJobError(f"{who}: resources is {resources!r}; give amounts by name, such as {{'CPU': 1}}")
+def _require_resources(who: str, resources: Mapping[str, float]) -> None:
     for resource, amount in resources.items():
-        if not _is_amount(amount):
-            raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}; give a number of 0 or more")
+        if not is_amount(amount):
+            raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}; give a number of 0 or more")
         if amount > MOST_OF_A_RESOURCE:
-            raise InvalidJobError(f"{who}: resources has {shown(amount)} of {resource}, more than Ray can count")
+            raise InvalidJobError(f"{who}: resources has {amount!r} of {resource}, more than Ray can count")
         if resource == GPU and amount % 1:
             raise InvalidJobError(f"{who}: resources has {amount!r} of {GPU}; a task has whole GPUs to itself")
 
@@ -298,8 +272,16 @@ def _require_bounded(who: str, spec: JobSpec) -> None:
             raise InvalidJobError(f"{who}: {shown(count)} {name}, and the limit is {most:,}; ask for fewer")
 
 
-def _require_gang(who: str, spec: JobSpec, group_by: str) -> None:
-    if spec.device is None:
+def _require_gang(who: str, spec: JobSpec) -> None:
+    config = None if spec.device is None else get_tpu_config(spec.device)
+    if spec.coscheduling is None:
+        if spec.spares:
+            raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
+        if spec.whole_groups:
+            raise InvalidJobError(f"{who}: whole_groups without coscheduling; add coscheduling=CoschedulingConfig()")
+        return
+    group_by = spec.coscheduling.group_by
+    if config is None:
         if group_by == TPU_NAME:
             raise InvalidJobError(
                 f'{who} is coscheduled by slice but names no TPU device; say which, for example device="v4-32", or'
@@ -310,7 +292,6 @@ def _require_gang(who: str, spec: JobSpec, group_by: str) -> None:
                 f"{who}: a gang by {group_by} has no spares, no whole groups and no TPU chips; only gangs on slices do"
             )
         return
-    config = get_tpu_config(spec.device)
     sizes = {config.vm_count, config.chip_count // 4} if config.chips_per_vm == 8 else {config.vm_count}
     # GKE makes two VMs of a host with eight chips.
     if spec.replicas not in sizes and not spec.whole_groups:
@@ -318,16 +299,3 @@ def _require_gang(who: str, spec: JobSpec, group_by: str) -> None:
             f"{who}: {config.name} has {config.vm_count} hosts, so a gang on it has {config.vm_count} replicas per"
             f" slice, not {spec.replicas}; set replicas={config.vm_count}, or use num_groups for several slices"
         )
-
-
-def _require_int(who: str, name: str, value: Any, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InvalidJobError(f"{who}: {name} is {shown(value)}; give an int of {least} or more")
-
-
-def _is_amount(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and -math.inf < value < math.inf

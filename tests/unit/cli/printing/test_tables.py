@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.wire.json_values import plain
+from iris_ray.actors.wire.json_values import as_json
 from iris_ray.actors.wire.status import JobStatus
 from iris_ray.cli.ls import listed
 from iris_ray.cli.printing.tables import format_table, print_facts, print_labelled, print_table
@@ -175,7 +175,7 @@ def test_duration_has_two_units_at_most(seconds: float, text: str) -> None:
 
 
 def test_json_has_states_by_name_constraints_as_text_and_the_sentence() -> None:
-    found = json.loads(json.dumps(plain(job_status(waiting=WAITING))))
+    found = json.loads(json.dumps(as_json(job_status(waiting=WAITING))))
     assert (found["state"], found["priority"], found["tasks"]) == ("PENDING", "INTERACTIVE", {"PENDING": 2})
     assert found["waiting"]["sentence"].startswith("waiting for 2 slices")
     assert found["waiting"]["requirement"]["constraints"] == ["tpu-topology == v4-16"]
