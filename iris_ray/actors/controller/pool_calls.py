@@ -65,8 +65,8 @@ class PoolCalls(ControllerProcess):
         elif known.spec != spec:
             raise InvalidJobError(f"there is a job {spec.job_id} already, of {known.spec.user}; choose another id")
         await self._events.recorded([JobSubmittedEvent(spec, self._clock.now())])
-        if (why := self._events.aside.jobs.get(spec.job_id)) is not None:
-            raise JobCancelledError(f"job {spec.job_id} was cancelled: {why}")
+        if (aside := self._journal.contained.jobs.get(spec.job_id)) is not None:
+            raise JobCancelledError(f"job {spec.job_id} was cancelled: {aside.why}")
         return self._state.jobs[spec.job_id].state
 
     @checked

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
 
-from iris_ray.actors.controller.corrupt_records import CorruptRecords
+from iris_ray.actors.controller.containment import Containment
 from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.errors import CorruptRecordError, DeposedError
 
@@ -112,12 +112,12 @@ class WriteAheadLog:
             if self._checkpoint_of(epoch) <= end:
                 return  # else the key was that of an old entry, which a checkpoint has deleted meanwhile
 
-    def read(self, epoch: int, corrupt: CorruptRecords) -> dict[str, bytes | None]:
+    def read(self, epoch: int, contained: Containment) -> dict[str, bytes | None]:
         """Return what the entries of an earlier Controller say that may not be in records. Records are read later.
 
         Args:
             epoch: the number of the Controller.
-            corrupt: takes the entries that can't be read.
+            contained: takes the entries that can't be read.
         """
         while True:
             first = self._checkpoint_of(epoch)
@@ -128,7 +128,7 @@ class WriteAheadLog:
         for key in sorted(filter(_has_number, found), key=_number):
             if _number(key) >= first and found[key] != CLOSED:
                 name = f"entry {key} of the log"
-                values |= corrupt.read(name, {key: found[key]}, partial(_unpacked, found[key])) or {}
+                values |= contained.read(name, {key: found[key]}, partial(_unpacked, found[key])) or {}
         return values
 
     async def clear_earlier(self, kept: int) -> None:

@@ -270,16 +270,3 @@ class LimitStatus:
     running_jobs: int
     queued_jobs: int
     tasks: int
-
-
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """Something that iris_ray could not handle, so that it was set aside.
-
-    Attributes:
-        job_id: which job it concerns.
-        why: what happened, and what to do.
-    """
-
-    job_id: str
-    why: str

@@ -11,7 +11,6 @@ from unittest import mock
 
 from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
-from iris_ray.actors.controller.set_aside import SetAsideJobs
 from iris_ray.actors.wire.pool_stub import PoolStub
 from iris_ray.errors import IllegalTransitionError
 from iris_ray.model.ids import AttemptId
@@ -386,9 +385,8 @@ class RandomWorld(Simulation):
         self.state.check()
 
     async def _comes_back(self) -> None:
-        aside = SetAsideJobs(self.state)
         nodes: Any = Nodes(self.state, self._registered, self._draining)
-        args: Any = self.state, self._journal, self._registry, nodes, self._orders, aside, lambda: None
+        args: Any = self.state, self._journal, self._registry, nodes, self._orders, lambda: None
         await recovery.come_back(*args)
         await self._background.run()
 

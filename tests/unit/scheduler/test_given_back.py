@@ -250,4 +250,4 @@ def test_job_that_makes_the_choice_of_spares_fail_is_left_out(world: World, monk
     world.submit("other")
     planner = Planner(world.state, look_again_s=0.5)
     assert planner.plan(world.now, Instructions()) == []
-    assert "a defect, met by other" in planner.left_out["other"]
+    assert "a defect, met by other" in planner.left_out["other"].why
