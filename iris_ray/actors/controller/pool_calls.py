@@ -5,7 +5,7 @@ from dataclasses import replace
 from ray.actor import ActorHandle
 
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.door import ReportedEvent, checked
+from iris_ray.actors.controller.message_checks import ReportedEvent, checked
 from iris_ray.actors.controller.status_views import job_status
 from iris_ray.actors.wire.messages import GangProgress, JobView, PoolProcess
 from iris_ray.actors.wire.pool_stub import PoolStub

@@ -12,10 +12,10 @@ import ray
 
 import iris_ray
 from iris_ray.actors.controller.controller_process import ControllerProcess
-from iris_ray.actors.controller.door import checked
 from iris_ray.actors.controller.goodput_views import job_goodput
 from iris_ray.actors.controller.job_events import job_events
 from iris_ray.actors.controller.log_service import log_standing
+from iris_ray.actors.controller.message_checks import checked
 from iris_ray.actors.controller.shared_records import add_forgotten
 from iris_ray.actors.controller.status_views import (
     job_status,

@@ -234,6 +234,15 @@ def test_record_that_the_state_refuses_is_left_out_by_the_next_process(world: Co
     assert "bad" in aside(world)
 
 
+def test_note_has_what_can_be_stored_of_an_error() -> None:
+    """An error may name a file whose name is no Unicode."""
+    store: Any = Store()
+    for job_id in ("first", "second"):
+        Containment(store, Clock()).note_unrestorable(job_id, ValueError("no file \udc80"))
+    found = Containment(store, Clock()).unrestorable()
+    assert found == dict.fromkeys(("first", "second"), "ValueError: no file \\udc80")
+
+
 def test_no_more_damaged_records_are_kept_than_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = Store()
     monkeypatch.setattr(containment, "MOST_RECORDS", 3)
