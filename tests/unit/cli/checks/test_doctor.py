@@ -299,7 +299,7 @@ def test_doctor_names_what_is_set_aside_with_its_times() -> None:
     now = time.time()
     aside = SetAside("poison", "a defect", now - 120.5, now + 480.5), SetAside("the taints", "damaged")
     found = [finding.found for finding in check_set_aside({"set_aside": aside})]
-    assert found == ["poison, 2 min ago, tried again in 8 min: a defect", "the taints: damaged"]
+    assert found == ["poison, 2m00s ago, tried again in 8m00s: a defect", "the taints: damaged"]
 
 
 def test_doctor_names_quarantined_hosts() -> None:
