@@ -1,10 +1,9 @@
 """Groups of commands that suggest the right command for a wrong name."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 
 import click
-
-from iris_ray.model.checks import nearest
 
 OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("jobs", "list", "ps", "queue", "top"), "ls"),
@@ -35,5 +34,5 @@ class SuggestingGroup(click.Group):
 
 def _hint(name: str, names: Sequence[str]) -> str:
     meant = OTHER_NAMES.get(name, "")
-    near = [meant] if meant in names else nearest(name, names)
+    near = [meant] if meant in names else difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(near)}?" if near else "."
