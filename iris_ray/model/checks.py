@@ -126,48 +126,33 @@ def is_variables(value: object) -> TypeGuard[Mapping[str, str]]:
 
 
 def require(holds: bool, what: str, value: object, wanted: str, error: Refusal = InvalidRequestError) -> None:
-    """Refuse a value unless a check holds.
-
-    Args:
-        holds: the result of the check.
-        what: the value's name in the message.
-        value: what somebody gave.
-        wanted: what to give instead.
-        error: the class of the error.
-
-    Raises:
-        InvalidRequestError: or ``error``: the check does not hold.
-    """
+    """Refuse a value with "WHAT is VALUE; give WANTED", as an ``error``, unless its check holds."""
     if not holds:
         raise error(f"{what} is {shown(value)}; give {wanted}")
 
 
 def require_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
-    """Refuse what is not an int of ``least`` or more; arguments and errors as for `require`."""
+    """Refuse what is not an int of ``least`` or more; see `require`."""
     require(is_int(value, least), what, value, f"an int of {least} or more", error)
 
 
 def require_plain_int(what: str, value: object, least: int, error: Refusal = InvalidRequestError) -> None:
-    """Refuse what is not `is_plain_int`; arguments and errors as for `require`."""
+    """Refuse what is not `is_plain_int`; see `require`."""
     require(is_plain_int(value, least), what, value, f"an int of {least} or more", error)
 
 
 def require_amount(what: str, value: object, error: Refusal = InvalidRequestError) -> None:
-    """Refuse what is not a finite number of 0 or more; arguments and errors as for `require`."""
+    """Refuse what is not a finite number of 0 or more; see `require`."""
     require(is_amount(value), what, value, "a number of 0 or more", error)
 
 
 def require_texts(what: str, value: object, example: str) -> None:
-    """Refuse what is not a list of str; arguments and errors as for `require`."""
+    """Refuse what is not a list of str; see `require`."""
     require(is_texts(value), what, value, f"a list of str, such as {example}")
 
 
 def require_variables(env: object) -> None:
-    """Refuse what is not a mapping of names to values. The message does not have the values, which may be secret.
-
-    Raises:
-        InvalidRequestError: it is something else.
-    """
+    """Refuse what is not a mapping of names to values. The message does not have the values, which may be secret."""
     if not is_variables(env):
         raise InvalidRequestError("env must be a mapping of names to values, all str")
 
@@ -176,14 +161,7 @@ def require_variables(env: object) -> None:
 
 
 def nearest(name: str, known: Iterable[str], most: int = 3, cutoff: float = 0.5) -> list[str]:
-    """Return the names that are most like a name, the best first.
-
-    Args:
-        name: what somebody wrote.
-        known: the names that there are. Of very many only those around the name in the alphabet are compared.
-        most: how many are returned at most.
-        cutoff: how much alike they are at least, from 0 to 1.
-    """
+    """Return the known names that are most like a name, the best first; ``cutoff`` is the least likeness, up to 1."""
     return difflib.get_close_matches(name, _likely(name, list(known)), n=most, cutoff=cutoff)
 
 
