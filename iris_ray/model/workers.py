@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from iris_ray.model.checks import is_count
 from iris_ray.model.constraints import Attributes
-from iris_ray.model.ids import AttemptId
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import Notice
 
 TPU = "TPU"

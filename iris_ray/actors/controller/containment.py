@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import TypeVar
 
+from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.clock import Clock
-from iris_ray.actors.wire.ray_internals import ClusterStore
 from iris_ray.errors import UnknownRecordError
 from iris_ray.model.containment import SetAside, by_a_defect, in_short, lost, others_go_on
 from iris_ray.state import ControllerState

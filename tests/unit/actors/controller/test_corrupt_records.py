@@ -13,8 +13,7 @@ from iris_ray.actors.controller import containment
 from iris_ray.actors.controller.clock import Clock
 from iris_ray.actors.controller.containment import Containment
 from iris_ray.errors import ControllerUnavailableError, CorruptRecordError, UnknownNameError, UnknownRecordError
-from iris_ray.model.ids import AttemptId
-from iris_ray.model.lifecycle import TaskState
+from iris_ray.model.lifecycle import AttemptId, TaskState
 from iris_ray.state import ControllerState
 from iris_ray.state.events import JobRestoredEvent
 from iris_ray.state.record_check import require_whole
