@@ -11,13 +11,11 @@ from iris_ray.fray.actor_server import ActorServer, make_instance, serve_actor
 from iris_ray.fray.entrypoint import function_in_task
 from iris_ray.fray.job_request import band_of, task_request
 from iris_ray.fray.placement import fray_placement
+from iris_ray.model.options import default_of
 
 if TYPE_CHECKING:
     from fray.actor import HostedActor
     from fray.types import ActorConfig, EnvironmentConfig, ResourceConfig
-
-MAX_RESTARTS = 100
-"""After preemptions, if an `ActorConfig` does not say."""
 
 
 def actor_request(
@@ -52,9 +50,13 @@ def actor_request(
         fray_placement(resources, count, tpu_gang=False),
         environment,
         priority=band_of(config.priority),
-        max_retries_preemption=MAX_RESTARTS if config.max_restarts is None else config.max_restarts,
-        max_retries_failure=config.max_task_retries or 0,
+        max_retries_preemption=_given(config.max_restarts, "max_retries_preemption"),
+        max_retries_failure=_given(config.max_task_retries, "max_retries_failure"),
     )
+
+
+def _given(number: int | None, option: str) -> Any:
+    return default_of(option, "an actor of Fray") if number is None else number
 
 
 def host_here(

@@ -1,6 +1,7 @@
 """How long a silent host or slice is tolerated. Ray's own health checks take a minute to find a frozen host.
 
-The limit is a host's ``silence_s``: `HOST_SILENCE_S` in `actors/wire/messages.py`, or ``$IRIS_RAY_HOST_SILENCE_S``.
+The limit is a host's ``silence_s``: the option ``host_silence`` of its job, or `HOST_SILENCE_S` in
+`actors/wire/messages.py`.
 """
 
 import asyncio

@@ -19,8 +19,8 @@ from iris_ray.actors.host.processes.tree import stat_of
 from iris_ray.actors.host.task_watch import TaskWatch
 from iris_ray.actors.wire.messages import HostPlace, Progress
 from iris_ray.actors.wire.task_files import TaskFiles
-from iris_ray.client.job_request import MOST_STANDBYS
 from iris_ray.model.notices import Notice, NoticeKind
+from iris_ray.model.options import MOST_STANDBYS
 from iris_ray.model.outcomes import EndKind, TaskEnd
 from tests.support.processes import alive
 from tests.support.task_children import NOTICE, PATIENCE_S, Child, Make, started, watched
