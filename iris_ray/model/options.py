@@ -7,6 +7,7 @@ public function that takes the option (`takes` in `client/run_options.py`), the 
 Times have no suffix in their names and are in seconds.
 """
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Seconds:
             return None
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             in_range = self.least is None or (value > self.least if self.above else value >= self.least)
-            if in_range and (abs(value) <= sys.float_info.max or (self.endless and value > 0)):
+            if in_range and (abs(value) <= sys.float_info.max or (self.endless and value == math.inf)):
                 return None
         return f"is {shown(value)}; give {self.wanted}"
 

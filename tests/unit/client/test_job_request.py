@@ -79,8 +79,8 @@ def test_request_whose_name_could_be_no_part_of_an_id_is_refused(name: str) -> N
 
 
 def test_refused_request_is_called_by_its_name_and_not_by_an_id_that_nobody_has_seen() -> None:
-    with pytest.raises(InvalidJobError, match="job 'hello': spares is -1"):
-        pod_request(spares=-1)
+    with pytest.raises(InvalidJobError, match="job 'hello': 1001 spares, and the limit is 1,000"):
+        pod_request(spares=1001)
 
 
 def test_request_with_a_generator_of_modules_is_refused() -> None:
