@@ -3,38 +3,20 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Any
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidRequestError
-from iris_ray.model.checks import (
-    is_amount,
-    is_count,
-    is_name,
-    is_number,
-    is_positive_int,
-    is_seconds,
-    is_texts,
-    require,
-    require_texts,
-    require_variables,
-    shown,
-)
-from iris_ray.model.constraints import TAINT_PREFIX, Constraint
+from iris_ray.model.checks import is_amount, is_name, is_positive_int, require, require_texts, require_variables, shown
+from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.options import OPTIONS, default_of
+from iris_ray.model.options import PriorityBand as PriorityBand
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU, TPU, TPU_NAME
-
-
-class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next, and may take hosts from them, with notice."""
-
-    PRODUCTION = 0
-    INTERACTIVE = 1
-    BATCH = 2
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -55,20 +37,14 @@ class CoschedulingConfig:
     num_groups: tuple[int, ...]
 
     def __init__(self, group_by: str = TPU_NAME, num_groups: int | Sequence[int] = (1,)) -> None:
-        wanted = f"the name of an attribute, such as {TPU_NAME!r}"
-        require(is_name(group_by), "group_by", group_by, wanted, InvalidJobError)
+        if not isinstance(group_by, str) or not group_by:
+            raise InvalidJobError(f"group_by is {group_by!r}; give the name of an attribute, such as {TPU_NAME!r}")
         try:
             object.__setattr__(self, "group_by", plain(str, group_by, "group_by"))
         except InvalidMessageError as error:
             raise InvalidJobError(str(error)) from None
         object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
 
-
-EXIT_GRACE_S = 300.0
-"""How long a task's process may run on after its function has returned, if its job does not say."""
-GROW_AFTER_S = 12 * 3600.0
-MAX_RETRIES_FAILURE = 10
-MAX_RETRIES_PREEMPTION = 10_000
 
 MOST_TASKS = 100_000
 """Of one job, on the largest number of slices that it can use."""
@@ -148,12 +124,12 @@ class JobSpec:
     preferences: tuple[Constraint, ...] = ()
     tolerations: tuple[str, ...] = ()
     resources: Mapping[str, float] = field(default_factory=dict)
-    max_retries_failure: int = 0
-    max_retries_preemption: int = 100
+    max_retries_failure: int = default_of("max_retries_failure", "IrisClient.submit")
+    max_retries_preemption: int = default_of("max_retries_preemption", "IrisClient.submit")
     max_task_failures: int | None = None
     scheduling_timeout: float | None = None
     spares: int = 0
-    grow_after: float | None = GROW_AFTER_S
+    grow_after: float | None = default_of("grow_after")
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -162,14 +138,14 @@ class JobSpec:
             if isinstance(value := getattr(self, name), list):
                 object.__setattr__(self, name, tuple(value))
         who = f"job {shown(self.name or self.job_id)}"  # users have not seen the id of a new job yet
-        for name, (holds, wanted, kind) in _FIELDS.items():
-            if not holds(value := getattr(self, name)):
-                raise InvalidJobError(f"{who}: {name} is {shown(value)}; give {wanted}")
-            if kind is not None:
-                object.__setattr__(self, name, _plain(who, kind, value, name))
-        _require_items(who, self)
+        for name, (holds, wanted, _) in _FIELDS.items():
+            require(holds(getattr(self, name)), f"{who}: {name}", getattr(self, name), wanted, InvalidJobError)
+        for name in OPTIONS_OF_A_JOB:
+            if (problem := OPTIONS[name].check.problem(getattr(self, name))) is not None:
+                raise InvalidJobError(f"{who}: {name} {problem}")
         _require_resources(who, self.resources)
-        object.__setattr__(self, "resources", _plain(who, Mapping[str, float], self.resources, "resources"))
+        for name, kind in _PLAIN.items():
+            object.__setattr__(self, name, _plain(who, kind, getattr(self, name), name))
         _require_bounded(who, self)
         _require_gang(who, self)
         if self.scheduling_timeout is not None and self.scheduling_timeout <= 0:
@@ -195,41 +171,36 @@ class JobSpec:
         )
 
 
-def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or holds(value)
+OPTIONS_OF_A_JOB = tuple(name for name in OPTIONS if name in JobSpec.__slots__)
+"""The options of a run that the Controller gets to know: those that are fields of a `JobSpec`."""
 
 
-def _is_a(kind: Any) -> Callable[[Any], bool]:
+def _is_a(kind: Any) -> Callable[[object], bool]:
     return lambda value: isinstance(value, kind)
 
 
-_CONSTRAINTS = 'a list of Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'
-_BANDS = f"one of {', '.join(f'PriorityBand.{band.name}' for band in PriorityBand)}"
-_COUNT = is_count, "an int of 0 or more", int
-
-_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str, Any]] = {
+_FIELDS: Mapping[str, tuple[Callable[[object], bool], str, Any]] = {
     "job_id": (is_name, "a name", str),
     "owner": (is_name, "the id of the pool that runs it", str),
     "name": (_is_a(str), "a str", str),
     "user": (_is_a(str), "a str", str),
-    "priority": (_is_a(PriorityBand), _BANDS, None),
     "device": (_is_a(str | None), 'a TPU type, such as "v4-32", or None', str | None),
     "replicas": (is_positive_int, "an int of 1 or more", int),
     "coscheduling": (_is_a(CoschedulingConfig | None), "a CoschedulingConfig or None", None),
     "whole_groups": (_is_a(bool), "a bool", bool),
-    "constraints": (_is_a(tuple), _CONSTRAINTS, None),
-    "preferences": (_is_a(tuple), _CONSTRAINTS, None),
-    "tolerations": (is_texts, 'a list of names of taints, such as ["spot"]', tuple[str, ...]),
-    "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", None),
-    "max_retries_failure": _COUNT,
-    "max_retries_preemption": _COUNT,
-    "max_task_failures": (_or_none(is_count), "an int of 0 or more, or None", int | None),
-    "scheduling_timeout": (_or_none(is_number), "seconds, or None to wait", float | None),
-    "spares": _COUNT,
-    "grow_after": (_or_none(is_seconds), "seconds, or None never to grow", float | None),
+    "resources": (_is_a(Mapping), "amounts by name, such as {'CPU': 1}", Mapping[str, float]),
     "may_evict": (_is_a(bool), "a bool", bool),
 }
-"""How a field is checked, what to give instead, and as what it is made plain; objects of ours do that themselves."""
+"""What a field that is no option may be, what to give instead, and as what it is made plain."""
+
+_PLAIN: Mapping[str, Any] = {
+    **{name: kind for name, (_, _, kind) in _FIELDS.items() if kind is not None},
+    **dict.fromkeys(("max_retries_failure", "max_retries_preemption", "spares"), int),
+    "max_task_failures": int | None,
+    **dict.fromkeys(("scheduling_timeout", "grow_after"), float | None),
+    "tolerations": tuple[str, ...],
+}
+"""The fields that a job's spec makes plain. The others are objects of ours, which do it themselves."""
 
 
 def _plain(who: str, kind: Any, value: object, name: str) -> Any:
@@ -237,18 +208,6 @@ def _plain(who: str, kind: Any, value: object, name: str) -> Any:
         return plain(kind, value, name)
     except InvalidMessageError as error:
         raise InvalidJobError(f"{who}: {error}") from None
-
-
-def _require_items(who: str, spec: JobSpec) -> None:
-    for name in ("constraints", "preferences"):
-        for one in getattr(spec, name):
-            if not isinstance(one, Constraint):
-                raise InvalidJobError(f"{who}: {name} has {shown(one)}; give {_CONSTRAINTS}")
-    for name in spec.tolerations:
-        if not name or name.startswith(TAINT_PREFIX):
-            raise InvalidJobError(
-                f"{who}: tolerations has {name!r}, which no taint is called; give its name without {TAINT_PREFIX!r}"
-            )
 
 
 def _require_resources(who: str, resources: Mapping[str, float]) -> None:
