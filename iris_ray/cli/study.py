@@ -19,7 +19,7 @@ from iris_ray.cli.options import FiniteRange, json_option
 from iris_ray.cli.printing import duration, print_json, print_table
 from iris_ray.errors import InvalidSimulationError
 from iris_ray.model.checks import unknown
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.study.description import read_study
 from iris_ray.study.history import History
 from iris_ray.study.report import Report, Waits, report

@@ -11,8 +11,7 @@ from iris_ray.model.checks import is_amount, is_name, is_positive_int, require, 
 from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
-from iris_ray.model.options import OPTIONS, default_of
-from iris_ray.model.options import PriorityBand as PriorityBand
+from iris_ray.model.options import OPTIONS, PriorityBand, default_of
 from iris_ray.model.plain_values import plain
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config

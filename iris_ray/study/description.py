@@ -9,8 +9,8 @@ from typing import Any
 
 from iris_ray.errors import InvalidRequestError, InvalidSimulationError
 from iris_ray.model.checks import is_amount, is_int, is_number, nearest
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.study.agenda import Timings

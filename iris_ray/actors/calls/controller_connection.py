@@ -23,8 +23,8 @@ from iris_ray.actors.protocol.task_log import LogPlace, LogPosition, TaskLog
 from iris_ray.actors.protocol.version import NO_PROTOCOL, SOME_OLDER_VERSION, require_same_protocol
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
 from iris_ray.model.goodput_sums import UserDay
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

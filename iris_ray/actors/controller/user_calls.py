@@ -40,9 +40,9 @@ from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.model.checks import unknown, unknown_number
 from iris_ray.model.containment import SetAside
 from iris_ray.model.goodput_sums import UserDay
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import Words
 from iris_ray.model.workers import TPU_NAME
 from iris_ray.state.events import JobCancelledEvent, JobYieldsEvent, LimitsSetEvent, TaintedEvent, TaintLiftedEvent

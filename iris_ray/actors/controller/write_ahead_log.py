@@ -22,8 +22,8 @@ from ray.actor import ActorHandle
 from iris_ray.actors.calls.ray_internals import ClusterStore
 from iris_ray.actors.controller.containment import Containment
 from iris_ray.errors import CorruptRecordError, DeposedError
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.plain_values import plain
 from iris_ray.state.events import Event, LimitsSetEvent, PastUsageEvent, TaintedEvent
 from iris_ray.state.record_check import require_whole

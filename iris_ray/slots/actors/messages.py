@@ -11,7 +11,7 @@ from ray.actor import ActorHandle
 from iris_ray.errors import InvalidSlotError, RemoteUserError
 from iris_ray.model.checks import is_timeout, require, require_plain_int
 from iris_ray.model.constraints import Constraint
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.slots.core.devices import Device, DeviceKind, Runner, runner_of_slice
 from iris_ray.slots.core.models import ModelSpec, WorkloadKind

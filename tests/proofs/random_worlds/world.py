@@ -13,9 +13,9 @@ from iris_ray.actors.calls.pool_stub import PoolStub
 from iris_ray.actors.controller import pool_registry, recovery, write_ahead_log
 from iris_ray.actors.controller.journal import Journal
 from iris_ray.errors import IllegalTransitionError
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.notices import NoticeKind
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler import Scheduler
 from iris_ray.scheduler.eviction_costs import EvictionRules

@@ -22,8 +22,8 @@ from iris_ray.cli.printing import (
     state_in_words,
 )
 from iris_ray.model.constraints import Constraint, ConstraintOp
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import JobState, TaskState
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.requirement import make_requirement
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Shortage
 

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.explanation import Unplaced
 from iris_ray.scheduler.given_back import KINDS_LOOKED_AT, GivenBack
