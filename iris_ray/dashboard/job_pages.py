@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from iris_ray.actors.calls.controller_connection import ControllerConnection
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.actors.protocol.overview import plain
+from iris_ray.actors.protocol.overview import as_json
 from iris_ray.actors.protocol.status import JobGoodput, TaskStatus
 from iris_ray.actors.protocol.task_log import LogPosition, printable
 from iris_ray.errors import InvalidRequestError
@@ -91,7 +91,7 @@ class JobPages:
 def _job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
     status = source.ask(ControllerInterface.job_status, job_id)
     measured = status.num_groups and not status.spare_for
-    found: dict[str, Any] = plain(status)
+    found: dict[str, Any] = as_json(status)
     return found | {
         "explanation": status.explanation,
         "priority": status.priority.name.lower(),
@@ -99,8 +99,8 @@ def _job(source: ControllerConnection, job_id: str) -> dict[str, Any]:
         "over": status.state.finished,
         "tasks": [_task(task) for task in source.ask(ControllerInterface.list_tasks, job_id)],
         "size": sum(status.tasks.values()),
-        "events": plain(source.ask(ControllerInterface.job_events, job_id)),
-        "goodput": plain(source.ask(ControllerInterface.job_goodput, job_id)) if measured else None,
+        "events": as_json(source.ask(ControllerInterface.job_events, job_id)),
+        "goodput": as_json(source.ask(ControllerInterface.job_goodput, job_id)) if measured else None,
     }
 
 
@@ -122,8 +122,8 @@ def goodput_by_user(jobs: Iterable[JobGoodput]) -> dict[str, Any]:
 
 
 def _task(task: TaskStatus) -> dict[str, Any]:
-    attempts = [plain(attempt) | {"state": attempt.state.value} for attempt in task.attempts]
-    return {**plain(task), "state": task.state.value, "attempts": attempts}
+    attempts = [as_json(attempt) | {"state": attempt.state.value} for attempt in task.attempts]
+    return {**as_json(task), "state": task.state.value, "attempts": attempts}
 
 
 def _goodput(source: ControllerConnection) -> dict[str, Any]:

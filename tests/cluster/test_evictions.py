@@ -7,7 +7,7 @@ import pytest
 
 from iris_ray import release, run_on_pod_ray
 from iris_ray.actors.protocol.controller_interface import ControllerInterface
-from iris_ray.model.job_spec import PriorityBand
+from iris_ray.model.options import PriorityBand
 from iris_ray.testing import SimulatedCluster
 from tests.cluster.test_notices import steps
 from tests.support.gangs import Trace, job_view, result_of, the_controller

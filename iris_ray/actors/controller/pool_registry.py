@@ -21,7 +21,7 @@ from iris_ray.actors.protocol.messages import PoolProcess, PoolView
 from iris_ray.actors.protocol.pool_interface import ForTheController, PoolInterface
 from iris_ray.errors import DeposedError, InvalidMessageError, NotYetError, SupersededError
 from iris_ray.model.lifecycle import AttemptId
-from iris_ray.model.plain import plain
+from iris_ray.model.plain_values import plain
 from iris_ray.state import ControllerState
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,

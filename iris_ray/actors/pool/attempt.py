@@ -135,7 +135,7 @@ class Attempt:
         self._notices.move_early()
         last_look = asyncio.ensure_future(self.progress.look_again(has_failed=True))
         evidence = await gather_evidence(
-            self.place, self._slices, self._controller, self.shutdown.hung, self._request.silence_s
+            self.place, self._slices, self._controller, self.shutdown.hung, self._request.host_silence
         )
         names = self.place.names
         self.shutdown.lose(names[slice_id] for slice_id in evidence.bad_slices)
@@ -176,7 +176,7 @@ class Attempt:
     ) -> dict[int, TaskEnd | None] | Unreachable:
         """Start a slice's tasks; return their ends with their results, which come straight from their processes."""
         ends = await self._slices.actor(name).ask_once(
-            SliceActor.run_remote_fn, self.id, generation, launches, self._request.silence_s
+            SliceActor.run_remote_fn, self.id, generation, launches, self._request.host_silence
         )
         if isinstance(ends, Unreachable):
             return ends
@@ -187,7 +187,7 @@ class Attempt:
         hosts = range(self.place.order.hosts_per_slice)
         ends: Ends = dict.fromkeys(self.place.tasks())
         actors = {name: self._slices.actor(name) for name in self.place.names}
-        detector = FailureDetector(lambda name: actors[name].call(SliceActor.ping), actors, self._request.silence_s)
+        detector = FailureDetector(lambda name: actors[name].call(SliceActor.ping), actors, self._request.host_silence)
         silence = asyncio.ensure_future(detector.found())
         pending: set[asyncio.Future[Any]] = set(calls)
         try:

@@ -370,7 +370,7 @@ class AttemptShutdown:
         grace = self._request.exit_grace if reason is None else 0.0
         attempt, ping = self._place.order.attempt, SliceActor.ping
         asks = {name: actor.ask_once(SliceActor.stop, attempt, reason, grace) for name, actor in actors.items()}
-        replies = await answers_unless_silent(asks, lambda name: actors[name].call(ping), self._request.silence_s)
+        replies = await answers_unless_silent(asks, lambda name: actors[name].call(ping), self._request.host_silence)
         ends: dict[TaskKey, TaskEnd] = {}
         for name, reply in replies.items():
             if isinstance(reply, (Unreachable, BaseException)):

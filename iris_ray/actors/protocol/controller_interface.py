@@ -19,9 +19,10 @@ from iris_ray.actors.protocol.status import (
 )
 from iris_ray.actors.protocol.task_log import LastLines, LogPlace, LogPosition, TaskLog
 from iris_ray.model.goodput_sums import UserDay
-from iris_ray.model.job_spec import JobSpec, PriorityBand
+from iris_ray.model.job_spec import JobSpec
 from iris_ray.model.lifecycle import AttemptId, JobState
 from iris_ray.model.limits import Limits
+from iris_ray.model.options import PriorityBand
 from iris_ray.model.outcomes import HostEvidence, ProviderWord
 from iris_ray.state.events import (
     AttemptEndConfirmedEvent,
