@@ -139,7 +139,7 @@ class Availability:
         unfit = [rank[-1] for bucket in buckets for rank in self._not_free(bucket)]
         distances = [self._distance(name) for name in unfit if self.suits(name)]
         heapq.heapify(distances)
-        for bound in self.candidates.closest:  # the distance is no less
+        for bound in self._remaining.closest():  # the distance is no less
             while distances and distances[0] <= bound:
                 yield heapq.heappop(distances)[-1]
             found = evaluations[name := bound[-1]]
@@ -199,27 +199,29 @@ class Availability:
         Args:
             look_at: of how many groups that the plan has changed, the first ones, to look at.
         """
-        for name, (before, now) in islice(self.candidates.moved.items(), look_at):
-            was_free = before.rank is not None and fits(before.room, self._needs)
-            if was_free and (now.rank is None or not fits(now.room, self._needs)):
+        for name, rank in islice(self._remaining.changed.items(), look_at):
+            bucket = self.candidates.evaluations[name].bucket
+            if fits(self.candidates.free[bucket].rooms[name], self._needs) and (
+                rank is None or not fits(self._groups(bucket).rooms[name], self._needs)
+            ):
                 yield name
 
     def closest(self, count: int) -> list[str]:
         """Return the names of some groups that are not free, those that come closest, of all buckets."""
-        short = [found for groups in self.candidates.free.values() for found in groups.closest(self._needs, count)]
+        short = [found for groups in self._remaining.free.values() for found in groups.closest(self._needs, count)]
         lacking = sorted((1, lack, name) for lack, name in short)
-        return [name for _, _, name in islice(heapq.merge(lacking, self.candidates.closest), count)]
+        return [name for _, _, name in islice(heapq.merge(lacking, self._remaining.closest()), count)]
 
     @property
     def not_free(self) -> int:
         """How many groups are not free, but may be once."""
-        ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self.candidates.free.items())
-        return len(self.candidates.closest) + ranked
+        ranked = sum(len(groups) - self.free(bucket) for bucket, groups in self._remaining.free.items())
+        return self._remaining.not_free + ranked
 
     # -- its parts ---------------------------------------------------------------------------------------------------
 
     def _groups(self, bucket: int) -> RankedGroups:
-        return self.candidates.free.get(bucket, NO_GROUPS)
+        return self._remaining.free.get(bucket, NO_GROUPS)
 
     def _unequal(self, groups: RankedGroups) -> Set[str]:
         """Return the names of groups of which the members that can be used must be counted."""

@@ -7,9 +7,8 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.requirement import Requirement
 from iris_ray.model.workers import accelerators
 from iris_ray.scheduler.availability import Availability
-from iris_ray.scheduler.candidate_cache import CandidateCache
+from iris_ray.scheduler.candidates import EVALUATIONS_PER_GANG, CandidateCache, EvaluationLimits
 from iris_ray.scheduler.deadlines import Deadlines
-from iris_ray.scheduler.evaluation_limits import EVALUATIONS_PER_GANG, EvaluationLimits
 from iris_ray.scheduler.eviction_costs import GRACE_S, EvictionRules, Running
 from iris_ray.scheduler.evictions import Evictor, Taking
 from iris_ray.scheduler.explanation import Explainer, Unplaced, limited, not_looked_at, paused
@@ -20,8 +19,7 @@ from iris_ray.scheduler.kept_rooms import KeptRooms, Lifted
 from iris_ray.scheduler.limits import Allowances, chips_of
 from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedLimit
 from iris_ray.scheduler.placement import assign, buckets_for, choose, hosts_of, num_groups
-from iris_ray.scheduler.plan import Plan
-from iris_ray.scheduler.remaining_capacity import RemainingCapacity
+from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.scheduler.result import SchedulingResult
 from iris_ray.scheduler.turns import Turns
 from iris_ray.state.avoided_hosts import avoided_by

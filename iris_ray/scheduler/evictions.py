@@ -22,7 +22,7 @@ from iris_ray.scheduler.eviction_costs import EvictionCosts, EvictionRules, Runn
 from iris_ray.scheduler.limits import Allowances, chips_per_group, most_chips_of
 from iris_ray.scheduler.pending_reason import Protected
 from iris_ray.scheduler.placement import num_groups
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.turns import Turns
 from iris_ray.scheduler.victim_search import Room, VictimSearch
 from iris_ray.state.events import EvictionEvent

@@ -9,7 +9,7 @@ from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.pending_reason import Obstacle, PendingKind, PendingReason, Protected, ReachedLimit, Shortage
 from iris_ray.scheduler.placement import buckets_for, num_groups
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
 
 OBSTACLES_NAMED = 4

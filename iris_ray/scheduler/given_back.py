@@ -13,7 +13,7 @@ from iris_ray.scheduler.explanation import Unplaced
 from iris_ray.scheduler.fair_queue import comes_last
 from iris_ray.scheduler.limits import Allowances, most_chips_of
 from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.scheduler.turns import Turns
 from iris_ray.state.fleet import Fleet
 from iris_ray.state.user_limits import Account

@@ -18,7 +18,7 @@ from iris_ray.model.workers import Worker
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.placement import best_free, buckets_for, num_groups
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import RoomKeptEvent
 from iris_ray.state.fleet import Fleet
 

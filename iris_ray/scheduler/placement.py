@@ -6,7 +6,7 @@ from iris_ray.model.jobs import Gang, Job
 from iris_ray.model.workers import TPU
 from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import LARGER
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.events import AssignedEvent, GangAssignedEvent, TaskAssignedEvent
 
 
@@ -101,7 +101,7 @@ def _equal_bucket(job: Job, available: Availability) -> int:
     requirement, least = available.requirement, num_groups(job)[0]
     if not requirement.whole_groups:
         return requirement.replicas
-    sizes = available.candidates.suitable.buckets - {LARGER}
+    sizes = (+available.candidates.suitable.buckets).keys() - {LARGER}
     if len(sizes) < 2:
         return next(iter(sizes), requirement.replicas)
     suitable = {size: available.suitable(size) for size in sizes}

@@ -18,7 +18,7 @@ A gang gets whole groups (for TPUs: slices), all that it needs, or nothing. A pl
 from collections.abc import Iterable, Mapping
 
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.candidate_cache import CandidateCache
+from iris_ray.scheduler.candidates import CandidateCache
 from iris_ray.scheduler.cycle import Cycle
 from iris_ray.scheduler.deadlines import Deadlines
 from iris_ray.scheduler.eviction_costs import DEFAULT_RULES, EvictionRules, Running

@@ -14,7 +14,7 @@ from iris_ray.scheduler.availability import Availability
 from iris_ray.scheduler.evaluation import Status
 from iris_ray.scheduler.eviction_costs import Cost, EvictionCosts
 from iris_ray.scheduler.placement import best_free, buckets_for
-from iris_ray.scheduler.plan import Plan
+from iris_ray.scheduler.remaining_capacity import Plan
 from iris_ray.state.fleet import Fleet
 
 Victims = frozenset[AttemptId]
