@@ -33,7 +33,8 @@ class _Block:
 
     Attributes:
         ranks: their ranks, ascending.
-        most, least: resource → what no group has more of, and none less. Only of resources that were asked for.
+        most: resource → an amount that no group exceeds. Only of resources that a search has asked for.
+        least: resource → an amount that no group is below. Only of the same resources.
     """
 
     __slots__ = ("least", "most", "ranks")
@@ -49,7 +50,7 @@ class _Block:
         return block
 
     def may_fit(self, needs: Needs, rooms: Mapping[str, Room]) -> bool:
-        """Return whether some group may have room. If not, none has."""
+        """Return whether some group may have room. If False, no group has room."""
         most = self.most
         for resource, need in needs:
             if resource not in most:
@@ -59,7 +60,7 @@ class _Block:
         return True
 
     def all_fit(self, needs: Needs) -> bool:
-        """Return whether every group has room for sure. Call `may_fit` first."""
+        """Return whether every group has room; may be False though every group has. Call `may_fit` first."""
         return fits(self.least, needs)
 
     def room_changed(self, room: Room) -> None:
@@ -72,7 +73,7 @@ class _Block:
                 self.least[resource] = have
 
     def forget(self) -> None:
-        """Measure again when asked next: groups have shrunk or gone since."""
+        """Measure again at the next search: groups have shrunk or gone since."""
         self.most.clear()
         self.least.clear()
 
@@ -89,8 +90,8 @@ class RankedGroups:
 
     Attributes:
         rooms: name → room, of all groups.
-        mixed: names of groups whose members' rooms differ. Some member has as much of each resource as the group's
-            room says; whether enough members have enough of all must be counted.
+        mixed: names of groups whose members have different rooms. The room of such a group has the most that any
+            member has, of each resource. The members that have enough of all resources must be counted.
     """
 
     def __init__(self) -> None:
@@ -222,14 +223,14 @@ class RankedGroups:
 
 
 class SuitableGroups:
-    """Counts the groups that suit a requirement, whether tasks use them now or not: by what their hosts have in all.
+    """Counts the groups that would be free if no task used them, by the resources that their hosts have in all.
 
     Args:
-        shape: what is asked of workers, without amounts.
+        shape: what jobs ask of workers, without amounts.
         evaluations: of all groups, by name.
 
     Attributes:
-        buckets: how many groups of each bucket are free or in use, or would be if what passes by itself had passed.
+        buckets: bucket → how many groups have enough hosts for a gang; see `Evaluation.later`.
     """
 
     def __init__(self, shape: Requirement, evaluations: Mapping[str, Evaluation]) -> None:

@@ -15,7 +15,7 @@ from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.errors import SessionEndedError
 from iris_ray.model.constraints import AttributeValue, Constraint, ConstraintOp
 from iris_ray.model.job_spec import PriorityBand
-from iris_ray.scheduler.eviction_costs import GRACE_S
+from iris_ray.scheduler.victims import GRACE_S
 from iris_ray.slots.policy import IdleFor, Policy
 from iris_ray.slots.serving_policy import ServingPolicy
 from iris_ray.testing import SimulatedCluster

@@ -9,8 +9,8 @@ import pytest
 
 from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
-from iris_ray.scheduler.eviction_costs import GRACE_S, LEAST_RUN_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
+from iris_ray.scheduler.victims import GRACE_S, LEAST_RUN_S
 from iris_ray.simulation import SimulatedJob, Simulation
 from iris_ray.simulation.jobs import slice_spec
 from iris_ray.simulation.report import report

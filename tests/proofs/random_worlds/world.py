@@ -19,8 +19,8 @@ from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.notices import NoticeKind
 from iris_ray.model.outcomes import Fault
 from iris_ray.scheduler import Scheduler
-from iris_ray.scheduler.eviction_costs import EvictionRules
 from iris_ray.scheduler.planner import Placement, Planner
+from iris_ray.scheduler.victims import EvictionRules
 from iris_ray.simulation import Simulation
 from iris_ray.simulation.hosts import SimulatedHosts
 from iris_ray.simulation.timings import Timings

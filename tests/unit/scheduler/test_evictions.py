@@ -11,10 +11,10 @@ from iris_ray.model.jobs import Job
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
 from iris_ray.scheduler import SchedulingResult
-from iris_ray.scheduler.eviction_costs import LEAST_RUN_S
 from iris_ray.scheduler.evictions import SEARCHES
 from iris_ray.scheduler.pending_reason import PendingKind
 from iris_ray.scheduler.planner import running
+from iris_ray.scheduler.victims import LEAST_RUN_S
 from iris_ray.state.events import Event, LimitsSetEvent, TaintedEvent, TimePassedEvent
 from tests.support.costs import calls
 from tests.support.worlds import World, cpu_host, host, task_states

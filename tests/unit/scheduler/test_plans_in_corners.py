@@ -10,7 +10,7 @@ from iris_ray.model.constraints import Constraint, Scalar
 from iris_ray.model.constraints import ConstraintOp as Op
 from iris_ray.model.job_spec import CoschedulingConfig, JobSpec
 from iris_ray.model.jobs import Job
-from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
+from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.scheduler.scheduler import BACKFILL_BOUND_S
 from iris_ray.state.events import JobSubmittedEvent, TaskAssignedEvent, WorkerRegisteredEvent
 from tests.support.worlds import S, World, gang_spec, host

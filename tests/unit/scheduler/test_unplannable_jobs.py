@@ -6,7 +6,7 @@ import pytest
 
 from iris_ray.model.jobs import Job
 from iris_ray.scheduler.cycle import Cycle
-from iris_ray.scheduler.unplannable_jobs import LEFT_OUT_S, UnplannableJobs, unplannable
+from iris_ray.scheduler.planner import LEFT_OUT_S, UnplannableJobs, unplannable
 from tests.support.worlds import World
 
 

@@ -7,10 +7,10 @@ import pytest
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.lifecycle import TaskState
 from iris_ray.model.limits import Limits
-from iris_ray.scheduler.deadlines import HOPES_FOR_MORE_S
 from iris_ray.scheduler.explanation import Unplaced
-from iris_ray.scheduler.given_back import KINDS_LOOKED_AT, GivenBack
+from iris_ray.scheduler.fair_queue import HOPES_FOR_MORE_S
 from iris_ray.scheduler.planner import Planner
+from iris_ray.scheduler.returned_spares import KINDS_LOOKED_AT, ReturnedSpares
 from iris_ray.state.events import (
     JobYieldsEvent,
     LimitsSetEvent,
@@ -243,10 +243,10 @@ def test_spare_that_stands_in_for_a_slice_that_is_to_go_is_not_given_back(world:
 def test_job_that_makes_the_choice_of_spares_fail_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The planner once looked for it among plans without spares, for ever."""
 
-    def fails(_: GivenBack, one: Unplaced) -> list[str]:
+    def fails(_: ReturnedSpares, one: Unplaced) -> list[str]:
         raise ValueError(f"a defect, met by {one.job.spec.job_id}")
 
-    monkeypatch.setattr(GivenBack, "_for", fails)
+    monkeypatch.setattr(ReturnedSpares, "_for", fails)
     world.submit("other")
     planner = Planner(world.state, look_again_s=0.5)
     assert planner.plan(world.now, Instructions()) == []
