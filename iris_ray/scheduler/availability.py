@@ -178,7 +178,7 @@ class Availability:
         return name in self.candidates.evaluations
 
     def suits(self, name: str, later: bool = False) -> bool:
-        """Return whether a group would be free if no task used it; ``later``: and once what passes by itself is over."""
+        """Return whether a group would be free if no task used it; ``later``: and what passes by itself were over."""
         if not self.candidates.suitable.suits(name, self._needs, later):
             return False
         if name not in self._impaired:

@@ -63,7 +63,9 @@ def test_users_with_many_odd_requirements_do_not_keep_others_from_being_placed(
     world.check()
 
 
-def test_job_that_was_not_looked_at_is_once_fewer_wait(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_no_plan_has_looked_at_is_placed_once_fewer_jobs_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(candidates, "EVALUATIONS_KEPT", 4 * HOSTS)
     submit_odd_jobs(world, 1, "odd")
     world.submit_tasks("possible", 1, user="odd", resources={"CPU": 1.0})
