@@ -18,7 +18,7 @@ from iris_ray.scheduler.pending_reason import PendingReason, Protected, ReachedL
 from iris_ray.scheduler.remaining_capacity import Plan, RemainingCapacity
 from iris_ray.scheduler.returned_spares import ReturnedSpares
 from iris_ray.scheduler.victims import GRACE_S, EvictionRules, Running
-from iris_ray.state.avoided_hosts import avoided_by
+from iris_ray.state.attempt_ends import YIELDED_S
 from iris_ray.state.events import (
     AssignedEvent,
     EvictionEvent,
@@ -28,9 +28,8 @@ from iris_ray.state.events import (
     TaskUnschedulableEvent,
 )
 from iris_ray.state.fleet import Fleet
-from iris_ray.state.past_usage import PastUsage
-from iris_ray.state.retry_budget import YIELDED_S
-from iris_ray.state.user_limits import Account, UserLimits
+from iris_ray.state.quarantine import avoided_by
+from iris_ray.state.user_limits import Account, PastUsage, UserLimits
 
 
 @dataclass(slots=True)

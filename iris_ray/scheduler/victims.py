@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
-from iris_ray.model.ids import AttemptId
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
+from iris_ray.model.lifecycle import AttemptId
 from iris_ray.model.workers import TPU, Worker, rounded
 from iris_ray.scheduler.availability import Availability, best_free, buckets_for
 from iris_ray.scheduler.evaluation import Status
