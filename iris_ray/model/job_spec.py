@@ -4,25 +4,19 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Any
 
 from iris_ray.errors import InvalidJobError, InvalidMessageError, InvalidRequestError
-from iris_ray.model.constraints import TAINT_PREFIX, Constraint
+from iris_ray.model.constraints import Constraint
 from iris_ray.model.job_info import JobInfo
 from iris_ray.model.multislice import parse_num_slices
+from iris_ray.model.options import OPTIONS, default_of
+from iris_ray.model.options import PriorityBand as PriorityBand
 from iris_ray.model.plain import plain, shown
 from iris_ray.model.requirement import Requirement, make_requirement
 from iris_ray.model.topology import get_tpu_config
 from iris_ray.model.workers import GPU, TPU, TPU_NAME
-
-
-class PriorityBand(IntEnum):
-    """Jobs of a band are placed before those of the next, and may take hosts from them, with notice."""
-
-    PRODUCTION = 0
-    INTERACTIVE = 1
-    BATCH = 2
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -51,12 +45,6 @@ class CoschedulingConfig:
             raise InvalidJobError(str(error)) from None
         object.__setattr__(self, "num_groups", parse_num_slices(num_groups))
 
-
-EXIT_GRACE_S = 300.0
-"""How long a task's process may run on after its function has returned, if its job does not say."""
-GROW_AFTER_S = 12 * 3600.0
-MAX_RETRIES_FAILURE = 10
-MAX_RETRIES_PREEMPTION = 10_000
 
 MOST_TASKS = 100_000
 """Of one job, on the largest number of slices that it can use."""
@@ -136,12 +124,12 @@ class JobSpec:
     preferences: tuple[Constraint, ...] = ()
     tolerations: tuple[str, ...] = ()
     resources: Mapping[str, float] = field(default_factory=dict)
-    max_retries_failure: int = 0
-    max_retries_preemption: int = 100
+    max_retries_failure: int = default_of("max_retries_failure", "IrisClient.submit")
+    max_retries_preemption: int = default_of("max_retries_preemption", "IrisClient.submit")
     max_task_failures: int | None = None
     scheduling_timeout: float | None = None
     spares: int = 0
-    grow_after: float | None = GROW_AFTER_S
+    grow_after: float | None = default_of("grow_after")
     spare_for: SpareFor | None = None
     may_evict: bool = True
 
@@ -175,6 +163,9 @@ class JobSpec:
         )
 
 
+OPTIONS_OF_A_JOB = tuple(name for name in OPTIONS if name in JobSpec.__slots__)
+"""The options of a run that the Controller gets to know: those that are fields of a `JobSpec`."""
+
 _PLAIN: Mapping[str, Any] = {
     **dict.fromkeys(("job_id", "owner", "name", "user"), str),
     "device": str | None,
@@ -204,12 +195,12 @@ def _require_valid(spec: JobSpec) -> None:
     """Raise InvalidJobError for the first invalid value, with a message that says how to fix it."""
     who = _who(spec)
     _require_names(who, spec)
-    _require_counts(who, spec)
-    _require_times(who, spec)
-    if not isinstance(spec.priority, PriorityBand):
-        bands = ", ".join(f"PriorityBand.{band.name}" for band in PriorityBand)
-        raise InvalidJobError(f"{who}: priority is {spec.priority!r}; give one of {bands}")
-    _require_lists(who, spec)
+    _require_int(who, "replicas", spec.replicas, 1)
+    for name in OPTIONS_OF_A_JOB:
+        if (problem := OPTIONS[name].check.problem(getattr(spec, name))) is not None:
+            raise InvalidJobError(f"{who}: {name} {problem}")
+    if spec.spares and spec.coscheduling is None:
+        raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
     if not isinstance(spec.coscheduling, CoschedulingConfig | None):
         raise InvalidJobError(f"{who}: coscheduling is {spec.coscheduling!r}; give a CoschedulingConfig or None")
     _require_resources(who, spec.resources)
@@ -230,46 +221,6 @@ def _require_names(who: str, spec: JobSpec) -> None:
             raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a str")
     if not spec.owner:
         raise InvalidJobError(f"{who}: owner is empty; give the id of the pool that runs it")
-
-
-def _require_counts(who: str, spec: JobSpec) -> None:
-    _require_int(who, "replicas", spec.replicas, 1)
-    _require_int(who, "max_retries_failure", spec.max_retries_failure, 0)
-    _require_int(who, "max_retries_preemption", spec.max_retries_preemption, 0)
-    if spec.max_task_failures is not None:
-        _require_int(who, "max_task_failures", spec.max_task_failures, 0)
-    _require_int(who, "spares", spec.spares, 0)
-    if spec.spares and spec.coscheduling is None:
-        raise InvalidJobError(f"{who}: spares={spec.spares} without coscheduling; only gangs on slices have spares")
-
-
-def _require_times(who: str, spec: JobSpec) -> None:
-    if spec.grow_after is not None and not _is_amount(spec.grow_after):
-        raise InvalidJobError(f"{who}: grow_after is {spec.grow_after!r}; give seconds, or None never to grow")
-    if spec.scheduling_timeout is not None and not _is_number(spec.scheduling_timeout):
-        raise InvalidJobError(
-            f"{who}: scheduling_timeout is {spec.scheduling_timeout!r}; give seconds, or None to wait"
-        )
-
-
-def _require_lists(who: str, spec: JobSpec) -> None:
-    constraints = 'Constraint objects, such as [Constraint("pool", ConstraintOp.EQ, "a")]'
-    _require_list(who, "constraints", spec.constraints, Constraint, constraints)
-    _require_list(who, "preferences", spec.preferences, Constraint, constraints)
-    _require_list(who, "tolerations", spec.tolerations, str, 'names of taints, such as ["spot"]')
-    for name in spec.tolerations:
-        if not name or name.startswith(TAINT_PREFIX):
-            raise InvalidJobError(
-                f"{who}: tolerations has {name!r}, which no taint is called; give its name without {TAINT_PREFIX!r}"
-            )
-
-
-def _require_list(who: str, name: str, value: Any, kind: type, example: str) -> None:
-    if not isinstance(value, tuple):
-        raise InvalidJobError(f"{who}: {name} is {shown(value)}; give a list of {example}")
-    for one in value:
-        if not isinstance(one, kind):
-            raise InvalidJobError(f"{who}: {name} has {shown(one)}; give a list of {example}")
 
 
 def _require_resources(who: str, resources: Any) -> None:

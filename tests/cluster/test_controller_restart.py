@@ -11,8 +11,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from iris_ray import run_on_pod, run_on_pod_ray
+from iris_ray.actors.calls.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.controller.controller import Controller
-from iris_ray.actors.protocol.names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.protocol.status import JobStatus
 from iris_ray.errors import DeposedError
 from iris_ray.model.lifecycle import JobState
