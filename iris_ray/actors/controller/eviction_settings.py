@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Mapping
 
-from iris_ray.scheduler.eviction_costs import GRACE_S, EvictionRules
+from iris_ray.scheduler.victims import GRACE_S, EvictionRules
 
 logger = logging.getLogger(__name__)
 
