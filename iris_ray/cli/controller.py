@@ -19,6 +19,7 @@ from iris_ray.cli.printing.json_output import print_json
 from iris_ray.cli.printing.tables import print_facts
 from iris_ray.cli.printing.words import counted, duration
 from iris_ray.cli.questions import confirm
+from iris_ray.cli.settings import read_assignments
 from iris_ray.errors import ControllerUnavailableError, UnknownRecordError, VersionMismatchError
 from iris_ray.terminal import live_line
 
@@ -42,19 +43,39 @@ def controller() -> None:
 
 
 @controller.command()
+@click.option(
+    "--setting",
+    "assignments",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set it, unless somebody has set it in this cluster before (iris-ray settings). May be repeated.",
+)
 @json_option
 @address_option
-def start(as_json: bool) -> None:
-    """Start it from the records of an earlier one."""
+def start(assignments: tuple[str, ...], as_json: bool) -> None:
+    """Start it from the records of an earlier one.
+
+    --setting is for the commands that start a cluster's head: it makes sure that a new cluster has its operators.
+
+    
+      iris-ray controller start --setting operators=olga,otto
+    """
+    from iris_ray.client.identity import current_user
+
+    wanted = read_assignments(assignments)
     with cluster():
         was_there = find_controller() is not None
         if not was_there:
             _start()
-        about = ControllerConnection().about()
+        running = ControllerConnection()
+        kept = running.set_settings(wanted, True, current_user()) if wanted else {}
+        about = running.about()
     if as_json:
         print_json({"running": True, "started": not was_there, **about})
         return
     click.echo(f"the Controller {'runs already' if was_there else 'is started'}: {in_words(about)}")
+    for name in [name for name, text in wanted.items() if kept[name].text != text]:
+        click.echo(f"{name} stays {kept[name].text}, as {kept[name].user} has set it: see iris-ray settings")
 
 
 @controller.command()

@@ -4,13 +4,14 @@ import getpass
 import os
 import secrets
 
+from iris_ray import settings
 from iris_ray.task.job_info import get_job_info
 
 
 def current_user() -> str:
     """Return who this process works for: ``$IRIS_USER``, or the name of the operating system's account."""
     try:
-        return os.environ.get("IRIS_USER") or getpass.getuser()
+        return settings.USER.read() or getpass.getuser()
     except (KeyError, OSError):  # an account without a name, as containers have them
         return str(os.getuid())
 

@@ -1,26 +1,26 @@
 """The client of Google's Cloud TPU API: asks about slices, creates and deletes them.
 
-It is off unless ``IRIS_RAY_CLOUD_TPU`` names a project and zone (``projects/<project>/locations/<zone>``); for the
-Controller, in the environment of the head node. google-cloud-tpu's own client has neither timeouts nor retries; every
-call here has both. Calls block: `ProviderWords` makes them in threads.
+The Controller asks only if the cluster's setting ``cloud_tpu`` names a project and zone. google-cloud-tpu's own client
+has neither timeouts nor retries; every call here has both. Calls block: `ProviderWords` makes them in threads.
 """
 
 import contextlib
+import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from iris_ray.cloud.environment import ENDPOINT_VARIABLE, LOCATION_VARIABLE
 from iris_ray.cloud.queued_slices import NewSlice, QueuedSlice
 from iris_ray.cloud.replies import queued_slice, word_of_node, word_of_queued
 from iris_ray.errors import InvalidRequestError, ProviderError
+from iris_ray.model.cluster_settings import LOCATION
 from iris_ray.model.outcomes import ProviderState, ProviderWord
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 
-_LOCATION = re.compile(r"projects/[a-z0-9.:-]+/locations/[a-z0-9-]+")
 _ENDPOINT = re.compile(r"(127\.\d+\.\d+\.\d+|localhost|\[::1\]):\d{1,5}")
 
 Reply = TypeVar("Reply")
@@ -50,16 +50,21 @@ class CloudTpu:
     """
 
     def __init__(self, location: str, endpoint: str | None = None) -> None:
-        if not _LOCATION.fullmatch(location):
+        if not LOCATION.fullmatch(location):
             raise InvalidRequestError(f"{location!r} is not a place of TPUs; give projects/<project>/locations/<zone>")
         if endpoint is not None and not _ENDPOINT.fullmatch(endpoint):
             raise InvalidRequestError(
-                f"{ENDPOINT_VARIABLE} is {endpoint!r}; it is for an emulator on this machine, such as 127.0.0.1:8080"
+                f"{TEST_CLOUD_TPU_ENDPOINT} is {endpoint!r}; it names an emulator on this machine, such as 127.0.0.1:80"
             )
         self.location = location
         self._endpoint = endpoint
         self._made: Any = None
         self._making = threading.Lock()
+
+    @staticmethod
+    def at(location: str) -> "CloudTpu":
+        """Return a zone of Google's, or of the emulator that a test names in this process's environment."""
+        return CloudTpu(location, os.environ.get(TEST_CLOUD_TPU_ENDPOINT) or None)
 
     def prepare(self) -> None:
         """Make the client ahead of the first call: the import takes a while, and credentials may take longer.
@@ -206,12 +211,6 @@ class CloudTpu:
             raise ProviderError(_in_words(error)) from error
         except (exceptions.GoogleAPIError, GoogleAuthError, OSError) as error:
             raise ProviderError(_in_words(error)) from error
-
-
-def cloud_tpu_of(environ: Mapping[str, str]) -> CloudTpu | None:
-    """Return the zone that the environment names, or None if it names none; raises like `CloudTpu`."""
-    location = environ.get(LOCATION_VARIABLE)
-    return CloudTpu(location, environ.get(ENDPOINT_VARIABLE) or None) if location else None
 
 
 def _refusal(error: ProviderError) -> str:

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
-from iris_ray.cloud.cloud_tpu import CloudTpu, cloud_tpu_of
+from iris_ray.cloud.cloud_tpu import CloudTpu
 from iris_ray.errors import InvalidRequestError
 from iris_ray.model.outcomes import ProviderState, ProviderWord
 
@@ -18,23 +18,32 @@ WORD_KEPT_S = 5.0
 
 
 class ProviderWords:
-    """Asks the provider about slices side by side. The answer takes `WORD_TIMEOUT_S` at most, whatever the API does."""
+    """Asks the provider about slices side by side. The answer takes `WORD_TIMEOUT_S` at most, whatever the API does.
 
-    def __init__(self, cloud: CloudTpu | None) -> None:
-        self._cloud = cloud
+    Args:
+        cloud: the zone whose API is asked; None: nobody is.
+    """
+
+    def __init__(self, cloud: CloudTpu | None = None) -> None:
         self._threads = ThreadPoolExecutor(16, thread_name_prefix="cloud-tpu")
         self._asked: dict[str, asyncio.Future[ProviderWord]] = {}
-        if cloud is not None:
-            self._threads.submit(cloud.prepare)
+        self._ask_of(cloud)
 
-    @staticmethod
-    def of(environ: Mapping[str, str]) -> "ProviderWords":
-        """Return one for the zone that the environment names. A malformed name is logged and ignored."""
+    def ask_at(self, location: str | None) -> None:
+        """Ask the API of this zone from now on; None: nobody is asked."""
+        if location == (None if self._cloud is None else self._cloud.location):
+            return
+        self._asked.clear()
         try:
-            return ProviderWords(cloud_tpu_of(environ))
+            self._ask_of(None if location is None else CloudTpu.at(location))
         except InvalidRequestError as error:
             logger.error("the provider is not asked about lost slices: %s", error)
-            return ProviderWords(None)
+            self._ask_of(None)
+
+    def _ask_of(self, cloud: CloudTpu | None) -> None:
+        self._cloud = cloud
+        if cloud is not None:
+            self._threads.submit(cloud.prepare)
 
     async def about(self, slice_names: Iterable[str]) -> dict[str, ProviderWord]:
         """Return the provider's word about each slice; nothing if no zone is configured."""

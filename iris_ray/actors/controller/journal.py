@@ -16,6 +16,7 @@ so it acknowledges nothing.
 ``gangs/<n>/…``     some gangs of a large job: ``<chunk>/<id>``
 ``taints/<n>``      what operators have set: a JSON object, target → name → [reason, until]
 ``limits/<n>``      the users' limits: a JSON list of [user, band, {limit → number}]
+``settings/<n>``    the cluster's settings: a JSON list of [name, text, who has set it, when]
 ``clock/<n>``       how its clock stood at the latest writing
 ``usage/<n>``       what users have held in the past hours: a JSON list of when, and user → resource → amount-hours
 ``fleet/<n>``       what the chips were in: a JSON object, day → state → chip-seconds

@@ -30,6 +30,7 @@ class SharedRecords:
         self._clock = clock
         self._taints: dict[str, dict[str, Taint]] = {}
         self._limits = 0  # the version of the users' limits that is recorded
+        self._settings = 0  # and that of the cluster's settings
         self._users = 0  # the version of `user_times` that is recorded
         self._sums_at = -math.inf  # when the sums were recorded
 
@@ -49,6 +50,11 @@ class SharedRecords:
             recorded = json.dumps(table).encode()
             self._limits = state.limits.version
             yield "limits", recorded
+        if state.settings.version != self._settings:
+            rows = [(name, was.text, was.user, was.at) for name, was in state.settings.was_set.items()]
+            recorded = json.dumps(rows).encode()
+            self._settings = state.settings.version
+            yield "settings", recorded
 
     def _sums(self, state: ControllerState) -> Iterator[tuple[str, bytes]]:
         """Yield what grows all the time: what the chips were in, and what users have held."""

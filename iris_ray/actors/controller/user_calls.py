@@ -38,13 +38,21 @@ from iris_ray.actors.wire.status import (
 from iris_ray.actors.wire.task_log import MOST_LOGS, LogPlace, LogPosition, TaskLog
 from iris_ray.errors import InvalidRequestError, UnknownNameError
 from iris_ray.goodput.user_times import UserDay
+from iris_ray.model.cluster_settings import WasSet, setting_named
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.jobs import Job
 from iris_ray.model.limits import Limits
 from iris_ray.model.plain import Words
 from iris_ray.model.suggestions import unknown, unknown_number
 from iris_ray.model.workers import TPU_NAME
-from iris_ray.state.events import JobCancelledEvent, JobYieldsEvent, LimitsSetEvent, TaintedEvent, TaintLiftedEvent
+from iris_ray.state.events import (
+    JobCancelledEvent,
+    JobYieldsEvent,
+    LimitsSetEvent,
+    SettingSetEvent,
+    TaintedEvent,
+    TaintLiftedEvent,
+)
 from iris_ray.state.job_times import is_measured
 
 LOST = (
@@ -285,6 +293,40 @@ class UserCalls(ControllerProcess):
         events = [LimitsSetEvent(whose, band, limits.over(old)) for band, old in zip(bands, before, strict=True)]
         await self._events.recorded(events)
         return limit_statuses(self._state)
+
+    async def list_settings(self) -> dict[str, WasSet]:
+        """Return the cluster's settings that somebody has set, by name. All others have their defaults."""
+        await self.ping()
+        return dict(self._state.settings.was_set)
+
+    @checked
+    async def set_settings(self, texts: Mapping[str, str | None], unless_set: bool, user: str) -> dict[str, WasSet]:
+        """Set some settings of the cluster, all or none; do as they say at once. Return those that are set then.
+
+        Args:
+            texts: what to set, by name; None: the default. What is so already needs no operator.
+            unless_set: leave out what somebody has set before.
+            user: who sets them.
+
+        Raises:
+            UnknownNameError: there is no such setting.
+            InvalidRequestError: a setting can't have this value.
+            NotPermittedError: the user is no operator.
+        """
+        await self.ping()
+        named = {setting_named(name): text for name, text in texts.items()}
+        checked = {one.name: None if text is None else one.checked(text) for one, text in named.items()}
+        was_set = self._state.settings.was_set
+        before = {name: was_set[name].text if name in was_set else None for name in checked}
+        changes = {n: text for n, text in checked.items() if text != before[n] and not (unless_set and n in was_set)}
+        if changes:
+            self._permissions.require_operator(user, "change the settings of the cluster")
+            now = self._clock.wall(self._clock.now())
+            sets = {name: None if text is None else WasSet(text, user, now) for name, text in changes.items()}
+            await self._events.recorded([SettingSetEvent(name, to) for name, to in sets.items()])
+            self._follow_settings()
+            await self._events.recorded([])  # a plan by the new settings
+        return dict(was_set)
 
     async def statistics(self) -> dict[str, int]:
         """Return counts since this Controller began: starved, timed out and unschedulable jobs, evicted attempts."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-HOST_VARIABLES = ("IRIS_RAY_METADATA_HOST", "GCE_METADATA_HOST")
+from iris_ray.settings import TEST_METADATA_HOST
+
+HOST_VARIABLES = (TEST_METADATA_HOST, "GCE_METADATA_HOST")
 """Environment variables with the server's ``host`` or ``host:port``; the second one is Google's own name."""
 WELL_KNOWN_HOSTS = ("metadata.google.internal", "169.254.169.254")
 

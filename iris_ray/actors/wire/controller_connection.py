@@ -23,6 +23,7 @@ from iris_ray.actors.wire.status import (
 from iris_ray.actors.wire.task_log import LogPlace, LogPosition, TaskLog
 from iris_ray.errors import ControllerUnavailableError, DeposedError, IrisError, NoClusterError
 from iris_ray.goodput.user_times import UserDay
+from iris_ray.model.cluster_settings import WasSet
 from iris_ray.model.job_spec import PriorityBand
 from iris_ray.model.limits import Limits
 
@@ -287,6 +288,29 @@ class ControllerConnection:
         """
         found: list[LimitStatus] = self._ask(
             lambda controller: controller.set_limits.remote(whose, bands, limits, reset, user)
+        )
+        return found
+
+    def list_settings(self) -> dict[str, WasSet]:
+        """Return the cluster's settings that somebody has set, by name. All others have their defaults."""
+        found: dict[str, WasSet] = self._ask(lambda controller: controller.list_settings.remote())
+        return found
+
+    def set_settings(self, texts: Mapping[str, str | None], unless_set: bool, user: str) -> dict[str, WasSet]:
+        """Set some settings of the cluster, all or none; returns those that are set then.
+
+        Args:
+            texts: what to set, by name; None: the default.
+            unless_set: leave out what somebody has set before.
+            user: who sets them.
+
+        Raises:
+            UnknownNameError: there is no such setting.
+            InvalidRequestError: a setting can't have this value.
+            NotPermittedError: the user is no operator.
+        """
+        found: dict[str, WasSet] = self._ask(
+            lambda controller: controller.set_settings.remote(dict(texts), unless_set, user)
         )
         return found
 

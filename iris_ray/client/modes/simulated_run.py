@@ -14,8 +14,8 @@ from iris_ray.actors.wire.messages import RunRequest
 from iris_ray.client.modes.fault_schedule import PlannedFault, require_possible
 from iris_ray.client.modes.local_gang import ON_CPU
 from iris_ray.client.modes.local_process import LocalProcess
-from iris_ray.client.modes.mode import VARIABLE
 from iris_ray.errors import InvalidJobError, TaskCrashedError
+from iris_ray.settings import MODE
 
 MOST_HOSTS = 32
 """Of a simulated cluster here: each is a Ray node with processes of its own."""
@@ -76,5 +76,5 @@ def _outcome(path: Path, code: int | None) -> list[Any]:
 
 def _environment() -> dict[str, str]:
     """Return an environment that knows no other cluster."""
-    ours = {name: value for name, value in os.environ.items() if name not in (VARIABLE, "RAY_ADDRESS")}
+    ours = {name: value for name, value in os.environ.items() if name not in (MODE.name, "RAY_ADDRESS")}
     return ON_CPU | ours

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from iris_ray.actors.host.containers.command import LABEL
 from iris_ray.errors import ContainerEngineError
+from iris_ray.settings import CONTAINER_ENGINE
 
-VARIABLE = "IRIS_RAY_CONTAINER_ENGINE"
-"""Names the host's engine: a command, or its path. Without it, docker is tried first, then podman."""
 KNOWN = ("docker", "podman")
+"""Tried in this order where the host's environment names no engine, by its command or path."""
 
 ANSWER_S = 30.0
 """How long an engine may take to answer."""
@@ -117,7 +117,7 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
     Raises:
         ContainerEngineError: none does; the message says why, for each.
     """
-    wanted = environ.get(VARIABLE)
+    wanted = CONTAINER_ENGINE.read(environ)
     problems = []
     for command in (wanted,) if wanted else KNOWN:
         path = shutil.which(command)
@@ -127,5 +127,5 @@ def find_engine(environ: Mapping[str, str] = os.environ) -> ContainerEngine:
         problems.append(f"{command}: {problem}")
     raise ContainerEngineError(
         f"no container engine answers on this host ({'; '.join(problems)}). Install docker or podman there and let the"
-        f" user of Ray use it; {VARIABLE} names another one"
+        f" user of Ray use it; {CONTAINER_ENGINE.name} names another one"
     )

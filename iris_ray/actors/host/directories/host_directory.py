@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from iris_ray.actors.wire.ray_internals import temp_dir
-
-VARIABLE = "IRIS_RAY_HOST_DIR"
+from iris_ray.settings import HOST_DIR
 
 
 def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
@@ -19,13 +18,13 @@ def host_directory(environ: Mapping[str, str] = os.environ) -> Path:
     Raises:
         OSError: another user owns the directory, or may write to it; or it can't be created.
     """
-    configured = environ.get(VARIABLE)
-    path = Path(configured) if configured else _in_rays_directory()
+    configured = HOST_DIR.read(environ)
+    path = configured or _in_rays_directory()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.stat() if configured else path.lstat()  # an operator's path may be a link, one in /tmp must not
     if reason := _why_unsafe(found):
         raise PermissionError(
-            f"{path} {reason}; remove it, or set {VARIABLE} to a directory of yours before `ray start`"
+            f"{path} {reason}; remove it, or set {HOST_DIR.name} to a directory of yours before `ray start`"
         )
     return path
 

@@ -13,8 +13,8 @@ import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from iris_ray.actors.host.directories.host_directory import VARIABLE
 from iris_ray.actors.host.directories.job_name import directory_name
+from iris_ray.settings import HOST_DIR
 
 MEMORY = Path("/dev/shm")
 LEAST_MEMORY_BYTES = 1 << 30
@@ -39,7 +39,7 @@ class LocalDirectories:
     @staticmethod
     def of_host(directory: Path, environ: Mapping[str, str] = os.environ) -> "LocalDirectories":
         """Return those of this host. An operator who has chosen where iris_ray keeps its files finds them there."""
-        return LocalDirectories(directory, None if environ.get(VARIABLE) else MEMORY)
+        return LocalDirectories(directory, None if HOST_DIR.read(environ) else MEMORY)
 
     def take(self, job_id: str) -> Path:
         """Return the directory of a job that has the host to itself, and keep it as long as this process lives.
