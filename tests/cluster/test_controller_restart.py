@@ -14,7 +14,7 @@ from iris_ray import run_on_pod, run_on_pod_ray
 from iris_ray.actors.controller.controller import Controller
 from iris_ray.actors.wire.shared_names import CONTROLLER_NAME, NAMESPACE
 from iris_ray.actors.wire.status import JobStatus
-from iris_ray.errors import DeposedError
+from iris_ray.errors import DeposedError, NotPermittedError
 from iris_ray.model.lifecycle import JobState
 from iris_ray.testing import SimulatedCluster
 from tests.support.gangs import Trace, controller_pid, kill_controller, result_of, the_controller
@@ -66,6 +66,23 @@ def test_host_lost_while_no_controller_runs_restarts_the_gang(trace: Trace, clus
     trace.wait_for_tasks(4, attempt=2, timeout_s=90)
     trace.finish()
     assert len(result_of(job)) == 4
+
+
+def test_setting_holds_at_once_and_under_the_next_controller(trace: Trace) -> None:
+    """Operators cancel jobs of others; whoever was an operator before they were named does not."""
+    running = run_on_pod_ray.remote(trace.gang(), "v4-16")
+    job = trace.wait_for_tasks(2)[0]["job"]
+    the_controller().set_settings({"operators": "olga"}, False, "bob")
+    try:
+        for _ in range(2):
+            assert the_controller().list_settings()["operators"].text == "olga"
+            with pytest.raises(NotPermittedError, match="operators are: olga"):
+                the_controller().cancel(job, "why not", "bob")
+            kill_controller()
+    finally:
+        the_controller().set_settings({"operators": None}, False, "olga")
+    trace.finish()
+    assert len(result_of(running)) == 2
 
 
 @pytest.mark.proof

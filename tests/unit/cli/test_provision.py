@@ -20,6 +20,7 @@ from iris_ray.cloud.queued_slices import OWNER_LABEL, NewSlice
 from iris_ray.cloud.startup_script import HEAD_MARK, STARTUP_SCRIPT
 from iris_ray.errors import ControllerUnavailableError, InvalidRequestError, NotPermittedError, ProviderError
 from iris_ray.model.topology import get_tpu_config
+from iris_ray.settings import TEST_CLOUD_TPU_ENDPOINT
 from iris_ray.testing.cloud_tpu_server import CloudTpuServer
 from tests.unit.actors.wire.test_slices import host
 
@@ -338,7 +339,7 @@ def test_script_with_an_address_that_nobody_can_join_at_is_refused(head: str) ->
 def invoke(*changes: str) -> Result:
     command = ["provision", "--type", TYPE, "--max", "2", "--runtime-version", "v"]
     place = ["--location", "projects/p/locations/z", "--head", "10.0.0.2:6379"]
-    return CliRunner().invoke(main, [*command, *place, *changes], env={"IRIS_RAY_CLOUD_TPU_ENDPOINT": "127.0.0.1:1"})
+    return CliRunner().invoke(main, [*command, *place, *changes], env={TEST_CLOUD_TPU_ENDPOINT: "127.0.0.1:1"})
 
 
 @pytest.mark.parametrize(

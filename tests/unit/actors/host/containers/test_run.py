@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from iris_ray.actors.host.containers.engine import VARIABLE, ContainerState
+from iris_ray.actors.host.containers.engine import ContainerState
 from iris_ray.actors.host.containers.record import ContainerRecord
 from iris_ray.actors.host.containers.run import container_exit
 from iris_ray.actors.host.exits.program_exit import ProgramExit
@@ -20,6 +20,7 @@ from iris_ray.actors.host.exits.result_pickling import exited
 from iris_ray.actors.wire.task_files import TaskFiles
 from iris_ray.model.container import ContainerSpec
 from iris_ray.model.outcomes import EndKind
+from iris_ray.settings import CONTAINER_ENGINE
 from tests.support.containers import StandIn
 from tests.support.gangs import alive
 from tests.support.task_children import NOTICE
@@ -67,7 +68,7 @@ class Task:
         (directory / "tasks").mkdir(exist_ok=True)
         self.files = TaskFiles(str(directory / "tasks" / "77"))
         self._output = directory / "output"
-        env = {**INFO.to_env(), TaskFiles.VARIABLE: self.files.prefix, VARIABLE: str(engine.path)}
+        env = {**INFO.to_env(), TaskFiles.VARIABLE: self.files.prefix, CONTAINER_ENGINE.name: str(engine.path)}
         assert forge.stdin is not None
         assert forge.stdout is not None
         forge.stdin.write(json.dumps({"env": env, "spec": spec, "output": str(self._output)}) + "\n")
